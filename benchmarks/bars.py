@@ -113,7 +113,7 @@ def measuring(main: Main) -> Main:
         except (AutotuneError, TrainerError) as error:
             sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         except ImportError as error:
-            sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
+            sys.stderr.write(f"error: {error}\n  next: python -m pip install accelerate datasets lightning\n")
         except CannotMeasure as error:
             sys.stderr.write(f"error: {error}\n")
         return EXIT_UNMEASURED

@@ -38,12 +38,12 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
     if not model.supports_gradient_checkpointing:
         raise BadConfig(
             f"transformers has no activation checkpointing for {model.config.model_type!r}",
-            next_step="Use --set train.activation_checkpointing=none.",
+            next_step="Use --set train.activation_checkpointing=none",
         )
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    model.config.use_cache = False  # decoders have one, and transformers would warn of it
+    model.config.use_cache = False  # only for decoders; transformers would warn
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:  # its earlier name
@@ -84,7 +84,7 @@ def _graphs_compiled() -> int:
 
 @functools.cache
 def _kept() -> frozenset[Any]:
-    """Return the operations to keep with ``selective``: matmuls and attention, as far as this torch has them."""
+    """Return the operations to keep with ``selective``: the matmuls and attention kernels of this torch."""
     kinds = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     names = ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in kinds))
     found = [getattr(torch.ops.aten, name, None) for name in names]
@@ -128,26 +128,26 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     attention = choose_attention(config, model_config, ranks.device)
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-        # cuDNN's attention keeps other tensors and takes workspaces that no prediction knows, rounds a dropout of 0.1
-        # to 1/16 or 2/16 in torch 2.11, and gives NaN in gradients of some masked widths (pytorch issue 196678).
+        # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
+        # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(config.seed)
     model = build_model(model_config, ranks.device, VARLEN_NAME if attention.kind == "varlen" else "sdpa")
-    # From here on ranks draw different dropout masks.
+    # From here on, ranks draw different dropout masks.
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
     layers = model_layers(model)
     if config.compile:
-        # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
+        # It would split every layer at bucket boundaries for overlap that separate layers already have.
         torch._dynamo.config.optimize_ddp = False
-        for layer in layers:  # they are alike, so one graph serves all
+        for layer in layers:  # identical layers share one graph
             layer.compile(fullgraph=True)
     changes, key = [], dropout_key(own)
     if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
-        changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
+        changes.append(f"gradients are synchronised in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are sharded
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)

@@ -30,7 +30,7 @@ def evaluate(
     ``module`` is not wrapped in DDP, as there are no gradients; ``progressed`` is called before each micro-batch.
     """
     started_s = time.perf_counter()
-    # All sequences at once, as if in one optimizer step; too few batches to pay for starting DataLoader workers.
+    # All sequences as one optimizer step, without DataLoader workers, which take longer to start than they save.
     config = config.model_copy(
         update={
             "global_batch_size": min(config.evaluation.max_sequences, len(validation)),
@@ -44,13 +44,13 @@ def evaluate(
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     rows_at_once, empty_rows = plan.sequences_per_micro_batch * ranks.world_size, 0
     module.eval()
-    # Nor do they pay for compiling the layers once more, for evaluation.
+    # Not compiled either, as compilation would take longer than it saves.
     eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()
-            # Packing needs fewer sequences than there are samples, and all ranks must agree on when to stop. Lanes take
-            # turns and end one by one: only as many empty sequences as there are lanes mean that all have ended.
+            # All ranks must agree on when to stop. Lanes alternate and end one by one: they have all ended after as
+            # many empty sequences as there are lanes.
             empty_rows = 0 if any(ranks.all_reduce_sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break

@@ -25,11 +25,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_S = 0.1
 
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
-"""Error numbers of temporary file system failures, which may be over when the job restarts, on other nodes."""
+"""Error numbers of file system failures that may be gone when the job restarts."""
 
 
 class CorruptFile(Exception):
-    """A file was changed since it was written; the message gives the difference."""
+    """A file was modified after it was written; the message gives the difference."""
 
 
 class LockHeld(Exception):
@@ -100,13 +100,13 @@ def check_file(path: Path, entry: FileEntry) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise CorruptFile(f"{path} is not a file")
     if status.st_size != entry.bytes:
-        raise CorruptFile(f"{path} has {status.st_size:,} bytes instead of {entry.bytes:,}")
+        raise CorruptFile(f"{path} has {status.st_size:,} bytes, expected {entry.bytes:,}")
     checksum = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_READ_AT_ONCE_BYTES):
             checksum = crc32(chunk, checksum)
     if checksum != entry.crc32:
-        raise CorruptFile(f"{path} is not as it was written: its checksum differs")
+        raise CorruptFile(f"{path} was modified: its checksum does not match")
 
 
 def sync(path: Path) -> None:
@@ -142,7 +142,7 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Append all of the content or nothing, so that a full disk does not leave half a line.
+    """Append all of the content or nothing, so that a full disk leaves no partial line.
 
     ``durable`` waits until the content is on disk.
     """

@@ -69,7 +69,7 @@ class _Run:
         watch: Watchdog,
         clock: StartClock,
     ) -> None:
-        transformers_logging.disable_progress_bar()  # the run has a bar of its own
+        transformers_logging.disable_progress_bar()  # the run has its own progress bar
         self._resolved, self._ranks, self._writer = resolved, ranks, writer
         self._start, self._watch, self._clock = start, watch, clock
         self._dataset = dataset = open_dataset(resolved)
@@ -126,22 +126,22 @@ class _Run:
                 self._evaluated_s = 0.0
                 batches = self._loader.next_step(self._meter.take)
                 if not batches:
-                    break  # every sample was seen as often as it should be
+                    break  # end of the last epoch
                 reason = self._act(self._step(batches))
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
                 self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
-            # On a GPU the numbers of the last steps are still unchecked.
+            # On a GPU, the metrics of the last steps are still unchecked.
             if not self._in_trouble(self._controller.look(all_of_them=True)):
                 return self._finish()
 
     def _in_trouble(self, verdict: Verdict) -> bool:
-        """Return whether a verdict requires a rollback or giving up, after doing so."""
+        """Roll back or give up if a verdict requires it; return whether it did."""
         if verdict.trouble is not None:
             self._act(verdict)
         return verdict.trouble is not None
 
-    # The beginning.
+    # Start.
 
     def _go_on(self) -> None:
         """Restore the checkpoint to start from, if there is one."""
@@ -151,9 +151,9 @@ class _Run:
         state = manifest.state
         if state.dataset_hash != self._dataset.manifest.dataset_hash:
             raise BadConfig(
-                f"{path} was trained on another dataset than {self._resolved.data_dir}: its hash begins "
-                f"{state.dataset_hash[:12]}",
-                next_step="Name that dataset with --data, or begin afresh with another --out.",
+                f"dataset {self._resolved.data_dir} does not match checkpoint {path}, whose dataset has the hash "
+                f"{state.dataset_hash[:12]}…",
+                next_step="Pass that dataset with --data DIR, or start from scratch with another --out.",
             )
         self._checkpoints.restore(path, manifest)
         self._done, self._loader.position = state.step, state.position
@@ -170,7 +170,7 @@ class _Run:
         self._ended("first_batch")
         self._loader.compare_first()
         overflows = self._training.module.overflows
-        make_state(self._training)  # before any activation, so that both lie together
+        make_state(self._training)  # before any activation, against fragmentation
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._ended("compile")
@@ -190,7 +190,7 @@ class _Run:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
         row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
-        # Dropout follows from the position in the data and the rank, so it has no state to save.
+        # Dropout depends only on the position in the data and the rank, so there is no state to save.
         seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._controller.health.learning_rate_share(self._done)
@@ -232,8 +232,8 @@ class _Run:
         return verdict.stop_reason
 
     def _save_if_well(self) -> str | None:
-        """Save, unless the remaining steps' numbers show trouble or a reason to exit; return that reason."""
-        # On a GPU, with a save every two steps, nothing else reads the requests of ranks.
+        """Save, unless the metrics of the remaining steps require a rollback or an exit; return that reason."""
+        # Needed on a GPU with a save every two steps, where nothing else reads the requests of ranks.
         verdict = self._controller.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
@@ -241,7 +241,7 @@ class _Run:
         return verdict.stop_reason
 
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
-        """Restore the last good checkpoint, and continue after the data that led to the trouble."""
+        """Restore the last good checkpoint, and skip the data since then."""
         path, manifest = self._checkpoints.newest_good()
         behind, to = self._loader.whole_position(), manifest.state
         self._checkpoints.restore(path, manifest)
@@ -258,8 +258,8 @@ class _Run:
             "rollbacks": self._controller.health.recovery.rollbacks,
         }
         message = (
-            f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
-            f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
+            f"rolled back from step {undone} to {path.name}; sequences {to.position.rows:,} to {behind.rows:,} are "
+            f"skipped, and the learning rate is {values['learning_rate_share']:.3g} of its schedule for now"
         )
         next_step = trouble.next_step
         self._writer.append(
@@ -269,7 +269,7 @@ class _Run:
         )
         self._save()
 
-    # Saving, and the end.
+    # Saving and exit.
 
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
@@ -298,16 +298,16 @@ class _Run:
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
         newest = self._checkpoints.newest or self._start.origin
-        return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
+        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest or 'the beginning'}")
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export the model."""
-        if self._meter.open_steps:  # the data ended between two logged steps
+        if self._meter.open_steps:  # the last epoch ended between two logged steps
             self._close_row()
         self._write_rows(all_of_them=True)
         self._checkpoints.wait()
         if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
-            self._save()  # first: a process killed during the evaluation loses no step
+            self._save()  # before the evaluation, so that a kill during it loses no step
         if len(self._validation):
             self._evaluate()
         self._checkpoints.wait()
@@ -328,7 +328,7 @@ class _Run:
     def _ending(self, exit_code: int, reason: str) -> RunExit:
         return self._clock.exit(exit_code, reason, self._done, self._checkpoints.newest or self._start.origin)
 
-    # What is written down.
+    # Records.
 
     def _close_row(self) -> None:
         self._meter.close(
@@ -359,7 +359,7 @@ class _Run:
         self._writer.append(row)
 
     def _tell_startup(self) -> None:
-        """Write the startup times once the first step has ended, on the device too."""
+        """Write the startup times once the device has finished the first step."""
         if not self._clock.is_over:
             if self._ranks.device.type == "cuda":
                 torch.cuda.synchronize()

@@ -30,10 +30,10 @@ CHECKPOINTS_THAT_FIT = 2
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
-    "dataset": "Give every rank the same dataset; a copy on some node is another one.",
+    "dataset": "Use the same dataset on every node; the copy on one node differs.",
     "torch": "Install the same version of torch on every node.",
     "transformers": "Install the same version of transformers on every node.",
-    "python": "Use the same Python on every node.",
+    "python": "Use the same version of Python on every node.",
 }
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
@@ -109,8 +109,8 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
             raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
     return [
         _remark(
-            f"ranks differ in their {name.replace('_', ' ')}: {found}; all wait for the slowest",
-            "Ask for nodes of one kind, and for as many processors on each.",
+            f"ranks differ in their {name.replace('_', ' ')}: {found}; every step waits for the slowest",
+            "Request nodes of one kind, with the same number of CPU cores.",
         )
         for name in _SHOULD_AGREE
         if (found := _differing(facts, name))
@@ -137,26 +137,26 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
         # NVML's total, which the profile has, is up to 3 % above torch's.
         raise ProfileMismatch(
-            f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB, this one has "
+            f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB; this one has only "
             f"{int(here_bytes) / 2**30:.0f} GiB",
-            next_step="Probe on this machine: autotune probe --model MODEL --data DIR",
+            next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR",
         )
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
-        remarks.append(_remark("the profile was tuned for a CPU, this is a GPU", _PROBE_AGAIN))
+        remarks.append(_remark("the profile was tuned for a CPU, but this rank has a GPU", _PROBE_AGAIN))
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
-            message = f"the profile was tuned for {name.replace('_', ' ')} {tuned}, here is {here[name]}"
+            message = f"the profile was tuned with {name.replace('_', ' ')} {tuned}; this rank has {here[name]}"
             remarks.append(_remark(message, _PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
-        message = f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}"
-        remarks.append(_remark(message, "Ask for as many (SLURM: --cpus-per-task), or run autotune workers again."))
+        message = f"the profile was tuned with {tuned_cpus} available CPU cores; this rank has {cpus}"
+        remarks.append(_remark(message, "Request as many (SLURM: --cpus-per-task), or run: autotune workers PROFILE"))
     return remarks
 
 
-_PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on this machine."
+_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
 
 
 def check_directory(
@@ -167,8 +167,8 @@ def check_directory(
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
-        message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
-        next_step = "See that no other job goes on with this run at the same time."
+        message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
+        next_step = "Make sure that no other job resumes this run at the same time."
         remarks.append(_remark(message, next_step))
     return remarks
 
@@ -185,11 +185,11 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
         file.unlink()
     if not missing:
         return []
-    message = f"{place} of rank 0 is not there for {_named(missing)}"
-    next_step = "Choose an --out on a file system that all nodes see."
+    message = f"{place} of rank 0 not found on {_named(missing)}"
+    next_step = "Choose an --out on a file system that all nodes share."
     if needed:
-        raise BadConfig(f"{message}, and under this strategy all ranks write checkpoints there", next_step=next_step)
-    return [_remark(f"{message}: how those end cannot be written into exit.json", next_step)]
+        raise BadConfig(f"{message}, but all ranks write checkpoints there", next_step=next_step)
+    return [_remark(f"{message}: they cannot record their exit in exit.json", next_step)]
 
 
 def check_room(
@@ -205,16 +205,15 @@ def check_room(
         return []
     if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
         taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
-        next_step = "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and older "
-        next_step += "checkpoints are removed early."
-        return [_remark(f"{has}; to keep {kept} checkpoints and write the next takes {taken}", next_step)]
+        next_step = "Free disk space, or lower train.checkpoint.keep_last; otherwise some saves will fail."
+        return [_remark(f"{has}; keeping {kept} checkpoints while writing the next requires {taken}", next_step)]
     taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
-    message = f"{has}, and {CHECKPOINTS_THAT_FIT} checkpoints take {taken}"
+    message = f"{has}; {CHECKPOINTS_THAT_FIT} checkpoints require {taken}"
     if there:
-        return [_remark(message, "Free room there, or the next save fails.")]
+        return [_remark(message, "Free disk space, or the next save will fail.")]
     raise BadConfig(
         message,
-        next_step="Free room there, choose another --out, or train without: --set train.checkpoint.enabled=false",
+        next_step="Free disk space, choose another --out, or disable checkpoints: --set train.checkpoint.enabled=false",
     )
 
 
@@ -224,11 +223,11 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
     if expected is not None and expected != found:
         raise BadConfig(
-            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {found[:12]}, not {expected[:12]}",
-            next_step="Name the right one with --data, or probe again with this one.",
+            f"dataset {resolved.data_dir} does not match the profile: its hash is {found[:12]}…, not {expected[:12]}…",
+            next_step="Pass the profile's dataset with --data DIR, or tune again on this one: autotune tune --data DIR",
         )
     if not len(dataset):
-        raise BadConfig(f"{resolved.data_dir} holds no samples", next_step="Prepare a dataset that does.")
+        raise BadConfig(f"dataset {resolved.data_dir} is empty", next_step="Pass another one with --data DIR.")
     return dataset
 
 
@@ -286,7 +285,7 @@ def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - T
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    # Points of an earlier start are hidden for steps that are taken again.
+    # Hides points of an earlier start for steps that are repeated.
     again = header.resumed_step + 1 if writer.attempt > 1 else None
     with contextlib.suppress(OSError):
         return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

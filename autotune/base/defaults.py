@@ -3,9 +3,9 @@
 SEQ_LENGTH_TOKENS = 512
 """Positions in a sequence."""
 MAX_MICRO_BATCH_SIZE = 16_384
-"""Largest micro-batch size that is tried."""
+"""Largest micro-batch size to try."""
 HEADROOM_SHARE = 0.03
-"""Share of the largest micro-batch size that is left unused."""
+"""Share of the largest micro-batch size to leave unused."""
 TRIAL_TIMEOUT_S = 600.0
 """Timeout of one trial, in seconds."""
 WINDOW_S = 2.0

@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Check that a directory can be written, or created and written, before hours are spent; nothing is left behind.
+    """Check that a directory is writable, or can be created, without leaving files.
 
     Raises:
         BadInput: If it cannot.
@@ -61,11 +61,12 @@ def check_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(path: Path) -> Iterator[None]:
-    """Translate the operating system's write errors into one clear ``BadInput``."""
+    """Translate write errors of the operating system to ``BadInput``."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(
-            f"cannot write {path}: {reason}", next_step="Choose another place, or free space or permissions there."
+            f"cannot write {path}: {reason}",
+            next_step="Choose another path, free disk space, or change permissions.",
         ) from error

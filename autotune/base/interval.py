@@ -20,7 +20,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 CONFIDENCE = 0.98
-"""Confidence of bounds that decide; high, as checks after every few rounds give chance more than one try."""
+"""Confidence of bounds that decide; high, as repeated checks give chance several tries."""
 SHOWN_CONFIDENCE = 0.95
 """Confidence of bounds that only show the noise."""
 NOT_ENOUGH = "not enough windows"

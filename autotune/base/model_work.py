@@ -1,4 +1,4 @@
-"""Cost of a known architecture, from its config alone: FLOPs, and gradients by when they are ready. Pure."""
+"""Cost of a built-in architecture from its config: FLOPs, and gradients in the order of backward. Pure."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ Int64 = npt.NDArray[np.int64]
 HIDDEN_SIZE, LAYERS = 768, 12
 """Defaults for configs that leave them out: BERT's, and those of most encoders."""
 _NARROW_PARTS = 10 / 12
-"""Share of a layer that only its output needs: queries, output and MLP, but neither keys nor values."""
+"""Share of a layer that a sparse last layer computes for masked tokens only: all but keys and values."""
 _VOCAB_MULTIPLE = 64
 """Multiple to which the rows of the embedding table are padded, for whole tiles."""
 _PARTS_PER_LAYER = 4
@@ -26,7 +26,7 @@ _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
 
 
 def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> ModelWork | None:
-    """Return the matmul and attention work of a model; None for an architecture that this project does not know."""
+    """Return the matmul and attention work of a model; None for other architectures."""
     family = FAMILIES.get(train.model.config["model_type"])
     if family is None:
         return None
@@ -66,7 +66,7 @@ def flops_per_token(work: ModelWork, lengths: Int64, masking_probability: float)
 
 
 def typical_lengths(samples: LengthDistribution, seq_length_tokens: int) -> Int64:
-    """Return lengths that represent those of a dataset, special tokens included, cut to a sequence; shape (N,).
+    """Return lengths that represent those of a dataset, special tokens included, truncated; shape (N,).
 
     Quantiles in equal steps: their mean and the mean of their squares are those of the dataset to within its bins.
     """
@@ -93,7 +93,7 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
 
 
 def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
-    """Return the most bytes that are gathered at once: the embedding table, or a whole layer; in 32 bits."""
+    """Return the most bytes that fsdp2 gathers at once in fp32: the embedding table, or a layer."""
     _, layers, of_layer = _shape(train)
     return 4 * max(of_layer, parameters - layers * of_layer)
 
@@ -131,15 +131,14 @@ def _shape(train: TrainConfig) -> tuple[int, int, int]:
 def position_share(train: TrainConfig, parameters: int | None) -> float:
     """Return the share of a step's matmuls that grows with all positions, padding included.
 
-    The rest grows with the positions to predict: a sparse head, and ten of the last layer's twelve parts. Counted in
-    multiply-adds with weights; attention's own matmuls are left out. Without a count of parameters the vocabulary is
-    unknown, and the share is 1.
+    The rest (sparse head, ten of the last layer's twelve parts) grows with the positions to predict. Counted in
+    multiply-adds with weights, without attention's own matmuls. Without ``parameters`` the share is 1.
     """
     if parameters is None or train.mlm_head == "dense" or train.model.config["model_type"] not in FAMILIES:
         return 1.0
     hidden, layers, of_layer = _shape(train)
     body = layers * of_layer
-    embedded = max(0.0, parameters - body)  # of which the table of embeddings is by far the most
+    embedded = max(0.0, parameters - body)  # mostly the embedding table
     narrow = _NARROW_PARTS * of_layer if train.last_layer == "sparse" else 0.0
     predicted = train.masking_probability * (embedded + hidden**2 + narrow)
     return (body - narrow) / (body - narrow + predicted)

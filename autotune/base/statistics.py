@@ -27,7 +27,7 @@ LEAST_WINDOWS = 3
 MOST_HALF_WIDTH = math.log(1.5)
 """Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be twice as wide, by logarithms, if
 they tell which of two figures is higher."""
-TOO_NOISY = "too noisy for so few readings"
+TOO_NOISY = "too noisy for so few measurements"
 LEAST_BLOCKS, MOST_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
 """Minimum length of a block, in multiples of how long steps stay correlated."""

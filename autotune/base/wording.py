@@ -78,6 +78,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
+def install_step(*packages: str) -> str:
+    """Return the next step if packages are missing, by their names on PyPI."""
+    return f"Install: python -m pip install {' '.join(packages)}"
+
+
 def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:
     """Return ``a, b, c and 4 more models``."""
     if len(names) <= most + 1:

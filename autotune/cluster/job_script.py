@@ -1,6 +1,6 @@
 """Jobs as scripts: the request of a job and the settings of a site become one readable file for ``sbatch``.
 
-Pure except for reading the template, which a site may replace by its own.
+Pure except for reading the template, which a site may replace.
 """
 
 import importlib.resources
@@ -44,7 +44,7 @@ class MeasureJob:
 
     name: str
     purpose: str
-    """One line for readers of the script."""
+    """Comment line at the top of the script."""
     command: Sequence[str]
     """Words of the command; the shell expands none of them."""
     shape: Shape
@@ -52,15 +52,15 @@ class MeasureJob:
     directory: Path | None = None
     """Working directory; None for the directory of submission."""
     with_srun: bool = True
-    """True for one process per node; if False, the command runs once, on the first, and starts the others itself."""
+    """True for one process per node; if False, the command runs on the first node and starts the others."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to the site's."""
     typed: bool = True
-    """True if you typed the command; False if the job follows another one."""
+    """True if you typed the command; False if the job follows another job."""
 
 
 def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
-    """Return the script of a measuring job. A node's loss ends it: measurements are continued by hand, elsewhere."""
+    """Return the script of a measuring job, which ends if a node fails."""
     options = {"output": str(job.log), "no-requeue": ""}
     return render(
         template,
@@ -78,10 +78,10 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
 
 
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
-    """Return the text of a template, ``measure`` or ``train``: the site's own, relative to its file, or this project's.
+    """Return the text of the template ``measure`` or ``train``: the site's, relative to its file, or the built-in one.
 
     Raises:
-        BadInput: If the site's own cannot be read.
+        BadInput: If the site's template cannot be read.
     """
     own: str | None = getattr(site.templates, kind)
     if own is None:
@@ -89,7 +89,7 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
     path = (site_path.parent if site_path else Path()) / own
     try:
         if path.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise BadInput(f"{path} is too large for a template", next_step="Name a text file of less than 1 MiB.")
+            raise BadInput(f"template {path} exceeds 1 MiB", next_step=f"Correct templates.{kind} in the site file.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
@@ -113,7 +113,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     import jinja2
     import jinja2.sandbox
 
-    # Sandboxed: a template only fills in values, whatever its origin, and runs nothing here.
+    # Sandboxed, so that no template can run code here.
     environment = jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
         undefined=jinja2.StrictUndefined,
@@ -127,8 +127,8 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise BadInput(
-            f"the job's template cannot be filled in{line}: {error}",
-            next_step=f"Correct it; what it may use: {', '.join(sorted(values))}.",
+            f"cannot render the job template{line}: {error}",
+            next_step=f"Correct the template; available variables: {', '.join(sorted(values))}.",
         ) from error
 
 
@@ -161,7 +161,7 @@ def shared_values(
     given = {option: value for option, value in options.items() if value is not None}
     for option, value in given.items():
         if not value.isprintable():
-            raise BadInput(f"--{option} of a job cannot be {value!r}", next_step="Use a name of printable characters.")
+            raise BadInput(f"job option --{option}={value!r} is invalid", next_step="Use printable characters only.")
     said = [f"--{option}={shlex.quote(value)}" if value else f"--{option}" for option, value in given.items()]
     return {
         "nodes": shape.nodes,

@@ -1,4 +1,4 @@
-"""Comparison of a node with the profile's machine, and with the code and data that it should see. Pure."""
+"""Comparison of a node with the profile's machine, and of its code and dataset. Pure."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProblem:
-    """One field that prevents the job from starting."""
+    """A mismatch that prevents the job from starting."""
 
     field: str
     expected: str
@@ -43,7 +43,7 @@ def problems_of(
     ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the trainer's at submission.
     """
     there = profile.fingerprint
-    others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."
+    others = f"Request nodes like those of the profile, without {node.name} (slurm.exclude or slurm.constraint)."
     strangers = ", ".join(sorted(set(node.gpu_names) - {there.gpu_name}))
     least_bytes = min(node.gpu_total_bytes, default=None)
     too_small = least_bytes is not None and there.gpu_total_bytes is not None and least_bytes < there.gpu_total_bytes
@@ -54,9 +54,9 @@ def problems_of(
             ("gpu_name", there.gpu_name, strangers, others, there.gpu_name is not None and strangers != ""),
             ("gpu_total_bytes", there.gpu_total_bytes, least_bytes, others, too_small),
         ]
-    processors = "The step was not given the processors of its job: does srun in the script say --cpus-per-task?"
-    code = "Install the version of this package there that the job was submitted with; or submit the job again."
-    data = f"Give every node the dataset of the profile at {node.dataset_dir}: autotune data verify."
+    processors = "Pass --cpus-per-task to srun in the script; the step did not get the CPU cores of its job."
+    code = "Install the same version of this package there, or submit the job again."
+    data = f"Copy the profile's dataset to {node.dataset_dir} on every node: autotune data verify {node.dataset_dir}"
     dataset = node.dataset_hash or node.dataset_missing
     checks += [
         ("allotted_cpus", cpus, node.allotted_cpus, processors, node.allotted_cpus < cpus),

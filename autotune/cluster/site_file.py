@@ -1,4 +1,4 @@
-"""The site file: one TOML file with the facts of a cluster that no program can detect."""
+"""The site file: one TOML file with the settings of a cluster."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +13,10 @@ from trainer.health.watchdog import parse_slurm_time_s
 
 SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""
-"""Value of ``--slurm`` without a file: the site file that is found."""
+"""Value of ``--slurm`` without a file: the site file is searched for."""
 
 TIME_PATTERN = r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$"
-"""Pattern of ``[days-]hours:minutes:seconds``, the one spelling of SLURM's that cannot be misread."""
+"""Pattern of ``[days-]hours:minutes:seconds``, SLURM's only unambiguous time format."""
 
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -40,27 +40,27 @@ class SlurmSettings(StrictTable):
     gpus_per_node: Positive | None = None
     """GPUs per node, for commands that do not set their number."""
     cpus_per_task: Positive = 1
-    """CPU cores of a node's task without ``cpus_per_rank``; 1 takes the profile's number, if there is a profile."""
+    """CPU cores of a node's task without ``cpus_per_rank``; 1 uses the profile's number, if there is a profile."""
     cpus_per_rank: Positive | None = None
-    """CPU cores per rank; a job requests this times its ranks on a node."""
+    """CPU cores per GPU; a job requests this times the GPUs per node."""
     memory_mib_per_cpu: Positive = 2048
     """Memory of a job per CPU core, in MiB."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
-    """Memory per node as ``--mem`` spells it, instead of ``memory_mib_per_cpu``; ``0`` is all of it."""
+    """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``; ``0`` requests all."""
     time: Annotated[str, Field(pattern=TIME_PATTERN)] = "04:00:00"
-    """Longest time of a job."""
+    """Time limit of jobs."""
     requeue: bool = True
-    """True if training jobs may be requeued; if False, training continues in a chain of jobs."""
+    """True if training jobs may be requeued; if false, use a chain of jobs (``--chain``)."""
     term_lead_s: Annotated[int, Field(ge=60)] | None = None
-    """Seconds before its end at which a training job gets SIGTERM; None for enough to save a checkpoint."""
+    """Seconds before its end at which a training job gets SIGTERM; by default, enough to save a checkpoint."""
     extra: list[OneLine] = Field(default_factory=list)
     """Further options of ``sbatch``, such as ``--reservation=course``."""
 
     @property
     def time_s(self) -> float:
-        """Longest time of a job, in seconds."""
+        """Time limit of jobs, in seconds."""
         seconds = parse_slurm_time_s(self.time)
-        assert seconds is not None  # the pattern is narrower than what SLURM takes
+        assert seconds is not None  # the pattern is narrower than SLURM's format
         return seconds
 
 
@@ -68,18 +68,18 @@ class NetworkSettings(StrictTable):
     """Network between nodes."""
 
     interface: OneLine | None = None
-    """Network interface, such as ``ib0``; None leaves the choice to the libraries."""
+    """Network interface, such as ``ib0``; by default, NCCL and gloo choose."""
     nccl: dict[Variable, OneLine] = Field(default_factory=dict)
     """Environment variables for NCCL."""
 
 
 class Templates(StrictTable):
-    """Jinja templates that replace this project's own; relative to the site file."""
+    """Jinja templates that replace the built-in ones, relative to the site file."""
 
     measure: OneLine | None = None
-    """Template of jobs that measure."""
+    """Template of measuring jobs."""
     train: OneLine | None = None
-    """Template of jobs that train."""
+    """Template of training jobs."""
 
 
 class SiteFile(StrictTable):
@@ -90,13 +90,13 @@ class SiteFile(StrictTable):
     command_prefix: OneLine = ""
     """Prefix of every command, such as ``apptainer exec --nv image.sif``."""
     python: OneLine | None = None
-    """Python interpreter inside jobs; None for the one that submits."""
+    """Python interpreter inside jobs; by default, the one that submits."""
     node_local_path: OneLine | None = None
-    """Directory on every node's own disk, such as ``/local`` or ``$TMPDIR``."""
+    """Directory on every node's local disk, such as ``/local`` or ``$TMPDIR``, to stage datasets on."""
     numa_binding: bool = True
-    """True if jobs bind each rank, in training and in trials, to the CPU cores near its GPU."""
+    """True if jobs bind each process, in training and in trials, to the CPU cores near its GPU."""
     require_approved: bool = False
-    """True if jobs train only from approved profiles, whatever is requested."""
+    """True if training jobs require an approved profile."""
     slurm: SlurmSettings = SlurmSettings()
     network: NetworkSettings = NetworkSettings()
     templates: Templates = Templates()

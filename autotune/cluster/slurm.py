@@ -1,4 +1,4 @@
-"""SLURM: the job of this process, submission and state of jobs, and the meaning of their ends."""
+"""SLURM: the job of this process, submission, state and exit of jobs."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
 _COMMANDS = ("sbatch", "srun", "sinfo")
 _POLL_S = (0.5, 10.0)
-"""Shortest and longest time between two queries, in seconds: a controller serves many users."""
+"""Shortest and longest time between two queries, in seconds, to spare the controller."""
 _POLL_GROWTH = 1.15
 _UNANSWERED = 30
 """Unanswered queries in a row after which waiting ends."""
@@ -44,7 +44,7 @@ def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None
 
 
 def _whole(environment: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that holds a whole number."""
+    """Return the first of these variables that is a whole number."""
     texts = (environment.get(name, "").strip() for name in names)
     return next((int(text) for text in texts if text.isascii() and text.isdecimal()), None)
 
@@ -84,7 +84,7 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
     """
     if shutil.which("sbatch") is None:
         raise MachineLacks(
-            "cannot submit the job: sbatch is not here",
+            "cannot submit the job: sbatch not found",
             next_step=f"Run this on a login node of the cluster; the script is {script}.",
         )
     options = [] if after is None else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
@@ -92,8 +92,8 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
     job = re.match(r"\d+", done.stdout.strip())
     if done.returncode or job is None:
         raise MachineLacks(
-            f"sbatch refused the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}",
-            next_step=f"Change the site file, or {script}, and submit that by hand: sbatch {script}",
+            f"sbatch rejected the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}",
+            next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}",
         )
     return job[0]
 
@@ -112,15 +112,15 @@ def ask_state(job: str) -> JobState | None:
         return parse_state(done.stdout)
     if "Invalid job id" in done.stderr:
         raise MachineLacks(
-            f"SLURM knows no job {job} any more: {done.stderr.strip()[:_LONGEST_WORDS]}",
-            next_step=f"Look at its log; where accounting is kept: sacct -j {job}",
+            f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}",
+            next_step=f"Read its log, or query the accounting: sacct -j {job}",
         )
     return None
 
 
 def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
-    # Values may hold blanks (comments, names of files); the fields that are asked for come first, and hold none.
+    # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
     found: dict[str, str] = {}
     for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text):
         found.setdefault(name, value)
@@ -159,7 +159,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     except subprocess.TimeoutExpired as error:
         raise _NoAnswer(
             f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s",
-            next_step="Try again later: SLURM is busy or away.",
+            next_step="Try again later; SLURM is busy or down.",
         ) from error
     except OSError as error:
         raise MachineLacks(
@@ -186,8 +186,8 @@ def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | N
         last = _wait(job, log, told, ask)
     except KeyboardInterrupt as error:
         raise StoppedWaiting(
-            f"stopped waiting; job {job} goes on, and writes to {log}",
-            next_step=f"Look after it: autotune status; end it: scancel {job}",
+            f"stopped waiting; job {job} continues and writes to {log}",
+            next_step=f"Follow it: autotune status; cancel it: scancel {job}",
         ) from error
     return verdict(job, last, log, last_lines(log))
 
@@ -199,14 +199,15 @@ def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
         unanswered = 0 if state is not None else unanswered + 1
         if unanswered > _UNANSWERED:
             raise MachineLacks(
-                f"SLURM does not answer any more; job {job} may go on", next_step=f"Ask later: scontrol show job {job}"
+                f"SLURM stopped answering; job {job} may still run",
+                next_step=f"Query it later: scontrol show job {job}",
             )
         if state is not None:
             now = describe(state, last_lines(log, count=1))
             if now != told_before:
                 told(now)
                 told_before = now
-            if state.state != state_before:  # not with every line of the log: that may be one a second, for hours
+            if state.state != state_before:  # not for every line of the log, which may be one per second
                 pause_s, state_before = _POLL_S[0], state.state
             if state.state not in RUNNING_STATES:
                 return state
@@ -224,32 +225,32 @@ def describe(state: JobState, line: str) -> str:
 
 
 def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
-    """Return the meaning of a job's end. Pure.
+    """Return the result of a finished job. Pure.
 
     Raises:
-        AutotuneError: If a limit, pre-emption or a node failure ended it; the exit code tells if you can run it again.
+        AutotuneError: If a limit, pre-emption or a node failure ended it; its exit code shows if a rerun resumes.
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
-    shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} says nothing"
+    shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
     ends = {
-        "TIMEOUT": "ran into its time limit",
-        "DEADLINE": "met its deadline",
+        "TIMEOUT": "reached its time limit",
+        "DEADLINE": "reached its deadline",
         "PREEMPTED": "was pre-empted",
-        "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node died",
-        "BOOT_FAIL": f"got {state.nodes or 'its node'}, which did not come up",
+        "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node failed",
+        "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
     }
     if state.state in ends:
         raise StartAgain(
             f"job {job} {ends[state.state]}{shown}",
-            next_step="Run the same command again: it goes on from what was finished.",
+            next_step="Run the same command again to resume.",
         )
     if state.state == "OUT_OF_MEMORY":
         raise ExceedsMemory(
-            f"job {job} was ended for taking more memory than it asked for{shown}",
+            f"job {job} exceeded its memory limit and was killed{shown}",
             next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
         )
     if state.state == "CANCELLED":
-        return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled by somebody else than this command{shown}")
+        return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{shown}")
     if state.state == "COMPLETED":
         return Ended(code=0)
     code = state.exit_code if state.exit_code else _SIGNAL_CODES + state.signal

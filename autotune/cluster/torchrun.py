@@ -33,7 +33,7 @@ STARTER_VARIABLE = "AUTOTUNE_STARTER"
 _POLL_S = 0.1
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
-"""Signals sent to torchrun instead: it forwards fewer than the trainer handles, and the others would end it at once."""
+"""Signals sent to torchrun instead, which forwards fewer than the trainer handles; others would kill it."""
 
 
 def torchrun_command(
@@ -45,11 +45,11 @@ def torchrun_command(
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
 ) -> list[str]:
-    """Return one node's torchrun command, without restarts: only the whole job is started again. Pure.
+    """Return one node's torchrun command, without restarts, as only the whole job restarts. Pure.
 
     Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and exit
-    after a signal; torch before 2.13 has no such option. ``meeting`` is None for a single node; else a shell fills in
-    the node's number (0 holds the rendezvous store) and its address, as others may not resolve its name.
+    after a signal; torch before 2.13 has no such option. ``meeting`` is None for a single node; otherwise a shell fills
+    in the node's number (0 holds the rendezvous store) and its address, as others may not resolve its name.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
@@ -88,16 +88,16 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
         meeting = nodes, f"{here}:{port}", job
         words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
         asking = f"{shlex.quote(sys.executable)} -m autotune job address{option}"
-        # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.
+        # Otherwise gloo resolves the node's name, which may give an address that other nodes cannot reach.
         own = (
             f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
             'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
         )
-        # Words with a $ are the node's own to fill in.
+        # Words with a $ are expanded on the node.
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
         if environment.get(STARTER_VARIABLE):
             return [sys.executable, "-m", "autotune", "job", "outside", f"--nodes={nodes}", f"--script={script}"]
-        # In a larger job SLURM may choose other nodes for a step than the first ones.
+        # In a larger job SLURM may choose other nodes than the first ones for a step.
         this_one = environment.get("SLURMD_NODENAME")
         with_this_one = [f"--nodelist={this_one}"] if this_one else []
         return [
@@ -110,11 +110,11 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
 
 
 def start_outside(directory: Path, nodes: int, script: str) -> int:
-    """Let the job's script, outside of the container, run a bash script on this many nodes; SIGTERM is forwarded.
+    """Let the job's script, outside the container, run a bash script on this many nodes; SIGTERM is forwarded.
 
-    In ``directory``, which both sides see, ``N.sh`` is the script for each node and ``N.nodes`` their number; the job's
-    script answers with ``N.log``, which is written to standard output, and finally ``N.code``, the exit code of
-    ``srun``. ``N.end`` asks it to stop. Scripts run one after the other, so the highest number is the running one.
+    In ``directory``, ``N.sh`` is the script for each node and ``N.nodes`` their number; the job's script answers with
+    ``N.log``, which is written to standard output, and finally ``N.code``, the exit code of ``srun``. ``N.end`` asks
+    it to stop. Scripts run one after the other, so the highest number is the running one.
     """
     number = 1 + len(list(directory.glob("*.nodes")))
     asked = directory / str(number)
@@ -131,12 +131,12 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end, and return its exit code; signals are forwarded, and it ends with this process."""
-    # It ends with this process; the ranks' own watch sees that, and they save and exit.
+    """Run a command and return its exit code; signals are forwarded, and it ends with this process."""
+    # It ends with this process; its ranks notice that, save and exit.
     child = start(
         command,
         env=dict(environment),
-        # A terminal sends Ctrl-C to all of a session's foreground: passed on, it comes once.
+        # A terminal sends Ctrl-C to the whole foreground group; forwarded, it arrives once.
         start_new_session=True,
     )
 
@@ -168,7 +168,7 @@ def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[in
         if is_free(port):
             return port, ports[:position]
     raise MachineLacks(
-        f"none of the ports that follow from job {job} is free here: {', '.join(map(str, ports))}",
+        f"no free port for job {job} here: {', '.join(map(str, ports))} are taken",
         next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.",
     )
 
@@ -185,9 +185,9 @@ def is_free(address: str, port: int) -> bool:
 
 
 def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
-    """Return this node's IPv4 address, as other nodes reach it. Pure.
+    """Return the IPv4 address by which other nodes reach this node. Pure.
 
-    Without ``interface``, take one to which the node's name resolves (``of_name``), else the first, but no loopback.
+    Without ``interface``, it is one to which the node's name resolves (``of_name``), else the first, never loopback.
 
     Raises:
         MachineLacks: If the interface does not exist, or has no address.
@@ -196,12 +196,12 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
         if not addresses.get(interface):
             having = ", ".join(name for name, listed in addresses.items() if listed)
             raise MachineLacks(
-                f"the interface {interface} has no IPv4 address here; those with one: {having}",
+                f"network interface {interface!r} has no IPv4 address here; interfaces with one: {having}",
                 next_step="Correct network.interface in the site file.",
             )
         return addresses[interface][0]
     own = [one for listed in addresses.values() for one in listed]
-    # Debian lets a machine's name stand for 127.0.1.1, which every node would take for itself.
+    # Debian resolves a machine's name to 127.0.1.1, which is a different machine on every node.
     candidates = [one for one in of_name if one in own] + own
     return next((one for one in candidates if not ipaddress.ip_address(one).is_loopback), "127.0.0.1")
 

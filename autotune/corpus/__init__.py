@@ -1,1 +1,1 @@
-"""Raw data to tokenised dataset."""
+"""Preparation of tokenised datasets from raw data."""

@@ -1,6 +1,6 @@
 """Work on an untrusted file in a child process with bounded time, memory and output.
 
-The child is forked, so the caller must be light: the child has all that is loaded when ``run_bounded`` is called.
+The child is forked and inherits all loaded modules, so the caller must be light.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.base.process import end_with_parent
 
-# Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
+# Generous: a program of 95 MiB takes under a minute, all others of a common distribution a few seconds.
 MAX_WALL_S = 300.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error codes of the kernel for a full disk or an exhausted quota."""
@@ -34,7 +34,7 @@ class ChildLimits:
     added_bytes: int = 800 * 2**20
     """Memory beyond that of the forking process: a 256 MiB file, its sections and its largest function's code fit."""
     output_bytes: int = 2**27
-    """Largest file it may write: above the size at which a piece is closed, with its last sample."""
+    """Largest file that it may write, above the size at which a piece is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +50,18 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """A slice that was not read to its end; samples written of it must not be used."""
+    """A slice that was not read to its end, whose samples must not be used."""
 
     reason: str
     killed: bool = False
-    """True if the file may be usable: its reader was killed by an operator, or by the kernel for lack of memory."""
+    """True if the file may be usable, as its reader was killed by you, or by the kernel for lack of memory."""
 
 
 Outcome = Extracted | Unread
 
 
 class CancelledError(Exception):
-    """The requesting process is gone; the child was killed."""
+    """The requesting process has ended; the child was killed."""
 
 
 def run_bounded(
@@ -92,7 +92,7 @@ def run_bounded(
 
 
 def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
-    """Wait for the child's end without reaping it, so that its id is not reused before its group is killed."""
+    """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
     exit_fd = os.pidfd_open(pid)
     try:
         watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
@@ -104,13 +104,13 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     if not ready:
         return Unread(reason=f"not finished after {limits.wall_s:g} s")
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert end is not None  # without WNOHANG it waits
+    assert end is not None  # blocks without WNOHANG
     if end.si_code == os.CLD_EXITED:
-        return Unread(reason=f"its reader ended with status {end.si_status}") if end.si_status else None
+        return Unread(reason=f"its reader exited with status {end.si_status}") if end.si_status else None
     if end.si_status == signal.SIGXCPU:
-        return Unread(reason=f"not finished after {limits.wall_s:g} s of processor time")
+        return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
     killed = end.si_status == signal.SIGKILL
-    return Unread(reason=f"its reader was ended by signal {end.si_status}", killed=killed)
+    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=killed)
 
 
 def _end(pid: int) -> None:
@@ -125,14 +125,14 @@ def _end(pid: int) -> None:
 
 def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
     try:
-        # What a pipe holds, so that the child need not wait for a reader.
+        # The capacity of a pipe, so that the child does not block.
         reply = json.loads(os.read(read_fd, 2**16))
         if "reason" in reply:
             return Unread(reason=printable(str(reply["reason"])))
         if "errno" not in reply:
             return [outcome_of(one) for one in reply["outcomes"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return Unread(reason="its reader gave no answer")
+        return Unread(reason="its reader did not reply")
     raise OSError(reply["errno"], os.strerror(reply["errno"]))
 
 
@@ -157,7 +157,7 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
     """Run the work and exit, without returning: an exception must not reach the copy of the caller's stack."""
     status = 1
     try:
-        # If the parent dies, this process must not continue to write: its output would not be taken back.
+        # If the parent dies, this process must stop writing, as its output would not be undone.
         end_with_parent(parent)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -167,9 +167,9 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
         try:
             reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
         except MemoryError:
-            reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
-        except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
-            # A full disk is no fault of the file: the caller must stop, not continue without it.
+            reply = {"reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
+        except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
+            # A full disk is not the file's fault: the caller must stop.
             code = error.errno if isinstance(error, OSError) else None
             reply = {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
         os.write(write_fd, json.dumps(reply).encode())
@@ -185,7 +185,7 @@ def reason_of(error: Exception) -> str:
 
 def _limit(limits: ChildLimits) -> None:
     """Set soft and hard limits, without exceeding those of this process."""
-    # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
+    # The sixth figure is data and stack, which the limit counts; reserved address space is harmless.
     used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     for which, value in (
         (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),

@@ -3,20 +3,20 @@
 A function is a line of tokens separated by single spaces. Each instruction gives its mnemonic (``rep_stosq`` for
 ``rep stosq``), one token per operand with the spaces inside it removed (``qwordptr[rbp-0x18]``), and then ``[NEXT]``.
 
-Constants that depend on where a linker put things become ``ADDR``, because the same function in two programs must be
-the same line, or duplicates survive and the vocabulary fills with numbers that occur once:
+Constants that may be addresses become ``ADDR``, so that the same function in two programs is the same line: otherwise
+duplicates survive and the vocabulary fills with numbers that occur once.
 
 * the immediate target of a branch or call: ``call ADDR``;
 * a displacement from ``rip``, whatever its size: ``qwordptr[rip+ADDR]``;
-* every other constant of 0x10000 or more, which in code that is not position-independent may be an address. Large
-  masks and seeds, which are not addresses, are lost with them: the bytes do not tell the two apart.
+* every other constant of 0x10000 or more, which may be an address in code that is not position-independent. Large masks
+  and seeds are lost with them, as the bytes do not distinguish the two.
 
 Bounds come from ``.eh_frame``, which exception handling needs at run time, so that it survives ``strip``. Only the two
-addresses of each entry are read; every read is checked, and the loop always moves on. Left out are functions of one
-instruction, ranges outside executable sections, linkage stubs (``.plt``: one entry covers all of them and is no
-function), and functions that do not decode to their last byte, as a prefix of one is no real function.
+addresses of each entry are read; every read is checked, and the loop always advances. Left out are functions of one
+instruction, ranges outside executable sections, linkage stubs (``.plt``, one entry for all of them), and functions that
+do not decode to their last byte.
 
-The file may be hostile: it may make this code slow, use much memory, or raise anything. Run it through ``bounded``.
+A hostile file may make this code slow, use much memory, or raise anything. Run it through ``bounded``.
 """
 
 import functools
@@ -36,7 +36,7 @@ from autotune.corpus.sources.base import UnusableFileError
 NEXT_TOKEN = "[NEXT]"
 ADDRESS_TOKEN = "ADDR"
 MIN_INSTRUCTIONS = 2
-# The largest program of a common distribution has 95 MiB; more is an archive or a trap.
+# The largest program of a common distribution has 95 MiB.
 MAX_FILE_BYTES = 256 * 2**20
 # Longer ranges are tables in executable sections, or damage. Also bounds the length of a line.
 MAX_FUNCTION_BYTES = 2**20
@@ -69,7 +69,7 @@ def functions(path: Path) -> Iterator[str]:
                 raise UnusableFileError(f"not a linked program but {elf['e_type']}")
             frames, frames_address, sections = _read_sections(elf)
         except (ELFError, AssertionError) as error:
-            # pyelftools asserts on what it takes for granted about a file.
+            # pyelftools asserts its assumptions about a file.
             raise UnusableFileError(f"corrupt ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
     starts = [address for address, _ in sections]
@@ -97,14 +97,14 @@ def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[tuple[int, bytes]]]:
         elif section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and not section.name.startswith(".plt"):
             sections.append((section["sh_addr"], section.data()))
     if frames is None:
-        raise UnusableFileError("no .eh_frame section, so no function bounds")
+        raise UnusableFileError("no .eh_frame section with function bounds")
     if not sections:
         raise UnusableFileError("no executable section")
     return frames, frames_address, sorted(sections, key=lambda code: code[0])
 
 
 def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int, size_bytes: int) -> bytes:
-    """Return the bytes of a range; none if it is not wholly inside one executable section."""
+    """Return the bytes of a range; none if it is not inside one executable section."""
     index = bisect_right(starts, address) - 1
     if index < 0 or not 0 < size_bytes <= MAX_FUNCTION_BYTES:
         return b""
@@ -113,7 +113,7 @@ def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int,
     return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else b""
 
 
-# Instructions repeat so often that a cache saves most of the string work; bounded, as files may be hostile.
+# Cached, as instructions repeat often; bounded, as files may be hostile.
 @functools.lru_cache(maxsize=2**16)
 def instruction_text(mnemonic: str, operands: str) -> str:
     """Return the tokens of one instruction as the disassembler prints it, ``[NEXT]`` included."""
@@ -155,7 +155,7 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
             (length,) = struct.unpack_from("<I", section, position)
             body, end = position + 4, position + 4 + length
             if length == 0:
-                # A terminator; linkers that joined several tables leave more entries behind one.
+                # A terminator, which may be followed by more entries of joined tables.
                 position = body
                 continue
             if length == _EXTENDED_LENGTH or length < 4 or end > len(section):
@@ -205,7 +205,7 @@ def _encoding(code: int) -> _Encoding:
     if application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
     letter = _pointer_letter(code)
-    # A range is a size, so it is read without a sign whatever the sign of the address beside it.
+    # A range is a size, so it is unsigned even if the address is signed.
     return struct.Struct(f"<{letter}{letter.upper()}"), application == _RELATIVE_TO_FIELD
 
 

@@ -19,9 +19,9 @@ from trainer.data.dataset import TOKENIZER_NAME, Shard
 
 ENCODE = "encode"
 SPLITS = ("train", "validation")
-# A batch of texts to encode: large enough for the tokenizer to run at its speed, small enough for any memory.
+# A batch of texts to encode, large enough for full speed and small enough for any memory.
 _BATCH_CHARACTERS = 2**20
-# 512 MiB of uint16: few enough files for any number of samples, and small enough to copy and check in parallel.
+# 512 MiB of uint16: few files, each small enough to copy and check in parallel.
 SHARD_TOKENS = 2**28
 SHARD_SAMPLES = 2**24
 _HEADER_BYTES = 128
@@ -87,7 +87,7 @@ def _encode(
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in groups of about the same number of characters: one can be as long as a thousand others."""
+    """Yield texts in groups of about the same number of characters, as lengths vary a thousandfold."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -184,5 +184,5 @@ def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
             (directory / name).rename(workplace.dataset / name)
         if not (workplace.dataset / name).exists():
             raise InternalError(
-                f"{name} is gone from {directory}", next_step=f"Remove {workplace.path} and start again."
+                f"{name} not found in {directory}", next_step=f"Remove {workplace.path} and run the command again."
             )

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from autotune.base.wording import install_step
 from autotune.cluster.site_file import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
@@ -24,16 +25,19 @@ from trainer.errors import TrainerError
 
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3
-"""Number of tasks queued per worker, so that none waits; never all tasks, as there may be many."""
+"""Number of tasks queued per worker, so that none waits."""
 _CONNECT_S = 20.0
 _START_S = 600.0
-"""Longest wait for the first job of a queue; the others join as they start."""
+"""Longest wait for the first job of a queue, in seconds; the others join as they start."""
 _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 Work = Callable[..., Receipt]
 """Function of a task: called with the workplace, a directory for its files, and the task's arguments by name. It may
 read other files of the workplace; the same arguments give the same files."""
+
+
+_RESUME_WITH_FEWER = "If memory is short, use fewer --workers. Run the same command again to resume."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,8 @@ class Task:
 
 OnDone = Callable[[Task, Receipt], None]
 Engine = Callable[[Iterable[Task], OnDone, int], None]
-"""Function that runs tasks in any order and reports each to ``OnDone``, in this process, when it is finished; raises an
-error of a task. Tasks are drawn as workers become free, so that they may end early; each worker holds up to ``int``."""
+"""Function that runs tasks in any order, reports each finished one to ``OnDone`` in this process, and raises errors of
+tasks. Tasks are taken as workers become free; each worker holds up to ``int``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +131,8 @@ def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed
         receipt: Receipt | Callable[[], Exception] = future.result()
     except KilledWorker as error:
         raise InternalError(
-            f"the worker died of task {task.stage}/{task.number} again and again",
-            next_step="The same command goes on. If the machine is short of memory, use fewer --workers.",
+            f"workers were killed repeatedly in task {task.stage}/{task.number}",
+            next_step=_RESUME_WITH_FEWER,
         ) from error
     if callable(receipt):
         raise receipt()
@@ -141,7 +145,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
     import dask
     from distributed import Client, LocalCluster
 
-    # dask's logs of ended workers would be noise after Ctrl-C; errors of tasks come back as values.
+    # Silent, as errors of tasks return as values, and logs of ended workers are noise after Ctrl-C.
     quiet = {
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,
@@ -159,7 +163,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
                 processes=True,
                 memory_limit=WORKER_MEMORY_BYTES,
                 host="127.0.0.1",
-                # Its web server starts whatever is asked for, but not beyond this machine.
+                # Its web server cannot be disabled; this limits it to this machine.
                 dashboard_address="127.0.0.1:0",
                 scheduler_kwargs={"dashboard": False},
                 worker_dashboard_address=None,
@@ -171,7 +175,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
             raise MachineLacks(
                 f"cannot start workers: {error}",
-                next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
+                next_step=_RESUME_WITH_FEWER,
             ) from error
         closing.callback(_close, client)
         yield _on_workers(workplace, client, workers)
@@ -188,7 +192,7 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
     """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
     Raises:
-        BadInput: If it does not answer or has no workers.
+        BadInput: If it does not respond or has no workers.
         MachineLacks: If a worker lacks this package, has another version, or does not see the work directory.
     """
     from distributed import Client
@@ -196,18 +200,18 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        what = f"no scheduler answers at {address}: {error}"
+        what = f"the scheduler at {address} does not respond: {error}"
         raise BadInput(what, next_step="Check --scheduler, such as tcp://HOST:8786") from error
     try:
         if workers:
             try:
                 client.wait_for_workers(1, timeout=_START_S)
             except TimeoutError as error:
-                what = f"no worker has started after {_START_S:g} s"
-                raise BadInput(what, next_step="See the queue: squeue --me") from error
+                what = f"no worker started within {_START_S:g} s"
+                raise BadInput(what, next_step="Check the queue: squeue --me") from error
         there = client.scheduler_info(n_workers=-1)["workers"]
         if not there:
-            raise BadInput(f"the scheduler at {address} has no workers", next_step="Start some: dask worker ADDRESS")
+            raise BadInput(f"the scheduler at {address} has no workers", next_step=f"Start some: dask worker {address}")
         _check_workers(client, workplace)
         yield _on_workers(workplace, client, workers or len(there))
     finally:
@@ -225,11 +229,10 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
-        next_step = "Run: pip install 'encoder-autotune[slurm]'"
-        raise MachineLacks("submitting workers needs dask-jobqueue, not installed here", next_step=next_step)
+        raise MachineLacks("workers as SLURM jobs require dask-jobqueue", next_step=install_step("dask-jobqueue"))
     if shutil.which("sbatch") is None:
         next_step = "Run this on a login node of the cluster."
-        raise MachineLacks("cannot submit jobs: sbatch is not here", next_step=next_step)
+        raise MachineLacks("cannot submit jobs: sbatch not found", next_step=next_step)
     with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:
@@ -250,7 +253,7 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     slurm = site.slurm
     directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
     said = [f"--{name}={value}" for name, value in directives.items() if value]
-    # What the worker may take, and as much for the extraction process beside it.
+    # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
     return {
         "cores": 1,
@@ -276,15 +279,15 @@ def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 -
         found: dict[str, tuple[str, bool]] = client.run(_describe_worker, workplace.path)
     except (ImportError, AttributeError) as error:
         raise MachineLacks(
-            f"a worker cannot load this package: {error}",
-            next_step="Install the same encoder-autotune on every worker.",
+            f"a worker cannot import this package: {error}",
+            next_step="Install the same version of encoder-autotune on every worker.",
         ) from error
     version = importlib.metadata.version("encoder-autotune")
     for worker, (theirs, sees) in sorted(found.items()):
         if theirs != version:
             raise MachineLacks(
-                f"worker {worker} has version {theirs} of encoder-autotune, this process {version}",
-                next_step="Install the same version everywhere.",
+                f"worker {worker} has encoder-autotune {theirs}, this process {version}",
+                next_step="Install the same version of encoder-autotune on every worker.",
             )
         if not sees:
             raise MachineLacks(

@@ -1,9 +1,9 @@
 """Extraction of a partition to pieces: a process reads its slices in bounded children, small slices together.
 
-The process imports the libraries for reading once, so that children start quickly. It speaks JSON lines: on standard
-input one request at a time; on standard output ``{"ready": true}`` first, then an answer per request: ``{"outcomes"}``,
-one for each slice from the first to the last that was read, or the fields of ``Unread`` if the child did not finish,
-or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
+The process imports the libraries for reading once, so that children start quickly. It reads requests as JSON lines from
+standard input, and writes ``{"ready": true}`` and then an answer per request to standard output: ``{"outcomes"}``, one
+for each slice from the first to the last that was read; the fields of ``Unread`` if the child did not finish; or
+``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
 MAX_LISTED_REJECTS = 100_000
-"""Rejects to list per slice, then only their number: a file of the wrong kind would be copied into the list."""
+"""Rejects to list per slice; of further ones, only their number."""
 _REQUEST_FD = 0
 _LEAST_BYTES_PER_S = 2**20
 """Slowest speed to read a slice at: its time limit is ``MAX_WALL_S`` plus the time for its bytes at this speed."""
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
 _TOGETHER = 128
-"""Maximum number of slices that share a child: if one makes it fail, the others are read again."""
-# The child imports from exactly where this process does: neither the working directory nor the environment can put
-# another module in its way (-P), and a checkout that is not installed works too.
+"""Maximum number of slices per child; if one makes it fail, the others are read again."""
+# The child imports from the same paths as this process: neither the working directory nor the environment can shadow a
+# module (-P), and a checkout that is not installed works too.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.extract import main; main()"
 
 
@@ -108,7 +108,7 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        # Its children inherit the other end, which closes when the last of all these is gone and writes no more.
+        # Its children inherit the other end, which closes when the last of them has ended.
         read_fd, inherited_fd = os.pipe()
         self._alive = os.fdopen(read_fd)
         try:
@@ -117,24 +117,24 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(inherited_fd,),
-                # Ctrl-C reaches the one who asks, who then stops this one in order.
+                # Ctrl-C reaches the requesting process only, which then stops this one.
                 start_new_session=True,
             )
         except OSError as error:
             self._alive.close()
             raise MachineLacks(
                 f"cannot start an extraction process: {error.strerror}",
-                next_step="Use fewer --workers, or end other programs.",
+                next_step="Use fewer --workers, or stop other programs.",
             ) from error
         finally:
             os.close(inherited_fd)
         if b"ready" not in self._read():
             self.close()
-            what = "did not start; its message is above"
-            next_step = "Install again: pip install --force-reinstall encoder-autotune"
+            what = "did not start; see its message above"
+            next_step = "Reinstall this package, in its checkout: python -m pip install --force-reinstall -e ."
             if self._process.returncode < 0:
-                what = f"was ended by signal {-self._process.returncode} as it started"
-                next_step = "If memory is short, use fewer --workers. The same command goes on."
+                what = f"was killed by signal {-self._process.returncode} at start-up"
+                next_step = "If memory is short, use fewer --workers. Run the same command again to resume."
             raise MachineLacks(f"the extraction process {what}", next_step=next_step)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
@@ -174,9 +174,7 @@ class _Process:
         with self._alive:
             gone, _, _ = select.select([self._alive], [], [], _STOP_S)
         if not gone:
-            raise InternalError(
-                "a reader goes on after its extraction process has ended", next_step="Run the command again."
-            )
+            raise InternalError("a reader outlived its extraction process", next_step="Run the same command again.")
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -191,9 +189,9 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
-    """Read slices together, and one by one if that fails; leave out those after the last that was needed.
+    """Read slices together, and one by one if that fails; skip those after the last that was needed.
 
-    A request whose child was killed is sent again, as that is no evidence against the files.
+    A request whose child was killed is sent again, as the files may be usable.
     """
     directory = Path(request["directory"])
     before = file_sizes(directory)
@@ -260,7 +258,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
         before = file_sizes(directory)
         try:
             done, new = _extract_slice(request, Slice(**fields), piece, seen)
-        except Exception as error:  # a hostile file can make a parser raise anything; it costs this slice
+        except Exception as error:  # a hostile file can make a parser raise anything; only this slice is lost
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
                 raise
             take_back(directory, before)
@@ -280,7 +278,7 @@ def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
     """Add an unread slice to the list of rejects."""
     try:
         whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
-    except OSError:  # gone since it was found
+    except OSError:  # removed since it was found
         whole = True
     where = "" if whole else f"bytes {part.begin} to {part.end}"
     with (directory / REJECTS_FILE).open("a") as rejects:
@@ -312,7 +310,7 @@ def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[b
             more = f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and {part.end} are not listed"
             _list(rejects, Reject(path=part.path, where="", reason=more))
         if not samples and not rejected and source.kind == "elf":
-            raise UnusableFileError("holds no function of two or more instructions")
+            raise UnusableFileError("contains no function of two or more instructions")
         return Extracted(samples=samples, piece=pieces.number, rejected=rejected), new
 
 
@@ -334,4 +332,4 @@ def _answer(value: dict[str, object]) -> None:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os._exit(0)  # what asked is gone
+        os._exit(0)  # the requesting process has ended

@@ -1,8 +1,8 @@
 """The text of samples between extraction and encoding, in pieces of a size that any process can hold.
 
-A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample. For
-finding duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` says where each range begins): a
-bucket is a range of digests, its share of a piece is one read, and no process ever holds more than a bucket.
+A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample. To
+find duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` is where each range begins). A bucket is
+a range of digests: its share of a piece is one read, and a process holds one bucket at a time.
 """
 
 import hashlib
@@ -214,7 +214,7 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
     dropped, owner = records["number"][again], owner[again]
     by_piece = np.lexsort((dropped, owner))
     edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
-    # Not numpy's own writing: when the disk is full, its error does not say so.
+    # Not numpy's writer, whose error hides a full disk.
     (directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
     (directory / "pieces").write_bytes(edges.tobytes())
     return {"duplicates": len(dropped)}
@@ -241,7 +241,7 @@ class Selection:
     buckets: int
     """Number of buckets that were compared; 0 keeps duplicates."""
     validation_share: float
-    """Share of samples to hold out, by a hash of their content: the same on every machine and if data is added."""
+    """Share of samples to hold out, by a hash of their content: the same on every machine, even if data is added."""
     seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:

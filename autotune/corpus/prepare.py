@@ -1,8 +1,8 @@
 """Preparation of a dataset: find files, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
 
-Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes may do them,
-and an interrupted run continues. Partitions are taken in a fixed order and of equal samples the first is kept, so that
-the same files give the same bytes whichever process finishes first.
+Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes can run them
+and an interrupted run resumes. Partitions have a fixed order and of equal samples the first is kept, so the same files
+give the same bytes.
 """
 
 import dataclasses
@@ -69,19 +69,19 @@ Stages = Callable[[str], AbstractContextManager[Update]]
 
 _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
-"""Size of the text to learn byte pairs from: more changes little, and would not fit a worker."""
+"""Size of the text to learn byte pairs from; more changes little and exceeds a worker's memory."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
 _FORMAT_VERSION = 2
-"""Version to raise when the same request gives other bytes: results of an older version are not continued."""
+"""Version to raise when the same request gives other bytes; results of older versions are not resumed."""
 
 
 class NothingUsableError(BadInput):
-    """A request that yields nothing however often it is made: there is no work to continue."""
+    """A request that yields nothing, with no work to resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request for a dataset: all that decides the result."""
+    """Request for a dataset: everything that determines the result."""
 
     sources: tuple[str, ...]
     """Specifications of sources such as ``elf:/usr/bin``; one or several."""
@@ -99,7 +99,7 @@ class Request:
 
 
 def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:
-    """Return a hash of everything that decides the result; a run continues only results of the same key."""
+    """Return a hash of everything that determines the result; a run resumes only work of the same key."""
     settings = dataclasses.asdict(request) | {
         "format": _FORMAT_VERSION,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer else str(request.tokenizer),
@@ -149,16 +149,16 @@ def prepare(
     with writing(out):
         made = (out / PREPARED_NAME).is_file() and read_json(out / PREPARED_NAME) == note
         if made and (unfinished.exists() or not overwrite):
-            # Ended between its last two steps, or asked for twice.
+            # Interrupted between its last two steps, or requested twice.
             manifest = read_manifest(out)
             if strict and manifest.source.rejected:
                 raise _strict(read_rejects(out / REJECTS_NAME, 1)[0], manifest.source.rejected)
-            tell(f"{shown} was prepared by the same request already")
+            tell(f"{shown} already contains this dataset")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
             check_place(out, overwrite=overwrite)
             for path, size_bytes in other_workplaces(out, key):
-                tell(f"{path} is left of a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
+                tell(f"{path} is left from a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
             with open_workplace(out, key) as workplace:
                 try:
                     with open_engine(workplace, workers, len(found.partitions)) as engine:
@@ -170,7 +170,7 @@ def prepare(
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
                 write_atomically(workplace.dataset / PREPARED_NAME, json.dumps(note).encode() + b"\n")
-                # Again: the work took time, and something may have been put there.
+                # Checked again, as the directory may have changed meanwhile.
                 check_place(out, overwrite=overwrite)
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -184,8 +184,8 @@ def prepare(
 def _strict(reject: Reject, count: int) -> BadInput:
     where = f"{reject.path}, {reject.where}" if reject.where else reject.path
     return BadInput(
-        f"{count} cannot be used, and --strict is set; the first, {where!r}: {reject.reason}",
-        next_step="Correct or remove it. Without --strict it is left out and listed, and the same work goes on.",
+        f"{count} inputs are unusable, and --strict is set; the first, {where!r}: {reject.reason}",
+        next_step="Correct or remove it, or omit --strict to skip and list unusable inputs; finished work is kept.",
     )
 
 
@@ -227,7 +227,7 @@ class _Preparation:
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
         if not said["tokens"]:
-            raise NothingUsableError("the tokenizer makes no token of this data", next_step="Leave out --tokenizer.")
+            raise NothingUsableError("the tokenizer yields no token from this data", next_step="Omit --tokenizer.")
         manifest = Manifest(
             schema_version=2,
             dtype=tokenizer.dtype,
@@ -282,8 +282,8 @@ class _Preparation:
             files = sum(len(found.files) for found in self.input.found)
             why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
             raise NothingUsableError(
-                f"no sample in {files} files{why}",
-                next_step=f"Name a place that holds some, such as {SOURCES[self.input.kinds[0]].example}",
+                f"no sample found in {files} files{why}",
+                next_step=f"Pass a path with samples, such as {SOURCES[self.input.kinds[0]].example}",
             )
         return receipts
 
@@ -387,7 +387,7 @@ class _Preparation:
                     else:
                         note(task, receipt, fresh=False)
 
-            # With a bound, what is begun beyond enough is for nothing.
+            # With a bound, tasks started beyond it are wasted.
             self.engine(unfinished(), note, AHEAD if first is None else 1)
             meter.finish()
         return [receipts[number] for number in sorted(receipts)]

@@ -43,11 +43,11 @@ def dataset_text(found: Inspected) -> str:
         ("padding", "l", lambda row: format_share(row.padded_waste)),
         ("samples cut", "l", lambda row: format_share(row.cut_samples)),
         ("tokens lost", "l", lambda row: format_share(row.cut_tokens)),
-        ("packed rows full", "l", lambda row: f"{row.packed_efficiency * 100:.2f} %"),
+        ("packed sequences full", "l", lambda row: f"{row.packed_efficiency * 100:.2f} %"),
         ("packing gain", "l", lambda row: f"{row.packing_gain:.2f} x"),
     )  # fmt: skip
     text = facts_text(every, "tokens per sample of the training split", found.manifest)
-    sampled = f"measured on {format_count(found.sampled)} samples drawn at random; special tokens included"
+    sampled = f"measured on {format_count(found.sampled)} random samples; special tokens included"
     return f"{text}\n\n{console_text((rows,))}\n{sampled}"
 
 
@@ -131,11 +131,11 @@ def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[Report
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
         if one.dataset is None:
             command = f"autotune report {one.quoted} --data DIR"
-            missing = Missing(what=f"Lengths of samples ({one.dataset_lacking})", commands=(command,))
+            missing = Missing(what=f"Sample lengths ({one.dataset_lacking})", commands=(command,))
             return (missing, *_packing(one, runs))
         first = told.setdefault((one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title)
         if first != one.title:
-            same = f"The dataset and the length of rows are those of {first}: its lengths stand there."
+            same = f"Same dataset and sequence length as {first}."
             return (Paragraph(words=(same,)), *_packing(one, runs))
         histogram = one.dataset.train.length_histogram
         spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
@@ -151,24 +151,23 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     bins = _doublings(spread.edges, spread.counts)
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
-    # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
+    # A logarithmic axis has no 0, so the first bin is as wide as the others.
     columns = tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn)
     most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
     return Chart(
-        title="Lengths of samples",
+        title="Sample lengths",
         description=(
             f"Tokens of {plural(samples, 'sample')}: {', '.join(most)}. "
-            f"{format_share(spread.truncated_share(fits))} are longer than the {fits} tokens "
-            f"that a row holds beside special ones; {format_share(beyond / samples)} lie to the right of what is "
-            "drawn. Each bar spans twice the lengths of the one before it."
+            f"{format_share(spread.truncated_share(fits))} exceed the {fits} tokens that fit in a sequence without its "
+            f"special tokens; {format_share(beyond / samples)} are beyond the right edge. The width of bars doubles."
         ),
         drawing=Columns(
             x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
             y=Axis(label="share of samples", unit="share"),
             columns=columns,
-            rules=(Rule(at=float(fits), label="what a row holds"),),
+            rules=(Rule(at=float(fits), label="sequence length"),),
         ),
         table=table_of(
             "Samples by length (training split, special tokens not counted)", bins,
@@ -185,9 +184,9 @@ def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistrib
     lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
     rows: list[Row] = [
         *_every_fact(manifest, lengths).items(),
-        ["mean tokens of a sample", count(spread.mean_tokens() or 0.0)],
-        ["longer than a row holds", format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE))],
-        [f"waste, one sample to a row of {length}", format_share(spread.padding_waste(length))],
+        ["mean tokens per sample", count(spread.mean_tokens() or 0.0)],
+        ["truncated samples", format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE))],
+        [f"padding, one sample per sequence of {length}", format_share(spread.padding_waste(length))],
     ]
     return facts("The dataset", rows)
 
@@ -199,12 +198,12 @@ def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[B
     rows: list[Row] = []
     filled = fill_share(one.profile)
     if filled is not None:
-        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(filled)])
+        rows.append([f"{one.profile.train.layout} sequences of this dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
             share = sum(step.non_padding_tokens for step in steps) / max(1, sum(step.padded_tokens for step in steps))
             rows.append([f"steps of {run.name}", format_share(share)])
     table = Table(
-        caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"
+        caption="Packing efficiency", headers=("sequences", "non-padding share"), rows=tuple(rows), align="lr"
     )
     return (table,) if rows else ()

@@ -1,4 +1,4 @@
-"""The tokenizer of a dataset: given and checked, or learned in bounded memory, from all words or sampled texts."""
+"""The tokenizer of a dataset: given and checked, or trained in bounded memory on all words or sampled texts."""
 
 import contextlib
 import heapq
@@ -53,7 +53,7 @@ _WORDS_IN_MEMORY = 2**20
 """Number of counters, about 150 MB, after which they are written to disk and counting starts again."""
 _MERGE_BYTES = 2**29
 _LONGEST_WORD = 256
-"""Characters of the longest word to learn: longer ones occur once, and would make a tokenizer of gigabytes."""
+"""Characters of the longest word to learn; longer ones occur once and would take gigabytes."""
 _TEXTS_AT_ONCE = 2**16
 _DISTINCT_BYTES = 5 * 2**20
 """Bytes of distinct words to learn byte pairs from, which takes about 100 times the memory (measured: 88 to 137)."""
@@ -82,7 +82,7 @@ class DatasetTokenizer:
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the ids of each text, without special tokens; one that is spelt out in a text becomes unknown."""
+        """Yield the ids of each text without special tokens, whose names in a text become unknown tokens."""
         unknown = self.special_ids.unk
         reserved = np.array(sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32)
         for ids in self._whole_words(texts) if self.words is not None else self._by_library(texts):
@@ -139,7 +139,7 @@ def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> D
 
 
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a tokenizer of byte pairs, which knows every text: bytes are its smallest tokens.
+    """Make a byte-level BPE tokenizer, which can encode every text.
 
     The same texts in the same order give the same tokenizer; ``vocab_size`` as in ``learn_word_level``.
     """
@@ -175,19 +175,19 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
         BadInput: If it is no tokenizer, or lacks one of the five special tokens.
         BadConfig: If it is missing, too large, too deep, or not JSON.
     """
-    # Bounded reading first: the library below trusts the file.
+    # Bounded reading first, as the library trusts the file.
     read_json(path)
     content = path.read_bytes()
     with _no_tokenizer(path):
         tokenizer = Tokenizer.from_buffer(content)
-    # What looks like a special token in a text is not one.
+    # Names of special tokens in a text are plain text.
     tokenizer.encode_special_tokens = True
-    # Lengths are the trainer's business; a stored sample is whole and bare.
+    # Samples are stored in full and without special tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     described = _describe(tokenizer, content, where=str(path), used=used)
     with _no_tokenizer(path):
-        # Some faults, such as an unknown token that is not in the vocabulary, only show in use.
+        # Finds faults such as an unknown token that is not in the vocabulary.
         tokenizer.encode("a word that no vocabulary holds: \ufdd0")
     return described
 
@@ -196,10 +196,10 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
 def _no_tokenizer(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower exception
         raise BadInput(
             f"{path} is not a tokenizer of the tokenizers library: {error}",
-            next_step="Give a tokenizer.json as Tokenizer.save or save_pretrained of transformers writes it.",
+            next_step="Pass a tokenizer.json written by Tokenizer.save, or by save_pretrained of transformers.",
         ) from error
 
 
@@ -210,13 +210,13 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
         if found is None:
             raise BadInput(
                 f"{where} has no {role} token (looked for {', '.join(names)})",
-                next_step="Add that token to the tokenizer, or leave out --tokenizer to learn one from the data.",
+                next_step="Add that token to the tokenizer, or omit --tokenizer to train one on the data.",
             )
         ids[role] = found
-    # Not the number of words: ids may have holes, and the model's table must reach the largest.
+    # Not the number of words, as ids may have gaps.
     ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if ids_in_all > 2**31:  # what a manifest can name
-        raise BadInput(f"{where} has the id {ids_in_all - 1}", next_step="Number its words without such gaps.")
+    if ids_in_all > 2**31:  # the limit of a manifest
+        raise BadInput(f"{where}: id {ids_in_all - 1} exceeds 2**31", next_step="Number its words without gaps.")
     return DatasetTokenizer(
         content=content,
         vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
@@ -289,7 +289,7 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
         kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
     with (directory / "texts").open("w", encoding="utf-8") as file:
         for text in paths.read_samples(kept):
-            # Cut: a single long one must not decide what a tokenizer knows.
+            # Truncated, as a single long text must not dominate.
             file.write(json.dumps(text[:4096], ensure_ascii=False) + "\n")
     return {}
 
@@ -297,7 +297,7 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
 def mixed_texts(lines: bytes) -> Iterator[str]:
     """Yield texts in a seeded random order, so that the first of them represent all.
 
-    ``lines`` are JSON strings: millions of short texts as Python objects would take several times the memory.
+    ``lines`` are JSON strings, as texts as Python objects would take several times the memory.
     """
     ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
     for first in range(0, len(ends), _TEXTS_AT_ONCE):

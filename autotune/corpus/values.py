@@ -65,7 +65,7 @@ class LengthDistribution:
             ValueError: If a sequence has no room beside the special tokens.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
-            raise ValueError(f"a row of {seq_length_tokens} tokens holds nothing beside the special tokens")
+            raise ValueError(f"a sequence of {seq_length_tokens} tokens has only room for special tokens")
         mean = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
         return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
 
@@ -88,7 +88,7 @@ def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeqLengthEffect:
-    """Effect of a sequence length on a random choice of samples, as shares except for ``packing_gain``."""
+    """Effect of a sequence length on random samples, as shares except for ``packing_gain``."""
 
     seq_length_tokens: int
     padded_waste: float

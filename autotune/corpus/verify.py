@@ -30,12 +30,12 @@ from trainer.data.dataset import (
 from trainer.errors import BadConfig
 from trainer.staging.copying import in_threads
 
-# A multiple of every item size, so that no number is cut in two.
+# A multiple of every item size, so that no number is split.
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
 DEFAULT_SEQ_LENGTHS_TOKENS = (128, 512, 1024, 2048)
 SAMPLED = 65_536
-"""Number of samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
+"""Number of samples whose lengths are read: about a second on a cold disk, and three digits of precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
     faults = [*_foreign_files(directory, manifest), *_tokenizer_faults(directory, manifest)]
     with stage("verify") as update:
-        # Of several threads: a sum that is a little behind does no harm.
+        # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         checked = in_threads(lambda one: _check_shard(directory, manifest, *one, meter), shards, threads)
@@ -78,10 +78,10 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         own = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
         counts = sum((counts for _, counts in own), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
         if not any(found for found, _ in own) and counts.tolist() != split.length_histogram.counts:
-            faults.append(Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} is not that of its offsets"))
+            faults.append(Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} does not match its offsets"))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
-        what = f"source.token_bytes is {manifest.source.token_bytes}, and the shards hold {token_bytes}"
+        what = f"source.token_bytes is {manifest.source.token_bytes}, but the shards contain {token_bytes}"
         faults.append(Fault(file=MANIFEST_NAME, what=what))
     return Verified(manifest=manifest, files=2 * len(shards) + 2, bytes_read=meter.done, faults=tuple(faults))
 
@@ -91,7 +91,7 @@ def _check_shard(
 ) -> tuple[list[Fault], npt.NDArray[np.int64]]:
     """Return the faults of a shard, and its number of samples in each bin of the manifest's histogram."""
     offsets = _Offsets(shard.tokens, split.length_histogram)
-    # An unknown word is content; the others are added when rows are made.
+    # Other special tokens than the unknown one are only added to sequences.
     reserved = np.array(sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk}))
     ids = functools.partial(_wrong_id, manifest.used_vocab_size, reserved)
     faults: list[Fault] = []
@@ -111,7 +111,7 @@ def _wrong_id(used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArra
         return None
     at = int(np.argmax(wrong))
     why = f"not below {used}" if ids[at] >= used else "a special token"
-    return f"id {ids[at]} at place {first + at} is {why}"
+    return f"id {ids[at]} at position {first + at} is {why}"
 
 
 class _Offsets:
@@ -127,9 +127,9 @@ class _Offsets:
         """Return the first fault in these offsets, which continue those of the last call; no offsets mark the end."""
         if not len(offsets):
             last = int(self._last[0])
-            return None if last == self._tokens else f"the last offset is {last}, not {self._tokens}"
+            return None if last == self._tokens else f"the last offset is {last}, expected {self._tokens}"
         if not first and offsets[0] != 0:
-            return f"the first offset is {offsets[0]}, not 0"
+            return f"the first offset is {offsets[0]}, expected 0"
         joined = np.concatenate([self._last, offsets])
         self._last = offsets[-1:]
         descending = joined[1:] < joined[:-1]
@@ -172,7 +172,7 @@ def _faults_of(
 
 
 def _hash_fault(found: str, expected: str) -> str | None:
-    return None if found == expected else f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
+    return None if found == expected else f"its SHA-256 is {found[:16]}…, expected {expected[:16]}…"
 
 
 def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
@@ -190,18 +190,18 @@ def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
     expected = {MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME}
     expected.update(name for shard in shards for name in (shard.tokens_file, shard.offsets_file))
     names = sorted(entry.name for entry in directory.iterdir())
-    return [Fault(file=name, what="is no part of the dataset") for name in names if name not in expected]
+    return [Fault(file=name, what="does not belong to the dataset") for name in names if name not in expected]
 
 
 def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
     """Return sample lengths and the effect of sequence lengths, from the manifest and the offsets of some samples.
 
     Raises:
-        BadConfig: If the directory is no dataset.
+        BadConfig: If the directory is not a dataset.
     """
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
-    # The first of a seeded permutation: a fair choice, and the same every time.
+    # The first of a seeded permutation: random, and the same every time.
     samples = permute(np.arange(count, dtype=np.uint64), max(1, len(dataset)), 0, 0).astype(np.int64)
     lengths = dataset.locate(samples)[2]
     dataset.close()

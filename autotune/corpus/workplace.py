@@ -1,12 +1,12 @@
-"""The work directory of a preparation, and the final directory: checked in advance, published in one step.
+"""The work directory of a preparation, and the output directory: checked first, published in one step.
 
     .NAME.KEY.partial/        beside the final directory, for this user only
       lock                    held by the running process; the kernel releases it with the process
       STAGE/TASK/             a finished task: its files and receipt.json
       dataset/                the final files, gathered at the end
 
-A task writes into a directory with a unique name and renames it when everything in it is on disk. A killed process
-leaves a directory that is ignored, and a task that runs twice leaves one result, which is the same.
+A task writes into a directory with a unique name and renames it once everything is on disk, so the directory of a
+killed process is ignored, and a task that runs twice leaves one result.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 
 Receipt = dict[str, Any]
-"""Result of a finished task: JSON values, small, as those of a whole stage are held in memory."""
+"""Result of a finished task: small JSON values, as a whole stage's are held in memory."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
@@ -64,7 +64,7 @@ class Workplace:
         return json.loads(path.read_bytes()) if path.exists() else None
 
     def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
-        """Run a task in a directory of its own, flush it to disk, and commit it in one step; return its receipt.
+        """Run a task in a separate directory, sync it, and commit it in one step; return its receipt.
 
         A task that is finished already is not run again; nothing is left if ``work`` fails.
         """
@@ -118,7 +118,7 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
             yield Workplace(path=path)
     except LockHeld as error:
         raise BadInput(
-            f"another process is preparing {out} right now", next_step="Wait for it, or choose another --out."
+            f"another process is preparing {out}", next_step="Wait until it ends, or choose another --out."
         ) from error
 
 
@@ -130,7 +130,7 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
-    """Reject a directory whose content would be lost.
+    """Check that no content of a directory would be lost.
 
     Raises:
         BadInput: If it is a file or holds anything, unless it is a dataset and ``overwrite`` is set.
@@ -143,13 +143,13 @@ def check_place(out: Path, *, overwrite: bool) -> None:
     with writing(out):
         names = sorted(entry.name for entry in out.iterdir())
     if names and MANIFEST_NAME not in names:
-        raise BadInput(f"{out} is not empty and not a dataset: it holds {names[0]!r}", next_step=elsewhere)
+        raise BadInput(f"{out} is neither empty nor a dataset: it contains {names[0]!r}", next_step=elsewhere)
     if names and not overwrite:
-        raise BadInput(f"{out} holds a dataset already", next_step="Choose another --out, or replace it: --overwrite")
+        raise BadInput(f"{out} already contains a dataset", next_step="Choose another --out, or use --overwrite")
     foreign = [name for name in names if not _DATASET_NAMES.fullmatch(name)]
     if foreign:
         raise BadInput(
-            f"{out} holds {foreign[0]!r}, which is no part of a dataset and would be lost",
+            f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost",
             next_step="Move it away, or choose another --out.",
         )
 
@@ -160,7 +160,7 @@ def publish(dataset: Path, final: Path) -> None:
     if final.is_dir() and any(final.iterdir()):
         _exchange(dataset, final)
     else:
-        # Onto nothing or onto an empty directory: one atomic step.
+        # Atomic if the target is missing or empty.
         dataset.rename(final)
     sync(final.parent)
 
@@ -174,7 +174,7 @@ def _exchange(new: Path, old: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL):
             raise OSError(code, os.strerror(code), str(old))
-    # Network file systems cannot swap: for a moment there is no dataset, never a half one.
+    # Network file systems cannot swap; the dataset is missing for a moment, but never partial.
     aside = new.with_name("replaced")
     old.rename(aside)
     try:
@@ -190,15 +190,15 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, next_step = "cannot write", "Choose another --out, or ask for permission there."
+        what, next_step = "cannot write", "Choose another --out, or change the permissions."
         if error.errno in DISK_FULL:
             what = "no space left for"
-            next_step = "Free some, or raise the quota; the same command then goes on from where it was."
+            next_step = "Free disk space or raise the quota, and run the same command again to resume."
         raise BadInput(f"{what} {path}: {error.strerror or error}", next_step=next_step) from error
 
 
 class StageMeter:
-    """Progress and rate of a stage; work of an earlier run counts as done, but not for the rate."""
+    """Progress and rate of a stage; work of an earlier run counts for progress only."""
 
     def __init__(self, update: Update, total: int, *, in_bytes: bool) -> None:
         self._update, self._total, self._in_bytes = update, total, in_bytes

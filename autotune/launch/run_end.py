@@ -11,9 +11,9 @@ from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 
 PATIENCE_S = 70.0
-"""Longest wait for another node's write, in seconds: NFS may use cached directory entries for up to 60 s."""
+"""Longest wait for another node's write, in seconds, as NFS caches directory entries for up to 60 s."""
 PATIENCE_HERE_S = 5.0
-"""Longest wait on one node, in seconds: ranks that outlive their torchrun take a moment to notice and exit."""
+"""Longest wait on one node, in seconds, as ranks that outlive their torchrun take a moment to exit."""
 _POLL_S = 0.25
 MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
@@ -33,21 +33,21 @@ def run_end_of(
     ``job_code`` is the exit code of srun, which is torchrun's: 1 whatever its ranks return.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
-        return Ended(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
+        return Ended(code=0, words=_words(end))  # perhaps from before, if nothing was left to do
     waited_s = 0.0
     while _text(run).strip() in ("", said_before.strip()):
         if waited_s >= patience_s:
             code = _KILLED if job_code in (0, REQUEUE) else job_code
             return Ended(
                 code=code,
-                words=f"this start left no word in {run / EXIT_FILE}: it never began to train, or was killed; torchrun "
-                f"gave {job_code}. Its nodes' logs may say why; nothing is started again by itself",
+                words=f"{run / EXIT_FILE} was not written: training was killed or never started (torchrun exit code "
+                f"{job_code}). See the nodes' logs; the job is not restarted",
             )
         sleep(_POLL_S)
         waited_s += _POLL_S
     end = _read(run)
     if end is None:
-        return Ended(code=_KILLED, words=f"{run / EXIT_FILE} cannot be read; nothing is started again by itself")
+        return Ended(code=_KILLED, words=f"cannot read {run / EXIT_FILE}; the job is not restarted")
     return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
 
 
@@ -55,19 +55,19 @@ def has_work_left(run: Path, link: int) -> Ended:
     """Return code 75 if job number ``link`` of a chain has work left, else how the run ended."""
     end = _read(run)
     if end is None:
-        code, words = REQUEUE, "the one before it was killed; goes on"
+        code, words = REQUEUE, "the previous job was killed; resuming"
     elif (given_up := _given_up(run, end)) is not None:
         code, words = given_up.code, f"nothing to do: {given_up.words}"
     elif end.requeue:
-        code, words = REQUEUE, f"goes on after step {end.steps}"
+        code, words = REQUEUE, f"resuming after step {end.steps}"
     else:
         code, words = end.exit_code, f"nothing to do: {_words(end)}"
     return Ended(code=code, words=f"job {link} of the chain: {words}")
 
 
 def _words(end: RunExit) -> str:
-    resumes = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
-    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{resumes}"
+    resumes = f"; resumes from {end.checkpoint or 'the beginning'}" if end.requeue else ""
+    return f"the run exited with code {end.exit_code} at step {end.steps}: {end.reason}{resumes}"
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
@@ -77,16 +77,12 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
     newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
     return Ended(
         code=TrainingFailed.exit_code,
-        words=f"{MOST_FRUITLESS_STARTS} starts in a row left {newest}; the last: {end.reason}. It is not started again "
-        "by itself",
+        words=f"{MOST_FRUITLESS_STARTS} starts in a row wrote {newest}; the last: {end.reason}. It is not restarted",
     )
 
 
 def _fruitless_starts(run: Path, end: RunExit) -> int:
-    """Return the number of starts in a row, this one included, that left the next one the same beginning.
-
-    The checkpoint counts, not the step: steps that are repeated and lost again are no progress.
-    """
+    """Return the number of starts in a row, this one included, without a newer checkpoint."""
     earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
     count = 1
     for path in sorted(earlier, key=lambda path: int(path.name), reverse=True):

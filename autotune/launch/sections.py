@@ -16,7 +16,7 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
         ("state", "l", lambda run: run.state),
         ("job", "l", lambda run: run.job),
         ("step", "r", lambda run: None if run.step is None else f"{run.step:,}/{format_count(run.max_steps)}"),
-        ("real tokens/s", "r", lambda run: format_count(run.tokens_per_s)),
+        ("tokens/s", "r", lambda run: format_count(run.tokens_per_s)),
         ("last checkpoint", "l", lambda run: run.checkpoint),
         ("last step ago", "r", lambda run: format_seconds(run.seconds_since_step)),
     )  # fmt: skip
@@ -30,9 +30,9 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
     )  # fmt: skip
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
     lost = [(one.directory, one.corrupt_lines) for one in tunings if one.corrupt_lines]
-    notes = [f"{directory}: {lines} lines of its trial log cannot be read" for directory, lines in lost]
-    notes += [] if runs or tunings else ["no runs and no tunings here"]
-    notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
+    notes = [f"{directory}: {lines} corrupt lines in its trial log" for directory, lines in lost]
+    notes += [] if runs or tunings else ["no runs and no tunings found"]
+    notes += [] if asked else ["SLURM cannot be queried here; states are from the run records only"]
     blocks: list[Block] = [ran] if runs else []
     blocks += [Paragraph(words=(line,)) for line in ended]
     blocks += [tuned] if tunings else []

@@ -23,15 +23,15 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
     """Return the state of a run; if it has not begun, that of its job, if SLURM can be queried."""
     number, queued = (jobs or {}).get(f"train-{directory.name}", (None, None))
     if not (directory / RUN_FILE).is_file():
-        return RunStatus(directory=str(directory), state="queued" if queued == "PENDING" else "not begun", job=number)
+        return RunStatus(directory=str(directory), state="queued" if queued == "PENDING" else "not started", job=number)
     try:
         run = read_run(directory)
     except TrainerError as error:
-        return RunStatus(directory=str(directory), state="cannot be read", job=number, reason=error.message)
+        return RunStatus(directory=str(directory), state="unreadable", job=number, reason=error.message)
     last, measured = run.steps[-1] if run.steps else None, True
     try:
         check_run(run)
-    except AutotuneError:  # rates of a pretended GPU
+    except AutotuneError:  # rates of a simulated GPU
         measured = False
     newest = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1]
     return RunStatus(
@@ -76,14 +76,14 @@ def _state(run: Run, queued: str | None, *, asked: bool) -> str:
         return queued.lower()
     if run.end is None:
         return "running, or killed" if not asked or run.header.job.startswith("torchrun") else "killed"
-    waiting = ", queued again" if queued == "PENDING" else ""
+    waiting = ", requeued" if queued == "PENDING" else ""
     if run.end.exit_code == 0:
         return f"finished{waiting}"
     if run.end.exit_code == REQUEUE:
-        return f"saved, goes on when started again{waiting}"
+        return f"saved, run again to resume{waiting}"
     if run.end.exit_code == TrainingFailed.exit_code:
         return f"gave up{waiting}"
-    return f"ended with code {run.end.exit_code}{waiting}"
+    return f"exited with code {run.end.exit_code}{waiting}"
 
 
 def _age_s(path: Path) -> float | None:

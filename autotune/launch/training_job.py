@@ -1,4 +1,4 @@
-"""Training run as a job that is restarted until it is complete: its script, from a profile and a site file."""
+"""Script of a training job, which restarts until the run is complete, from a profile and a site file."""
 
 import math
 import shlex
@@ -20,7 +20,7 @@ _UNKNOWN_STATE_BYTES = 2**30
 _SLOW_DISK_BYTES_PER_S = 100e6
 _LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
-"""Seconds by which torchrun gives up before SLURM does, so that the script can still report how it ended."""
+"""Seconds by which torchrun stops before SLURM does, so that the script can report the result."""
 _MEASURED_MARGIN = 1.25
 _MIB = 2**20
 
@@ -44,14 +44,14 @@ class TrainRequest:
     directory: Path
     nodes: int = 1
     chain: int = 1
-    """Number of jobs that follow one another."""
+    """Number of jobs in the chain."""
     time: str | None = None
-    """Time limit of the job; None takes the site's."""
+    """Time limit of the job; None for the site's."""
     python: str = sys.executable
     reviews: Path | None = None
     """Reports directory in which the job checks the approval at each start; None if none is needed."""
     approved_sha256: str | None = None
-    """SHA-256 of the approved profile, the only one to train from, as run records name it; None if any will do."""
+    """SHA-256 of the approved profile, the only one to train from; None if no approval is required."""
 
     @property
     def script(self) -> Path:
@@ -82,9 +82,9 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
     limit = shape.time or site.slurm.time
     if SlurmSettings(time=limit).time_s < START_UP_S + lead_s:
         raise BadInput(
-            f"the job's time limit, {limit}, cannot hold its start ({START_UP_S:g} s) and a save at its end "
-            f"({lead_s} s)",
-            next_step="Raise it: --time-limit, or slurm.time in the site file.",
+            f"the job's time limit of {limit} leaves no time to train: start-up takes {START_UP_S:g} s and the final "
+            f"save {lead_s} s",
+            next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
         )
     torchrun = torchrun_command(
         request.python,
@@ -138,10 +138,7 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
 
 def term_lead_s(request: TrainRequest) -> int:
-    """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit.
-
-    Left out: the bandwidth that other jobs take of the disk meanwhile.
-    """
+    """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit."""
     probe = request.profile.evidence.probe
     parameters = request.profile.parameters
     state_bytes = _UNKNOWN_STATE_BYTES if parameters is None else parameters * _STATE_BYTES_PER_PARAMETER
@@ -152,7 +149,7 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
-    """Return the site's resources for these ranks; more memory if more was measured, never more than the node had."""
+    """Return the site's resources for these ranks; more memory if more was measured, at most that of the node."""
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
     rows = workers.rows if workers else []
@@ -171,7 +168,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
     words = ["job", "preflight", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
-    # The job checks again: it may wait for days, in which the profile may be edited or its approval withdrawn.
+    # The job checks again, as the profile may be modified or its approval withdrawn while it is queued.
     if request.reviews is not None:
         words += ["--require-approved", "--reports", str(request.reviews)]
     if request.approved_sha256 is not None:

@@ -10,7 +10,7 @@ class RunStatus:
 
     directory: str
     state: str
-    """State in words, such as ``finished`` or ``running``."""
+    """State, such as ``finished`` or ``running``."""
     job: str | None = None
     """SLURM job that is queued or running for the run; None if there is none, or if SLURM cannot be queried."""
     step: int | None = None

@@ -1,8 +1,7 @@
-"""GPUs by name, with the memory of each model, so that a plan can be made for a GPU that is not here.
+"""GPU models by name, with their memory, for plans without the GPU.
 
-NVML counts the memory that the driver manages; a CUDA process sees less, because the driver keeps a part. What CUDA
-sees differs between drivers by up to a few hundred MiB: the table has the smallest of the figures found, so that
-anything that fits by it fits. "Secondary source" means output of a machine that was not published by NVIDIA. Compute
+NVML counts all memory that the driver manages; a CUDA process sees less, and by up to a few hundred MiB less with some
+drivers, so the table has the smallest of the figures found. "Secondary source" means not published by NVIDIA. Compute
 capabilities are from NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
 """
 
@@ -17,8 +16,8 @@ _MIB = 2**20
 _GIB = 2**30
 
 RESERVE_BYTES = 512 * _MIB
-"""GPU memory that no default budget includes: kernels that are loaded when first launched and library handles take
-non-PyTorch memory, which no limit bounds, in steps that no trial has run."""
+"""GPU memory that no default budget includes: lazily loaded kernels and library handles take non-PyTorch memory, which
+no limit bounds, in steps that no trial has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,9 @@ class GpuModel:
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
             raise BadInput(
-                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) is more than {self.name} has: "
+                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) exceeds the memory of {self.name}: "
                 f"{format_bytes(self.total_bytes)}",
-                next_step=f"Ask for at most {floor_gib(self.total_bytes)}, or leave --memory out.",
+                next_step=f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it.",
             )
         return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
@@ -107,7 +106,7 @@ GPU_MODELS = (
         93 * _GIB, "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
     ),
-        # No board's own total was found; all Hopper GPUs with 96 GB that were show the same.
+        # No total of this board was found; all other Hopper GPUs with 96 GB show the same.
     GpuModel(
         "h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0),
         97_871 * _MIB, "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
@@ -142,7 +141,7 @@ GPU_MODELS = (
 )  # fmt: skip
 
 _TOTAL_TOLERANCE = 0.08
-"""Tolerance: GDDR shows a fifteenth more without ECC, which takes a sixteenth; older drivers leave out about 1 %."""
+"""Tolerance: GDDR shows a fifteenth more without ECC; older drivers leave out about 1 %."""
 
 
 def find_gpu_model(name: str) -> GpuModel:
@@ -167,15 +166,15 @@ def find_gpu_model(name: str) -> GpuModel:
     close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
-        f"{name!r} fits {len(fitting)} cards" if fitting else f"no card is called {name!r}",
-        next_step=f"{hint}Known cards: {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}.",
+        f"{name!r} is ambiguous: {len(fitting)} GPU models match" if fitting else f"unknown GPU model {name!r}",
+        next_step=f"{hint}Known models: {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}.",
     )
 
 
 def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
-    """Return a device's GPU model, by NVML's name and total; None for any other, as for a slice of one (MIG, vGPU).
+    """Return a device's GPU model, by NVML's name and total; None if unknown, as for a slice of a GPU (MIG, vGPU).
 
-    The total must be close as well: a part of a GPU may carry the whole one's name.
+    The total must be close as well, as a part of a GPU may have the name of the whole.
     """
     for gpu_model in GPU_MODELS:
         near = abs(total_bytes - gpu_model.total_bytes) <= _TOTAL_TOLERANCE * gpu_model.total_bytes
@@ -189,7 +188,7 @@ def _plain(name: str) -> str:
 
 
 def _beginnings(key: str) -> set[str]:
-    """Return a key's first words, from the one with the model's number on: ``rtx`` alone is a family."""
+    """Return the beginnings of a key that include the model's number, as ``rtx`` alone is a family."""
     words = key.split("-")
     heads = {"".join(words[:count]) for count in range(1, len(words))}
     return {head for head in heads if any(letter.isdigit() for letter in head)}

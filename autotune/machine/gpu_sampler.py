@@ -35,7 +35,7 @@ Reading = tuple[str, Literal["sample", "gpm"], GpuSample | GpmWindow | Unavailab
 
 
 class GpuSampler:
-    """Sampler of GPUs in a process of its own (``program``), so that this one's work and its locks delay no sample."""
+    """Sampler of GPUs in a separate process (``program``), so that work and locks of this one delay no sample."""
 
     def __init__(
         self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler")
@@ -64,7 +64,7 @@ class GpuSampler:
             self._receiver.start()
 
     def take(self) -> Mapping[str, GpuSeries]:
-        """Return the samples since the last call, by UUID, or the reason for their absence; wait for at least one."""
+        """Return the samples since the last call, or the reason for their absence, by UUID; wait for at least one."""
         readings: list[Reading] = []
         late_s = time.monotonic() + self._within_s
         while self._process is not None and not readings:
@@ -72,7 +72,7 @@ class GpuSampler:
             if readings := [self._readings.popleft() for _ in range(len(self._readings))]:
                 self._within_s = ANSWER_WITHIN_S
             elif ended or late:
-                what = "has ended" if ended else f"has not answered for {self._within_s:.0f} s"
+                what = "has exited" if ended else f"has not responded for {self._within_s:.0f} s"
                 self.stop(grace_s=0)
                 self._lost = f"the process that samples the GPUs {what}"
             else:

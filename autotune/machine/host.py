@@ -1,7 +1,7 @@
 """The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
 
-A process may not use all CPUs and memory of the machine: affinity, control groups (v1 and v2, at every level) and SLURM
-each limit them, and the smallest limit counts.
+Affinity, control groups (v1 and v2, at every level) and SLURM each limit the CPUs and memory of a process; the smallest
+limit counts.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Host(Protocol):
         """Describe the host now, with one entry of ``disks`` per path, in order; the paths need not exist yet.
 
         Raises:
-            MachineLacks: If this system does not describe itself the way Linux does.
+            MachineLacks: If there is no Linux ``/proc``.
         """
 
     def library_versions(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class SystemHost:
         found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
         if "MemTotal" not in found:
             raise MachineLacks(
-                f"{self._root / 'proc/meminfo'} does not say how much memory there is",
+                f"{self._root / 'proc/meminfo'} does not contain the amount of memory",
                 next_step="Run this on Linux with /proc mounted.",
             )
         return found
@@ -152,7 +152,7 @@ class SystemHost:
                 continue
             path = PurePosixPath(group)
             inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
-            # In a container the path may be the host's while only our own subtree is mounted: its top is our group.
+            # A container may show the host's path but mount only its own subtree, whose top is our group.
             if ".." in inside.parts:
                 inside = PurePosixPath()
             for level in (inside, *inside.parents) if inside.parts else (inside,):
@@ -212,7 +212,7 @@ def _unescape(text: str) -> str:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Return the bytes that an ordinary user may still write there, quotas aside; ``None`` if they are unknown."""
+    """Return the bytes that a user without privileges may still write there, without quotas; ``None`` if unknown."""
     with contextlib.suppress(OSError):
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize

@@ -1,4 +1,4 @@
-"""The measured machine: its device, host and software, and the fingerprint that a profile keeps of them."""
+"""The measured machine: its device, host and software, and their fingerprint for the profile."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from autotune.base.units import exact_bytes, floor_gib, format_bytes
 from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.errors import BadInput, MachineLacks
-from autotune.machine.decide import MEND_NVML
+from autotune.machine.decide import FIX_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
@@ -41,7 +41,7 @@ class MeasuredDevice:
     versions: dict[str, str]
     gpu_absent: str | None
     used_bytes_by_gpu: tuple[int | None, ...] = ()
-    """Memory in use on each GPU before this program uses it, in the order of ``gpus``; None if it is unknown."""
+    """Memory in use on each GPU before this program uses it, in the order of ``gpus``; None if unknown."""
 
     @property
     def gpu(self) -> GpuFacts | None:
@@ -94,14 +94,14 @@ def open_device(
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
-    absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} names no GPU of NVML's")
+    absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU")
     if measures and choice != "cpu":
         _check_described(gpus, visible, absent, monitor, torch_gpus)
     slurm = read_slurm(os.environ, shutil.which)
     if choice == "cuda" and not gpus:
         raise MachineLacks(
-            f"there is no GPU here: {absent}",
-            next_step=without_gpu or "Use --device cpu, or run this where there is one: autotune doctor",
+            f"no GPU found: {absent}",
+            next_step=without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor",
         )
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
@@ -124,69 +124,69 @@ def _check_described(
     monitor: GpuMonitor,
     torch_gpus: Callable[[], tuple[str, ...]],
 ) -> None:
-    """Check that the GPUs which trials will use are those that NVML describes, and whole ones."""
+    """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
     described, unreadable = monitor.devices(), monitor.unreadable()
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
         raise MachineLacks(
-            "MIG is on: a trial gets a slice of the GPU, and NVML's figures are those of all of it",
-            next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
-            "or use --device cpu.",
+            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU",
+            next_step="Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0), or use "
+            "--device cpu",
         )
-    if gpus and unreadable and visible is None:  # PyTorch counts those that cannot be described as well
+    if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
         raise MachineLacks(
-            f"not every GPU can be described: {'; '.join(unreadable)}",
-            next_step=f"{MEND_NVML}, name the others: CUDA_VISIBLE_DEVICES={gpus[0].index}, or use --device cpu.",
+            f"some GPUs are unreadable: {'; '.join(unreadable)}",
+            next_step=f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu.",
         )
     if not gpus and visible not in _HIDING and described:
         raise MachineLacks(
-            f"CUDA_VISIBLE_DEVICES={visible} names no GPU here",
-            next_step=f"Name one, such as {described[0].uuid}; or use --device cpu.",
+            f"CUDA_VISIBLE_DEVICES={visible} matches no GPU",
+            next_step=f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu.",
         )
     if not gpus and (seen := torch_gpus()):
         raise MachineLacks(
-            f"PyTorch sees {', '.join(seen)}, and NVML does not describe it: {absent}",
-            next_step=f"{MEND_NVML}, or use --device cpu.",
+            f"PyTorch sees {', '.join(seen)}, but NVML does not: {absent}",
+            next_step=f"{FIX_NVML}; or use --device cpu.",
         )
 
 
 def memory_budget(
     site: MeasuredDevice, asked_bytes: int | None, as_gpu: GpuModel | None = None, *, ranks: int = 1
 ) -> int:
-    """Return a rank's budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
+    """Return a rank's memory budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
-    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_gpu`` is a smaller GPU than
-    the one that is here, whose memory is imitated.
+    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is simulated.
 
     Raises:
-        BadInput: If the request exceeds the memory, or a GPU is to be imitated without a GPU.
+        BadInput: If the request exceeds the memory, or a GPU is to be simulated without a GPU.
     """
     if as_gpu is not None:
         if site.gpu is None:
             raise BadInput(
-                f"--gpu {as_gpu.key} requires a larger GPU to measure on, and this is a CPU",
-                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key}",
+                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found",
+                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL",
             )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
-        # What NVML calls used includes the driver's own; if it cannot be read, the table knows what the driver keeps.
+        # NVML's used memory includes the driver's reserve; if it is unreadable, the table includes that reserve.
         free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
         default_bytes = int(free_bytes) - RESERVE_BYTES
         if asked_bytes is None and default_bytes <= 0:
             raise MachineLacks(
-                f"{what} has {format_bytes(int(free_bytes))} free, and {format_bytes(RESERVE_BYTES)} stay unused",
-                next_step="Wait until the GPU is free, or set the budget: --memory",
+                f"{what} has only {format_bytes(int(free_bytes))} free, less than the reserve of "
+                f"{format_bytes(RESERVE_BYTES)}",
+                next_step="Wait until the GPU is free, or set the budget: --memory SIZE",
             )
     else:
-        there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
+        there_bytes, what = site.host.ram_available_bytes // ranks, "this host"
         if ranks > 1:
-            what = f"each of {ranks} ranks may take of this host"
+            what += f", shared by {ranks} processes"
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
         raise BadInput(
-            f"--memory {exact_bytes(asked_bytes)} is more than {what}: {format_bytes(there_bytes)}",
-            next_step=f"Ask for at most {floor_gib(there_bytes)}.",
+            f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}: {format_bytes(there_bytes)}",
+            next_step=f"Use at most --memory {floor_gib(there_bytes)}",
         )
     return asked_bytes or default_bytes
 
@@ -201,7 +201,7 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
         return asked or 1
     if asked is not None and asked > len(site.gpus):
         raise BadInput(
-            f"--ranks {asked}, and there are {len(site.gpus)} GPUs", next_step="Ask for as many as there are."
+            f"--ranks {asked}, but only {len(site.gpus)} GPUs are visible", next_step=f"Use --ranks {len(site.gpus)}"
         )
     return asked or len(site.gpus)
 

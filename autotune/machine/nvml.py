@@ -1,8 +1,8 @@
 """NVIDIA GPUs as a port, through NVML: their description, state and processes.
 
 Every error of NVML is translated here: a missing figure is ``None``, or ``Unavailable`` with NVML's reason. One monitor
-per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers. A driver's call may never
-return: each runs in a separate thread, and once one is late, NVML is not called again.
+per process, with one lock per GPU, because concurrent GPM calls have crashed drivers. A driver call may never return,
+so each runs in a separate thread; once one is late, NVML is not called again.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, 
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _HINTS = {
-    "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver is installed here, or the container was started without it",
-    "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel module is not loaded, or no GPU was allotted",
-    "NVML_ERROR_NO_PERMISSION": "this user may not read it",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated and the machine not restarted",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver installed, or the container was started without it",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel module is not loaded, or no GPU was allocated",
+    "NVML_ERROR_NO_PERMISSION": "permission denied",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated without a restart",
 }
 
 LEAST_CONTEXT_BYTES = 64 * 2**20
@@ -36,7 +36,7 @@ ANSWER_WITHIN_S = 30.0
 """Timeout of a call: without persistence mode the driver first initialises every GPU, which takes seconds for each."""
 
 MIN_INTERVAL_S = 0.1
-"""Shortest interval between samples: NVML refreshes its counters about this often; faster samples show noise."""
+"""Shortest interval between samples, about NVML's own; faster samples show noise."""
 
 # The field that a GPM metric fills, NVML's name for it, and the factor from NVML's unit (percent, MiB/s) to ours.
 _GPM_METRICS = (
@@ -184,7 +184,7 @@ class NvmlMonitor:
         end_s = self._clock.monotonic_s()
         self._counters[uuid] = end_s, sample
         if before is None:
-            return Unavailable(reason="the first window of counters has only begun")
+            return Unavailable(reason="the first window of counters has just started")
         start_s, first = before
         try:
             return GpmWindow(start_s=start_s, end_s=end_s, **_gpm_metrics(nvml, first, sample))
@@ -215,7 +215,7 @@ class NvmlMonitor:
         try:
             return answer.result(timeout=ANSWER_WITHIN_S)
         except TimeoutError:
-            self._mute = f"NVML does not answer: a call has not returned for {ANSWER_WITHIN_S:g} s"
+            self._mute = f"NVML does not respond: a call has not returned for {ANSWER_WITHIN_S:g} s"
             return Unavailable(reason=self._mute)
 
     def _try(self, call: Callable[[], T]) -> T | Unavailable:
@@ -240,7 +240,7 @@ class NvmlMonitor:
             f"GPU {index}: {facts.reason}" for index, facts in enumerate(described) if isinstance(facts, Unavailable)
         )
         if not self._devices:
-            self._absent = "; ".join(self._unreadable) or "the NVIDIA driver runs and reports no GPU"
+            self._absent = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
 
     def _describe(self, index: int) -> GpuFacts:
         """Describe one GPU; its identity must be readable, the rest may be missing."""
@@ -312,7 +312,7 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
 def gpus_of_torch() -> tuple[str, ...]:
     """Return the names of the GPUs that PyTorch sees in a child process; empty without a driver or PyTorch."""
     try:
-        ctypes.CDLL("libcuda.so.1")  # without it there is nothing to see, and no need to wait for PyTorch
+        ctypes.CDLL("libcuda.so.1")  # without a driver, do not wait for PyTorch
     except OSError:
         return ()
     try:

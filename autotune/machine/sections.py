@@ -1,4 +1,4 @@
-"""Output of ``autotune doctor``: facts about a machine, and problems that would spoil a measurement on it."""
+"""Output of ``autotune doctor``: facts about a machine, and problems that make measurements unreliable."""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,9 +33,9 @@ def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
         ("Host", (facts("", list(_host_rows(machine))),)),
         ("GPUs", _gpus(machine)),
         ("Disks", (disks,)),
-        ("Network", (nics if nics.rows else _line("none but loopback"),)),
+        ("Network", (nics if nics.rows else _line("loopback only"),)),
         ("SLURM", (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),)),
-        ("What would spoil a measurement here", (found if findings else _line("nothing found"),)),
+        ("Problems for measurements", (found if findings else _line("none found"),)),
     )
     return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections])
 
@@ -52,7 +52,7 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
     limit = "" if host.ram_limit_bytes is None else f" of {format_bytes(host.ram_limit_bytes)}"
     yield "platform", host.platform
     yield "CPU", host.cpu_model
-    yield "allotted CPUs", f"{host.allotted_cpus} ({limits})"
+    yield "available CPU cores", f"{host.allotted_cpus} ({limits})"
     yield "load average", f"{format_count(host.load_average_1min, 2)} over 1 min"
     yield "RAM", f"{format_bytes(host.ram_total_bytes)}"
     yield "RAM available", f"{format_bytes(host.ram_available_bytes)}, as limited by {host.ram_limit_source}{limit}"
@@ -99,7 +99,7 @@ def _gpu_identity(gpu: GpuStatus) -> Row:
     if isinstance(gpu.processes, Unavailable):
         users = f"n/a ({gpu.processes.reason})"
     else:
-        users = ", ".join(f"{user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes) or "none seen"
+        users = ", ".join(f"{user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes) or "none visible"
     return (str(facts.index), facts.uuid, capability, facts.compute_mode, mig, facts.driver, users)
 
 

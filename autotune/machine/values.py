@@ -1,4 +1,4 @@
-"""Facts about a machine; a figure that it does not give is ``None``, or ``Unavailable`` with the reason."""
+"""Facts about a machine; unknown figures are ``None``, or ``Unavailable`` with the reason."""
 
 import itertools
 import math
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 PRETENDED = "(nullgpu)"
-"""Suffix of a simulated GPU's driver version: libraries replace NVIDIA's, and kernels do nothing."""
+"""Suffix of a simulated GPU's driver version, whose kernels do nothing."""
 
 
 def is_pretended(driver: str | None) -> bool:
-    """Return True if this driver is simulated: torch's allocator is real then, but no rate is."""
+    """Return True if this driver is simulated: memory figures are real then, but no rate is."""
     return driver is not None and driver.endswith(PRETENDED)
 
 
@@ -48,7 +48,7 @@ class GpuSample:
     """State of one GPU at one moment.
 
     ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
-    least one kernel ran: a rank that waits in a collective shows 1. ``used_bytes`` includes the driver's own reserve.
+    least one kernel ran: a rank that waits in a collective shows 1. ``used_bytes`` includes the driver's reserve.
     ``power_w`` is, since Hopper, the mean of the last second; ``energy_j`` counts from the loading of the driver.
     ``process_count`` counts processes that hold GPU memory to compute; those of other containers may be hidden.
     """
@@ -85,7 +85,7 @@ class GpmWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeries:
-    """Samples and counter windows of one GPU over a stretch of time, both in order of time.
+    """Samples and counter windows of one GPU, both in order of time.
 
     ``lacking`` and ``gpm_lacking`` are the reasons if there are no samples or no windows.
     """
@@ -96,7 +96,7 @@ class GpuSeries:
     gpm_lacking: str | None = None
 
     def between(self, start_s: float, end_s: float) -> "GpuSeries":
-        """Return the part that lies wholly between two moments of CLOCK_MONOTONIC, both included."""
+        """Return the part between two moments of CLOCK_MONOTONIC, both included."""
         samples = tuple(one for one in self.samples if start_s <= one.time_s <= end_s)
         gpm = tuple(one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s)
         return replace(self, samples=samples, gpm=gpm)
@@ -166,8 +166,8 @@ class HostFacts:
 
     @property
     def allotted_cpus(self) -> int:
-        """CPUs that this process can keep busy: the smallest of the known limits, at least 1."""
-        # Half a CPU cannot run a worker at full speed, so a fractional quota counts as the whole CPUs in it.
+        """CPU cores available to this process: the smallest of the known limits, at least 1."""
+        # Rounded down, as half a core cannot run a worker at full speed.
         quota = None if self.cpus_quota is None else math.floor(self.cpus_quota)
         limits = (self.cpus_online, self.cpus_affinity, quota, self.cpus_slurm)
         return max(1, min(limit for limit in limits if limit is not None))
@@ -236,8 +236,8 @@ THROTTLE_REASONS = {
 }
 """Reasons for a GPU to run below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
-"""Throttle reasons that spoil a measurement; the others are normal operation. The power brake is an external signal
-that at least halves the clocks and raises hw_slowdown; a loaded GPU usually runs at the software power cap."""
+"""Throttle reasons that spoil a measurement; the others, such as the software power cap of a loaded GPU, are normal.
+The power brake is an external signal that at least halves the clocks and raises hw_slowdown."""
 
 
 def throttle_names(mask: int) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def refused(here, capsys):
     [
         (["probe", "--model", "bert-mnii", "--data", "d"], 3, ["unknown model", "'bert-mini'"]),
         (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
-        (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["nowhere is not a directory"]),
+        (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["dataset not found: nowhere"]),
         (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
         *((words, 2, ["Error:"]) for words in (["prob"], ["probe"], ["probe", "--zzz"], ["probe", "--model"],
                                                ["profile", "aprove"])),

@@ -241,7 +241,7 @@ def test_some_stages_can_be_chosen_of_those_that_exist_and_need_no_more_gpus(onl
 def test_nothing_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu.main(["--out", str(tmp_path)]) == EXIT_UNMEASURED
-    assert "there is no GPU here" in capsys.readouterr().err
+    assert "no GPU found" in capsys.readouterr().err
 
 
 def test_every_claim_that_was_not_measured_names_stages_that_exist():

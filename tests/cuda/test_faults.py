@@ -36,7 +36,7 @@ def probe(machine, data, *words, code=0):
         (Faults(mig="1g.12gb"), "MIG is on"),
         (
             Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"),
-            "PyTorch sees NVIDIA H100 NVL, and NVML does not describe it: NVML: Driver Not Loaded",
+            "PyTorch sees NVIDIA H100 NVL, but NVML does not: NVML: Driver Not Loaded",
         ),
         (
             Faults(mig="1g.12gb", absent=("nvmlDeviceGetMigMode",)),
@@ -130,15 +130,15 @@ monitor.close()
 def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu):
     ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run("-c", MUTE, timeout_s=60)
     first, second = ended.out.splitlines()
-    assert first.startswith("0|GPU 0: NVML does not answer: a call has not returned for 0.5 s|None|True"), ended
-    assert second.startswith("5|PyTorch sees NVIDIA H100 NVL, and NVML does not describe it: GPU 0: NVML does not")
-    assert "Mend NVML" in second
+    assert first.startswith("0|GPU 0: NVML does not respond: a call has not returned for 0.5 s|None|True"), ended
+    assert second.startswith("5|PyTorch sees NVIDIA H100 NVL, but NVML does not: GPU 0: NVML does not")
+    assert "Fix NVML" in second
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"])
 def test_a_figure_that_never_comes_keeps_no_other_waiting(null_gpu, function):
     ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run("-c", MUTE, timeout_s=60)
     assert ended.code == 0, ended
-    assert "does not answer" in ended.out
+    assert "does not respond" in ended.out
     assert ended.out.startswith("1|None|GpuSample(")
     assert ended.out.splitlines()[0].endswith("|True")

@@ -83,7 +83,7 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
     job.end(process)
     assert process.returncode != 0
     assert machine.counts().total("kernel") > 0
-    assert "error: rank 0: after the last step, another rank is gone: " in job.told()
+    assert "error: rank 0: after the last step, lost connection to another rank: " in job.told()
     assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
 
 

@@ -52,11 +52,11 @@ def test_reference_is_made_from_the_code(site):
     assert "Tokens in a row.  [default: 512; x&gt;=8]" in text["commands"]
     assert "--set train.KEY=VALUE" in text["commands"]
     assert "job meet" not in text["commands"]
-    assert "<td>Sequences per micro-batch on each rank.</td>" in text["profile"]
+    assert "<td>Sequences per micro-batch on each GPU.</td>" in text["profile"]
     assert "[[evidence.probe.curve]]" in text["profile"]
     advice = (site / "advice.html").read_text()
     assert [rule.name for rule in RULES if f"<td><code>{rule.name}</code></td>" not in advice] == []
-    assert "<td>04:00:00</td>\n<td>Longest time of a job.</td>" in text["site"]
+    assert "<td>04:00:00</td>\n<td>Time limit of jobs.</td>" in text["site"]
 
 
 def test_every_page_is_in_the_navigation(site):

@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(t
                 break
             assert full.returncode == 3, full.stderr
             assert "no space left" in full.stderr
-            assert "same command then goes on" in full.stderr
+            assert "same command again to resume" in full.stderr
             assert "Traceback" not in full.stderr
             assert not (disk / "data").exists()
         resize(disk, 200 * 2**20)
@@ -101,12 +101,12 @@ def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full
     with small_disk(tmp_path / "disk", 4 * 2**20) as disk:
         small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
         assert small.returncode == 3
-        assert "has 4 MiB free, and the dataset takes 17 MiB" in small.stderr
+        assert "has 4 MiB free; the dataset requires 17 MiB" in small.stderr
         assert "next: Free 77 MiB there" in small.stderr
         assert list(disk.rglob("*.npy")) == []
         resize(disk, 100 * 2**20)
         filler = disk / "filler"
-        with pytest.raises(BadConfig, match=r"MiB free, and the dataset takes 17 MiB") as caught:
+        with pytest.raises(BadConfig, match=r"MiB free; the dataset requires 17 MiB") as caught:
             stage(source, disk, update=lambda *_: filler.exists() or fill_up(filler))
         assert caught.value.next_step.startswith("Free ")
         assert partials(disk) == []

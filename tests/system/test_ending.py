@@ -86,7 +86,7 @@ def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(pla
     process = job.start([{"kind": "kill", "step": -1, "rank": rank}])
     job.end(process, within_s=60)
     assert process.returncode != 0
-    assert f"error: rank {1 - rank}: after the last step, another rank is gone" in job.told()
+    assert f"error: rank {1 - rank}: after the last step, lost connection to another rank" in job.told()
     assert "next: none: the run is finished" in job.told()
     end = read_exit(job.directory)
     assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
@@ -97,7 +97,7 @@ def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_all
     process = job.start([{"kind": "hang", "step": -1, "rank": 1}])
     job.end(process, within_s=60)  # the process group alone would wait for 72 s, and say nothing
     assert process.returncode != 0
-    assert "train: nothing moved for 12 s after step 3" in job.told()
+    assert "train: no progress for 12 s after step 3" in job.told()
     assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
 
 
@@ -122,7 +122,7 @@ def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "launch: the run ended with code 75" in err
+    assert "launch: the run exited with code 75" in err
     steps = json.loads((tmp_path / "run" / "exit.json").read_text())["steps"]
     again = [*launch, "--ranks", "2", "--set", f"train.max_steps={steps + 2}"]
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

@@ -31,7 +31,7 @@ def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_sl
     assert caught.value.next_step
     for slow in ("device", "device_memory_bytes", "allotted_cpus"):
         (remark,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
-        assert f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; all wait" in remark.message
+        assert f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every step" in remark.message
 
 
 def test_samples_that_two_ranks_got_are_refused_with_both_named():
@@ -48,10 +48,10 @@ TUNED = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "al
 
 
 def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
-    with pytest.raises(ProfileMismatch, match="of 80 GiB, this one has 40 GiB") as caught:
+    with pytest.raises(ProfileMismatch, match="of 80 GiB; this one has only 40 GiB") as caught:
         preflight.compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
     assert caught.value.exit_code == 6
-    assert "autotune probe" in caught.value.next_step
+    assert "autotune tune" in caught.value.next_step
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
         # Strange values are not believed.
         ({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, {}, ""),
         (MEMORY, {"device_memory_bytes": "None"}, ""),
-        (TUNED | {"gpu_name": "NVIDIA H100"}, {}, "gpu name NVIDIA H100, here is NVIDIA A100"),
-        (TUNED | {"torch": "2.9.1"}, {}, "torch 2.9.1, here is 2.10.0"),
-        (TUNED | {"allotted_cpus": 16}, {}, "16 allotted CPUs, this rank has 8"),
-        (TUNED | {"device": "cpu"}, {}, "tuned for a CPU, this is a GPU"),
+        (TUNED | {"gpu_name": "NVIDIA H100"}, {}, "gpu name NVIDIA H100; this rank has NVIDIA A100"),
+        (TUNED | {"torch": "2.9.1"}, {}, "torch 2.9.1; this rank has 2.10.0"),
+        (TUNED | {"allotted_cpus": 16}, {}, "16 available CPU cores; this rank has 8"),
+        (TUNED | {"device": "cpu"}, {}, "tuned for a CPU, but this rank has a GPU"),
     ],
 )
 def test_another_machine_than_the_profile_was_tuned_on_is_said_and_one_like_it_passes(fingerprint, here, told):
@@ -114,16 +114,16 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
     disk = SimpleNamespace(free=150 * MIB)
     monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: disk)
     assert preflight.check_room(tmp_path, 75 * MIB, RANKS, there=0, kept=1) == []
-    with pytest.raises(BadConfig, match="has 150 MiB free, and 2 checkpoints take 152 MiB") as caught:
+    with pytest.raises(BadConfig, match="has 150 MiB free; 2 checkpoints require 152 MiB") as caught:
         preflight.check_room(tmp_path, 76 * MIB, RANKS, there=0)
     assert "train.checkpoint.enabled=false" in caught.value.next_step
     assert preflight.check_room(tmp_path, 150 * MIB, RANKS, there=1, kept=1) == []
     for there in (1, 2, 5):  # a run that can go on does so, with a word
         (remark,) = preflight.check_room(tmp_path, 151 * MIB, RANKS, there=there)
-        assert "the next save fails" in remark.next_step
+        assert "the next save will fail" in remark.next_step
     assert preflight.check_room(tmp_path, 50 * MIB, RANKS, there=0, kept=2) == []
     (remark,) = preflight.check_room(tmp_path, 51 * MIB, RANKS, there=0, kept=2)
-    assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
+    assert "has 150 MiB free; keeping 2 checkpoints while writing the next requires 153 MiB" in remark.message
     assert "keep_last" in remark.next_step
 
 
@@ -145,10 +145,10 @@ def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_a
     tmp_path, misses, leads, shown
 ):
     ranks = _some_elsewhere(misses, leads)
-    with pytest.raises(BadConfig, match=f"is not there for {shown}, and under this strategy all ranks write") as caught:
+    with pytest.raises(BadConfig, match=f"not found on {shown}, but all ranks write") as caught:
         preflight.check_shared(tmp_path, ranks, needed=True)
     (remark,) = preflight.check_shared(tmp_path, ranks, needed=False)
-    assert f"is not there for {shown}: how those end cannot be written into exit.json" in remark.message
+    assert f"not found on {shown}: they cannot record their exit in exit.json" in remark.message
     assert remark.next_step == caught.value.next_step
     assert "--out" in remark.next_step
     assert list(tmp_path.iterdir()) == []

@@ -1,13 +1,13 @@
 """Checkpoints on disk: format, writing, checking, finding and removal. No torch here, and no pickle anywhere.
 
 RUN/checkpoints/
-  latest                        the name of the newest checkpoint, for people and scripts
+  latest                        name of the newest checkpoint, for you and your scripts
   step-000000500/               named after the optimizer step; ends with `-rollback-K` after K rollbacks of the run
     rank-00000.safetensors      tensors, or parts of tensors, that this rank writes
     manifest.json               written last: size and CRC-32 of each file, location of tensor parts, training state
 
 A checkpoint is written into a hidden directory, synced, and renamed, so every visible one was complete. Sizes and
-checksums detect later damage. If several ranks write, each describes its file in JSON for the manifest of rank 0.
+checksums detect corruption. If several ranks write, each describes its file in JSON for the manifest of rank 0.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class TrainingState(StrictTable):
 
 
 class CheckpointManifest(StrictTable):
-    """Content of ``manifest.json``, which on disk also has a hash of itself."""
+    """Content of ``manifest.json``, which on disk also contains its own hash."""
 
     schema_version: Literal[2]
     written_utc: str
@@ -96,21 +96,21 @@ def manifest_text(manifest: CheckpointManifest) -> str:
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
     """Validate a manifest's JSON value and return it; raise ``BadCheckpoint`` if it is invalid or was changed."""
     if not isinstance(table, dict):
-        raise BadCheckpoint(f"{where} is not a table")
+        raise BadCheckpoint(f"{where} is not a JSON object")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
     try:
         as_written = table.get(_HASH_KEY) == canonical_sha256(content)
-    except ValueError:  # NaN, or half a character: nothing that was ever written
+    except ValueError:  # NaN, or half a character, which is never written
         as_written = False
     if not as_written:
-        raise BadCheckpoint(f"{where} is not as it was written")
+        raise BadCheckpoint(f"{where} was modified: its hash does not match")
     try:
         manifest = parse_table(CheckpointManifest, content, where=where)
     except BadConfig as error:
         raise BadCheckpoint(error.message) from error
     names = {file.name for file in manifest.files}
     if not all(_FILE_NAME.fullmatch(name) for name in names):
-        raise BadCheckpoint(f"{where} names files elsewhere")
+        raise BadCheckpoint(f"{where} refers to files in other directories")
     if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
         raise BadCheckpoint(f"{where} does not list all of its files")
     return manifest
@@ -185,7 +185,7 @@ class CheckpointWriter:
         """
         try:
             if self.rank == self.writers[0]:
-                # What earlier saves of this start left: a rank may have written on after the first gave up.
+                # Files of earlier saves of this start: a rank may have continued to write after rank 0 gave up.
                 for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
                     if partial != self._partial:
                         shutil.rmtree(partial, ignore_errors=True)
@@ -214,7 +214,7 @@ class CheckpointWriter:
             self._of_rank(rank, "json").unlink()
         sync(self._partial)
         final = self.root / self.name
-        if final.exists():  # corrupt, or this step would not have been taken again
+        if final.exists():  # corrupt, as the step was repeated
             final.rename(self.root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
         point_to_latest(self.root, self.name)
@@ -229,13 +229,13 @@ class CheckpointWriter:
                 number = errno.EIO
                 with contextlib.suppress(OSError, ValueError):
                     number = int(failed.readlink().name)
-                raise OSError(number, f"rank {rank} could not write its share")
+                raise OSError(number, f"rank {rank} could not write its file")
             now_s, now_size = time.monotonic(), file.stat().st_size if file.is_file() else -1
             if now_size != size:
                 grown_s, size = now_s, now_size
                 self.progressed()
             if now_s - grown_s > self.timeout_s:
-                raise TimeoutError(f"rank {rank} has not written its share within {self.timeout_s:g} s")
+                raise TimeoutError(f"rank {rank} has not written its file within {self.timeout_s:g} s")
             time.sleep(_POLL_S)
         return parse_table(_Share, read_json(share), where=str(share))
 
@@ -248,7 +248,7 @@ class CheckpointWriter:
                 self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._of_rank(self.rank, "safetensors").unlink(missing_ok=True)
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-                # A name needs no room on a full disk, unlike the content of a file.
+                # An empty file can be created on a full disk.
                 self._of_rank(self.rank, "failed").symlink_to(str(number))
 
 
@@ -283,14 +283,14 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 
 def _unreadable(directory: Path, error: OSError) -> Exception:
     """Return the exception for a read error: a checkpoint is corrupt only if a file is missing or not a plain file."""
-    message = f"{directory} cannot be read: {error.strerror or error}"
+    message = f"cannot read {directory}: {error.strerror or error}"
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or error.errno == errno.ELOOP:
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
-        return BadConfig(message, next_step="Start as the user who wrote it, or let this one read it.")
+        return BadConfig(message, next_step="Make it readable for this user.")
     return DiskTrouble(
         message,
-        next_step="Nothing was changed. Start again when the file system is well: it goes on from that checkpoint.",
+        next_step="Run the same command again once the file system is available: it resumes from that checkpoint.",
     )
 
 
@@ -329,7 +329,7 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
                 break
     removed = [path for path in checkpoints if path not in kept]
     for path in removed:
-        # Renamed first: a half removed checkpoint must not look like a corrupt one.
+        # Renamed first, so that a partly removed checkpoint does not look corrupt.
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -344,6 +344,6 @@ def clear_leftovers(root: Path) -> None:
 
 
 def point_to_latest(root: Path, name: str) -> None:
-    """Write a checkpoint's name to ``latest``; errors are ignored, as only people and scripts read it."""
+    """Write a checkpoint's name to ``latest``; errors are ignored, as training does not read it."""
     with contextlib.suppress(OSError):
         write_atomically(root / "latest", f"{name}\n")

@@ -1,7 +1,7 @@
 """Saving and restoring the training state: it is copied to host memory, and a thread writes the copy to disk.
 
-The step after a save waits only for the copy. If the disk or a quota is full, the save fails but training continues:
-earlier checkpoints stay, and the failure becomes an event of the run.
+The step after a save waits only for the copy. If the disk or a quota is full, the save fails and training continues;
+earlier checkpoints stay, and the failure is an event of the run.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class CheckpointManager:
         self._settings = config.checkpoint
         self._training, self._ranks, self._tell_event = training, ranks, tell_event
         self._attempt, self._progressed = attempt, progressed
-        # Before the process group's own limit, so that a rank that waits here can still say for whom.
+        # Below the process group's timeout, so that a waiting rank can still report which rank is late.
         self._timeout_s = config.parallel.timeout_s / 2
         self._saves = 0
         self._copy: HostCopy | None = None
@@ -79,7 +79,7 @@ class CheckpointManager:
         """Name of the newest checkpoint that this rank knows of."""
         self.at_step: int | None = None
         """Step of the last state that was restored, or that a save was attempted for."""
-        if self.enabled and (kept := self._kept()):  # take the room now, so that the first save need not wait for it
+        if self.enabled and (kept := self._kept()):  # allocated now, so that the first save does not wait
             self._room = threading.Thread(target=self._take_room, args=(kept,), name="checkpoint buffers", daemon=True)
             self._room.start()
 
@@ -115,7 +115,7 @@ class CheckpointManager:
     def _take_room(self, kept: Sequence[TensorShard]) -> None:
         if self._ranks.device.type == "cuda":
             torch.cuda.set_device(self._ranks.device)  # a thread begins with the first one
-        with contextlib.suppress(MemoryError, RuntimeError):  # said by the save that then tries again
+        with contextlib.suppress(MemoryError, RuntimeError):  # the save tries again and reports the error
             self._copy = self._new_copy(kept)
 
     def _kept(self) -> list[TensorShard]:
@@ -156,7 +156,7 @@ class CheckpointManager:
                 torch.cuda.current_stream().synchronize()
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
-            why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
+            why = f"host memory is too small for a copy of the state: {str(error).partition(chr(10))[0][:200]}"
             self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
         stall_s = None if urgent else time.perf_counter() - began_s
@@ -174,12 +174,12 @@ class CheckpointManager:
     def _write(
         self, writer: CheckpointWriter, copy: HostCopy, state: TrainingState, began_s: float, stall_s: float | None
     ) -> None:
-        if stall_s is not None:  # nothing waits for it
+        if stall_s is not None:  # training does not wait for this save
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         problem: Exception | None = None
         try:
             writer.write(copy.content, copy.tensors, state)
-        except Exception as error:  # noqa: BLE001 - border of this thread: after any error, training continues and is told
+        except Exception as error:  # noqa: BLE001 - border of this thread: training continues after any error, which is reported
             writer.give_up(error)
             problem = error
         size_bytes = 0 if problem else len(copy.content)
@@ -196,8 +196,8 @@ class CheckpointManager:
             try:
                 removed = prune(self._root, keep_last=keep_last, keep_every_steps=self._settings.keep_every_steps)
             except (OSError, TrainerError) as refused:
-                message = f"older checkpoints could not be removed: {refused}"
-                next_step = "Remove them by hand, or let this user do so: they fill the disk."
+                message = f"cannot remove older checkpoints: {refused}"
+                next_step = "Remove them, or grant this user permission; otherwise they fill the disk."
                 self._finished.append(happened(step, "not_removed", message, level="warning", next_step=next_step))
         seconds = time.perf_counter() - began_s
         values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size}
@@ -207,10 +207,10 @@ class CheckpointManager:
             self._finished.append(happened(step, "saved", f"saved {name}{told}", values=values))
             return
         why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
-        kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
-        message = f"could not save step {step}: {why}; {kept}, and training goes on{told}"
-        causes = ["the disk or a quota is full", "the file system failed, or cannot be reached"]
-        next_step = "Free room, or raise the quota: the next save is tried as usual; a crash before loses more."
+        kept = f"the newest checkpoint is still {self.newest}" if self.newest else "no checkpoint exists yet"
+        message = f"cannot save step {step}: {why}; {kept}; training continues{told}"
+        causes = ["the disk or a quota is full", "the file system failed or is unreachable"]
+        next_step = "Free disk space or raise the quota before the next save; a crash until then loses more work."
         self._finished.append(
             happened(step, "save_failed", message, level="error", causes=causes, next_step=next_step, values=values)
         )
@@ -227,7 +227,7 @@ class CheckpointManager:
             self._join(_ROUND_S)
             (busy_ranks,) = self._ranks.all_reduce_sum(float(self.busy))
             if not self.busy:
-                self._progressed()  # of a rank that writes, the writing itself is the sign of life
+                self._progressed()  # a rank that writes reports progress while writing
         self._join()
         self.tell_finished()
 
@@ -252,14 +252,14 @@ class CheckpointManager:
         self.wait()
         found, corrupt = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in corrupt:
-            message = f"checkpoint {passed_over.name} is corrupt and was passed over: {why}"
-            next_step = "See what is wrong with that disk."
+            message = f"checkpoint {passed_over.name} is corrupt and is skipped: {why}"
+            next_step = "Check that disk."
             self._tell_event(happened(0, "corrupt", message, level="error", next_step=next_step))
         found = self._ranks.broadcast_object(found)
         if found is None:
             raise TrainingFailed(
-                "training would have to roll back, and there is no good checkpoint to return to",
-                next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
+                "cannot roll back: no good checkpoint exists",
+                next_step="Lower train.learning_rate or increase train.warmup_steps; "
                 "save more often with train.checkpoint.interval_steps.",
             )
         return found

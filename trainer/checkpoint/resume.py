@@ -38,13 +38,13 @@ _SAME_DATA = (
     "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_size", "global_batch_tokens",
     "global_batch_samples", "seed",
 )  # fmt: skip
-"""Settings that must not change when a run resumes, as its weights or position in the data would be invalid."""
+"""Settings that must not change on resume, as weights or the position in the data would be invalid."""
 _RECIPE = (
     "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
     "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
     "attention_dropout", "precision", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
 )  # fmt: skip
-"""Settings that may change when a run resumes; a change is reported."""
+"""Settings that may change on resume; a change is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Start:
     finished: RunExit | None = None
     """Exit of a run that has already finished; None if there are steps left to train."""
     gave_up: bool = False
-    """True if the previous start gave up; the configuration has changed since."""
+    """True if the previous start gave up and the configuration was changed since."""
     elsewhere: bool = False
     """True if the checkpoint belongs to another run."""
 
@@ -112,8 +112,8 @@ def choose_run(
         return _writer(directory, opened, again=False), Start()
     except OSError as error:
         raise DiskTrouble(
-            f"cannot use the run's directory: {error}",
-            next_step="Nothing was lost. Start again when the file system is well: it goes on.",
+            f"cannot use the run directory: {error}",
+            next_step="Run the same command again once the file system is available: it resumes.",
         ) from error
 
 
@@ -136,21 +136,21 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
         raise TrainingFailed(
-            f"{directory} gave up before, and nothing was changed since: {over.reason}",
-            next_step="Change a setting, such as --set train.learning_rate=…, or begin afresh in another --out.",
+            f"{directory} gave up before with the same settings: {over.reason}",
+            next_step="Change a setting, such as --set train.learning_rate=…; or start from scratch: another --out",
         )
     writer = _writer(directory, opened, again=True)
     root = directory / CHECKPOINTS_DIRECTORY
     clear_leftovers(root)
     events: list[EventRow] = []
     found, corrupt = newest_checkpoint(root, good=gave_up)
-    for path, why in corrupt:  # only now: had one that could not be read come after them, nothing should be changed
+    for path, why in corrupt:  # only now, as nothing may change if a checkpoint cannot be read
         aside = path.with_name(f"{path.name}.corrupt-{writer.attempt}")
         path.rename(aside)
-        message = f"checkpoint {path.name} is corrupt and was passed over: {why}; kept as {aside.name}"
+        message = f"checkpoint {path.name} is corrupt and is skipped: {why}; kept as {aside.name}"
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
-        # They are of the way that led nowhere, and by their names newer than what is saved from here on.
+        # Checkpoints of the failed attempt, whose names would be newer than those saved from here on.
         for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     if found is None:
@@ -160,49 +160,48 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over)
-    told = "; ".join((f"goes on from {path.name}", *changes))
+    told = "; ".join((f"resumed from {path.name}", *changes))
     events.append(happened(step, "resumed", told, level="warning" if changes else "info"))
     return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up)
 
 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
-    """Start a run that has no intact checkpoint of its own: from the checkpoint that it began with, or from scratch.
+    """Start a run without an intact checkpoint from its first start's checkpoint, or from scratch.
 
     Raises ``BadConfig`` if all its checkpoints are corrupt, as starting from scratch is then your decision.
     """
     origin = read_origin(directory)
-    # Set aside just now, or by a start before this one.
+    # Renamed by this start or an earlier one.
     corrupt = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
     if corrupt and not gave_up and origin is None:
         raise BadConfig(
-            f"none of the {len(corrupt)} checkpoints of {directory} is intact; they are kept as *.corrupt-*",
-            next_step="See what is wrong with that disk. Begin afresh with another --out, or from another run's "
-            "checkpoint: --resume PATH.",
+            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*",
+            next_step="Check that disk. Start from scratch with another --out, or from another run: --resume PATH",
         )
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
-        told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
+        told = happened(0, "resumed", f"{directory} has {why}; starting from scratch", level="warning")
         return Start(events=(*events, told))
     path, manifest = _read(Path(origin))
-    told = happened(manifest.state.step, "resumed", f"{directory} has {why}: it begins from {path} again")
+    told = happened(manifest.state.step, "resumed", f"{directory} has {why}; starting again from {path}")
     return Start(checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True)
 
 
 def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
-    """Resume a run in its own directory, or begin another run from one of its checkpoints."""
+    """Resume a run in its directory, or start another run from one of its checkpoints."""
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
     run = path.parent.parent if is_checkpoint else root.parent
     if not is_checkpoint and not root.is_dir():
         raise BadConfig(
-            f"{path} is neither a run with checkpoints nor a checkpoint",
-            next_step="Name a directory such as runs/NAME or runs/NAME/checkpoints/step-000001000.",
+            f"--resume {path}: no checkpoint found there",
+            next_step="Pass a run or a checkpoint, such as runs/NAME or runs/NAME/checkpoints/step-000001000",
         )
     in_place = out is None or out.resolve() == run.resolve()
     if in_place and is_checkpoint and list_checkpoints(path.parent)[:1] != [path]:
         raise BadConfig(
             f"{run} has newer checkpoints than {path.name}",
-            next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
+            next_step=f"Start another run from it with --out DIR, or resume from the newest: --resume auto --out {run}",
         )
     if in_place or out is None:
         return _go_on(run, resolved, opened)
@@ -211,19 +210,19 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         origin = read_origin(out)
         if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
             raise BadConfig(
-                f"{out} holds a run already, which did not begin from {path}",
-                next_step="Choose another --out, or --resume auto to go on.",
+                f"{out} already contains a run, which did not start from {path}",
+                next_step="Choose another --out, or resume that run with --resume auto",
             )
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
-            return _go_on(out, resolved, opened)  # the same command, started again
+            return _go_on(out, resolved, opened)  # the same command was run again
     found, corrupt = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
-    passed_over = "a checkpoint is corrupt and was passed over"
+    passed_over = "a checkpoint is corrupt and is skipped"
     events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in corrupt]
     if found is None:
-        raise BadConfig(f"{root} has no intact checkpoint", next_step="Name another run, or begin with --resume never.")
+        raise BadConfig(f"{root} has no intact checkpoint", next_step="Pass another run, or use --resume never")
     directory, manifest = found
     changes = _compare(manifest.state, resolved, directory)
-    events.append(happened(manifest.state.step, "resumed", "; ".join((f"begins from {directory}", *changes))))
+    events.append(happened(manifest.state.step, "resumed", "; ".join((f"started from {directory}", *changes))))
     writer = _writer(out, opened, again=again)
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
 
@@ -233,7 +232,7 @@ def _read(path: Path) -> Found:
         return path, read_checkpoint(path)
     except BadCheckpoint as error:
         raise BadConfig(
-            f"the checkpoint is corrupt: {error}", next_step="Name an older one, or the run: --resume RUN"
+            f"the checkpoint is corrupt: {error}", next_step="Pass an older one, or the run: --resume RUN"
         ) from error
 
 
@@ -242,17 +241,17 @@ def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where:
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
         raise BadConfig(
-            f"{where} was trained on another dataset: its hash begins {found[:12]}, not {str(expected)[:12]}",
-            next_step="Go on with that run's profile, or begin afresh with another --out.",
+            f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…",
+            next_step="Resume with that run's profile, or start from scratch with another --out.",
         )
     now = resolved.config.model_dump(mode="json")
     for key in _SAME_DATA:
         old, new = _value(before.config, key), _value(now, key)
         if old != new:
-            shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
+            shown = f"train.{key} = {new!r} does not match {where}, trained with {old!r}"
             raise BadConfig(
-                shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
-                next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
+                shown if len(shown) < 200 else f"train.{key} does not match {where}",
+                next_step="Resume with the same settings, or start from scratch: --resume never, with another --out",
             )
     pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
     return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]

@@ -82,7 +82,7 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
         local, shape = value.to_local().detach(), tuple(value.shape)
         mesh = value.device_mesh
         part = mesh.get_local_rank("shard")
-        # Like torch.chunk along the first dimension.
+        # As torch.chunk along the first dimension.
         rows = -(-shape[0] // mesh.size(mesh.mesh_dim_names.index("shard"))) if mesh.mesh_dim_names else shape[0]
         begin = min(shape[0], part * rows)
         assert local.shape[0] == min(rows, shape[0] - begin), name
@@ -128,9 +128,9 @@ class HostCopy:
         head = len(text).to_bytes(8, "little") + text
         size_bytes = len(head) + (ends[-1] if ends else 0)
         memory = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-        begin = -memory.data_ptr() % DISK_BLOCK_BYTES  # where disks can take it from directly
+        begin = -memory.data_ptr() % DISK_BLOCK_BYTES  # alignment for direct I/O
         self._file = memory[begin : begin + size_bytes]
-        self._file.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
+        self._file.fill_(0)  # allocates the pages now, not during the first copy
         self._file[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         room = self._file[len(head) :]
         self._views = [
@@ -170,8 +170,7 @@ def restore(
         if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
             there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
             raise BadConfig(
-                f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} "
-                "here",
+                f"{directory} does not match the model: {one.name} is {there}, expected {dtype} {list(one.shape)} here",
                 next_step="Resume with the profile that the run was started with.",
             )
     with torch.no_grad(), contextlib.ExitStack() as opened:
@@ -179,9 +178,8 @@ def restore(
         for one in held:
             progressed()
             if (ranks.leads or not one.shared) and not _read(one, manifest.tensors[one.name].parts, open_file):
-                raise BadConfig(
-                    f"{directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
-                )
+                next_step = "Resume from another one: --resume PATH"
+                raise BadConfig(f"{directory} is incomplete: it lacks a part of {one.name}", next_step=next_step)
             if one.shared:
                 ranks.broadcast_tensor(one.local)
 
@@ -219,7 +217,7 @@ def export_model(
     All ranks must call it, as each may hold a shard of the weights; rank 0 (``leads``) writes. Raises ``BadConfig`` if
     the libraries cannot write, for example on a full disk.
     """
-    # On the host of rank 0, under transformers' names, however they are sharded.
+    # Gathered on the host of rank 0, under transformers' names.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found = get_model_state_dict(module.model, options=options)
     weights = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
@@ -232,7 +230,7 @@ def export_model(
         partial.mkdir(mode=0o700, parents=True)
         _write(module, weights, _tokenizer(dataset_dir, special_ids, seq_length_tokens), partial)
         before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
-        if directory.exists():  # a run that had finished, and was then continued
+        if directory.exists():  # a finished run that was continued
             directory.rename(before)
         partial.rename(directory)
         shutil.rmtree(before, ignore_errors=True)
@@ -248,12 +246,12 @@ def _write(
         module.model.save_pretrained(partial, state_dict=weights)
         tokenizer.save_pretrained(str(partial))
     except Exception as error:
-        # Any system error in these libraries, of which one raises nothing narrower.
+        # safetensors raises no narrower exception for system errors.
         if not isinstance(error, SafetensorError) and type(error) is not Exception:
             raise
         raise BadConfig(
-            f"cannot write the model into {partial.parent}: {error}",
-            next_step="Free room there, and start again: it goes on from the last checkpoint, and only exports.",
+            f"cannot write the model to {partial.parent}: {error}",
+            next_step="Free disk space and run the same command again: it only exports.",
         ) from error
     for path in partial.iterdir():
         sync(path)
@@ -261,7 +259,7 @@ def _write(
 
 
 def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
-    """Return the dataset's tokenizer, which adds the same special tokens to a text as training did."""
+    """Return the dataset's tokenizer, which adds the same special tokens as training."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
     names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
     tokenizer.post_processor = TemplateProcessing(

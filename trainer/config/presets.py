@@ -1,4 +1,4 @@
-"""Model shapes by name or file. A shape is a transformers config without the vocabulary, which the dataset decides.
+"""Model shapes by name or file. A shape is a transformers config without the vocabulary, which depends on the dataset.
 
 ``bert-120m`` is the 12 x 768 shape of the paper's public code (arXiv 2509.05258); its 350 M shape is not public, and
 ``bert-350m`` is BERT-large's (Devlin et al. 2018). The ModernBERT shapes are those of Warner et al. 2024
@@ -27,15 +27,15 @@ def _shape(family: dict[str, Any], layers: int, hidden: int, heads: int, interme
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "bert-mini": _shape(_BERT, 4, 256, 4, 1024),  # trains on a laptop's CPU
-    "bert-small": _shape(_BERT, 6, 512, 8, 2048),  # a CPU notices it
+    "bert-mini": _shape(_BERT, 4, 256, 4, 1024),  # small enough for a laptop's CPU
+    "bert-small": _shape(_BERT, 6, 512, 8, 2048),  # slow on a CPU
     "bert-120m": _shape(_BERT, 12, 768, 12, 3072),
     "bert-350m": _shape(_BERT, 24, 1024, 16, 4096),
     "modernbert-base": _shape(_MODERNBERT, 22, 768, 12, 1152),
     "modernbert-large": _shape(_MODERNBERT, 28, 1024, 16, 2624),
 }
 
-# What the dataset decides, what belongs to a saved copy rather than to the shape, and what would name foreign code.
+# Set by the dataset, specific to a saved copy, or naming custom code.
 _NOT_SHAPE = {
     "architectures", "auto_map", "bos_token_id", "cls_token_id", "dtype", "eos_token_id", "mask_token_id",
     "pad_token_id", "quantization_config", "sep_token_id", "torch_dtype", "transformers_version", "unk_token_id",
@@ -56,18 +56,18 @@ def model_settings(name: str) -> ModelSettings:
     hint = f"Did you mean {match!r}? " if match else ""
     raise BadConfig(
         f"unknown model {name!r}",
-        next_step=f"{hint}Built in are {', '.join(PRESETS)}; or name the config.json of a masked-LM model.",
+        next_step=f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM model.",
     )
 
 
 def _from_file(path: Path) -> ModelSettings:
     raw = read_json(path, max_bytes=2**20)
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
-        raise BadConfig(f"{path} has no model_type, so it is no transformers config", next_step="Name a config.json.")
+        raise BadConfig(f"{path} is not a transformers config: no model_type", next_step="Pass a config.json.")
     if "auto_map" in raw:
         raise BadConfig(
-            f"{path} wants code of its own (auto_map)",
-            next_step="Only models that ship with transformers are built; remove auto_map if this is one of them.",
+            f"{path} requires custom code (auto_map), which is not supported",
+            next_step="Remove auto_map if transformers itself has this architecture; otherwise choose another model.",
         )
     shape = {key: value for key, value in raw.items() if key not in _NOT_SHAPE and not key.startswith("_")}
     name = path.parent.resolve().name if path.name == "config.json" else path.stem

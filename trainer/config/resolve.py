@@ -16,6 +16,8 @@ from trainer.config.tables import canonical_sha256, parse_table, read_toml, reje
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileMismatch
 
+_WRITE_ONE = "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
@@ -37,16 +39,16 @@ class ResolvedConfig:
 
 def read_profile_tables(path: Path) -> dict[str, Any]:
     """Read a profile's tables; raise ``BadConfig`` without a ``[train]`` table, or for another schema version."""
-    tables = read_toml(path, if_missing="Write one with: autotune tune --model MODEL --data DIR")
+    tables = read_toml(path, if_missing=_WRITE_ONE)
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
         raise BadConfig(
             f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}",
-            next_step="Probe again with this version: autotune probe --model MODEL --data DIR",
+            next_step=_WRITE_ONE,
         )
     reject_infinite(tables, str(path))
     if not isinstance(tables.get("train"), dict):
-        raise BadConfig(f"{path} has no [train] table", next_step="Write profiles with: autotune probe")
+        raise BadConfig(f"{path} is not a profile: it has no [train] table", next_step=_WRITE_ONE)
     return tables
 
 
@@ -68,11 +70,11 @@ def resolve(
         ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    said = profile_sha256(tables)  # of the file, before assignments change its tables
+    said = profile_sha256(tables)  # before assignments change the tables
     if expect_sha256 not in (None, said):
         raise ProfileMismatch(
-            f"{profile} is not what was to be trained from: its SHA-256 begins {said[:12]}, not {expect_sha256[:12]}",
-            next_step="Undo the change; or have the profile reviewed as it is now, and launch it again.",
+            f"{profile} was modified: its SHA-256 is {said[:12]}…, expected {expect_sha256[:12]}…",
+            next_step=f"Undo the change; or review it, and start again after: autotune profile approve {profile}",
         )
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
@@ -105,8 +107,8 @@ def find_data(
     if environment.get("AUTOTUNE_DATA"):
         return Path(environment["AUTOTUNE_DATA"]), "environment"
     if config.data.path is not None:
-        return profile.parent / config.data.path, "profile"
-    raise BadConfig("no dataset was named", next_step="Give --data DIR, or set AUTOTUNE_DATA.")
+        return (profile.parent / config.data.path).resolve(), "profile"
+    raise BadConfig("no dataset given", next_step="Pass --data DIR, or set AUTOTUNE_DATA.")
 
 
 def _assign(train: dict[str, Any], text: str) -> str:
@@ -115,7 +117,7 @@ def _assign(train: dict[str, Any], text: str) -> str:
     dotted_key = name.strip()
     *tables, key = dotted_key.split(".")
     if not equals or tables[:1] != ["train"]:
-        raise BadConfig(f"--set {text!r} is not of the form train.key=value", next_step="Try --set train.max_steps=30")
+        raise BadConfig(f"--set {text!r} does not match train.KEY=VALUE", next_step="Example: --set train.max_steps=30")
     try:
         value: object = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
@@ -124,8 +126,8 @@ def _assign(train: dict[str, Any], text: str) -> str:
     for part in tables[1:]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise BadConfig(f"{part!r} in --set {dotted_key} is not a table", next_step="Check the key.")
-    # TOML tells 1 from 1.0, people at a prompt do not, and transformers does.
+            raise BadConfig(f"--set {dotted_key}: {part!r} is not a table", next_step="Check the key.")
+    # TOML and transformers distinguish 1 from 1.0; users at a prompt do not.
     if isinstance(value, int) and not isinstance(value, bool) and isinstance(table.get(key), float):
         value = float(value)
     table[key] = value

@@ -62,9 +62,9 @@ def canonical_json(value: object) -> bytes:
 
 
 def reject_infinite(value: object, where: str) -> None:
-    """Raise ``BadConfig`` for a number that is not finite: it was never measured, and cannot be hashed or shown."""
+    """Raise ``BadConfig`` for a number that is not finite, as it cannot be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
+        raise BadConfig(f"{where} = {value}: the number must be finite", next_step="Measure it again, or correct it.")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in parts:
         reject_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
@@ -86,22 +86,21 @@ def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callabl
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
-        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=_close_to(path) or if_missing) from error
+        what = f"{path} not found" if isinstance(error, FileNotFoundError) else f"cannot read {path}: {error.strerror}"
+        raise BadConfig(what, next_step=_close_to(path) or if_missing) from error
     if len(raw) > max_bytes:
-        raise BadConfig(
-            f"{path} is larger than {max_bytes} bytes", next_step="This cannot be such a file; check the path."
-        )
+        raise BadConfig(f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH)
     try:
         value = parse(raw.decode())
     except UnicodeDecodeError as error:
-        raise BadConfig(f"{path} is not UTF-8 text", next_step="Check that the path names the right file.") from error
-    except (ValueError, RecursionError) as error:  # of the grammar, or a number of too many digits
-        raise BadConfig(f"{path} is not valid {kind}: {error}", next_step="Correct the file at that place.") from error
+        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
+    except (ValueError, RecursionError) as error:  # invalid syntax, or a number of too many digits
+        raise BadConfig(f"{path} is not valid {kind}: {error}", next_step="Correct the file there.") from error
     frontier, depth = [value], 0
     while frontier:
         depth += 1
         if depth > MAX_DEPTH:
-            raise BadConfig(f"{path} is nested deeper than {MAX_DEPTH} levels", next_step="This cannot be such a file.")
+            raise BadConfig(f"{path} exceeds the limit of {MAX_DEPTH} nested levels", next_step=CHECK_PATH)
         tables = [
             node.values() if isinstance(node, dict) else node for node in frontier if isinstance(node, dict | list)
         ]
@@ -127,12 +126,13 @@ def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]
         name = str(problem["loc"][-1])
         known = _keys_at(kind, [part for part in problem["loc"][:-1] if isinstance(part, str)])
         match = nearest(name, known)
-        hint = f"Did you mean {match!r}?" if match else f"Known keys here: {', '.join(known)}."
+        closest = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0))
+        hint = f"Did you mean {match!r}?" if match else f"The closest of {len(known)} known keys: {closest}."
         return f"unknown key {key!r}", hint
     if problem["type"] == "missing":
-        return f"the key {key!r} is missing", f"Add {key!r}."
+        return f"missing key {key!r}", f"Add {key!r}."
     message = problem["msg"].removeprefix("Value error, ")
-    if not key:  # settings that do not go together; the message names them
+    if not key:  # settings that cannot be used together; the message names them
         return message, "Change one of these settings."
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -155,10 +155,10 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
 
 
 def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key, those of the model's config included."""
+    """Return every value of nested tables by its dotted key, including the model's config."""
     found: dict[str, Any] = {}
     for name, value in table.items():
-        if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
+        if depth > MAX_DEPTH:  # only an untrusted trial log is nested so deep
             found[f"{prefix}{name}"] = "nested too deep"
         elif isinstance(value, dict) and value:
             found |= flat_table(value, f"{prefix}{name}.", depth + 1)

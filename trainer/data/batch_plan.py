@@ -86,7 +86,7 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
     (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
     """
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens:
-        raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {seq_length_tokens}")
+        raise ValueError(f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to {seq_length_tokens}")
     sizes = lengths.tolist()
     rows = [0] * len(sizes)
     opened = 0
@@ -116,7 +116,7 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
 LANES = 8
 """Most lanes of a job. With 256 ranks each packs an eighth of the samples; a single rank holds this many blocks."""
 MIN_BLOCK_SAMPLES = 512
-"""Smallest block: best fit fills sequences of 512 to 99.7 % with it; starting anywhere packs one block per lane."""
+"""Smallest block, with which best fit fills 99.7 % of sequences of 512; a start packs one block per lane."""
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens that frame a sample: [CLS] ids [SEP]."""
 
@@ -134,7 +134,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Samples with their positions, in one array: sending many small ones would cost more than their content."""
+    """Samples with their positions, in one array, which is cheaper to send than many small ones."""
 
     table: Int64
     """Shape (7, N): sequence (each function states its numbering), column of [CLS] in it, epoch, sample, and location
@@ -219,7 +219,7 @@ class BatchPlan(BatchSplit):
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
-    """Return the samples of one block with their sequences, numbered in the block, and columns; sorted by sequence.
+    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence.
 
     Packed sequences come in seeded random order: best fit leaves long samples in the first, short ones in the last.
     """

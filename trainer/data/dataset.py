@@ -2,13 +2,13 @@
 
 A dataset is one directory:
 
-    manifest.json            what it holds, with a SHA-256 for every other file
+    manifest.json            description of the dataset, with a SHA-256 of every other file
     tokenizer.json           as the ``tokenizers`` library writes it
     train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
     train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
     validation-…             the same for the held-out samples
     rejects.jsonl            input that could not be used, for you to read; not part of the dataset
-    prepared.json            the request that made it, so that the same one is not run again; not part of it either
+    prepared.json            the request that made it, to skip a repeated one; not part of the dataset
 
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a sequence.
 """
@@ -41,7 +41,7 @@ SplitName = Literal["train", "validation"]
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Names from a manifest never become paths outside its own directory.
+# Names from a manifest must not lead out of its directory.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
@@ -82,9 +82,9 @@ class LengthHistogram(StrictTable):
     @model_validator(mode="after")
     def _check_bins(self) -> Self:
         if len(self.edges) != len(self.counts):
-            raise ValueError(f"{len(self.edges)} edges cannot have {len(self.counts)} counts")
+            raise ValueError(f"{len(self.edges)} edges do not match {len(self.counts)} counts")
         if any(first >= second for first, second in itertools.pairwise(self.edges)):
-            raise ValueError("edges must ascend")
+            raise ValueError("edges must be ascending")
         return self
 
 
@@ -117,11 +117,11 @@ class SourceStatistics(StrictTable):
     duplicate_samples: Count
     """Samples left out as duplicates of others."""
     empty_samples: Count
-    """Samples left out because the tokenizer makes no token of them."""
+    """Samples left out because tokenization yields no token."""
     truncated_samples: Count
-    """Samples cut at the longest length allowed, with the rest left out."""
+    """Samples truncated at the maximum length."""
     split_samples: Count
-    """Samples cut into several at the longest length allowed, with nothing left out."""
+    """Samples split into several at the maximum length."""
     raw_bytes: Count
     """Size of the files read, each counted in full."""
     token_bytes: Count
@@ -137,7 +137,7 @@ class Manifest(StrictTable):
     vocab_size: Annotated[int, Field(gt=0, le=2**31)]
     """Rows of the model's embedding table: a multiple of 64, for Tensor Cores."""
     used_vocab_size: Annotated[int, Field(gt=0, le=2**31)]
-    """Number of the tokenizer's ids; higher ones pad the embedding table and occur nowhere."""
+    """Number of the tokenizer's ids; higher ids only pad the embedding table."""
     special_ids: SpecialIds
     tokenizer_sha256: Sha256
     train: Split
@@ -147,9 +147,9 @@ class Manifest(StrictTable):
     @model_validator(mode="after")
     def _vocabulary_is_complete(self) -> Self:
         if self.used_vocab_size > self.vocab_size:
-            raise ValueError(f"used_vocab_size {self.used_vocab_size} is more than vocab_size {self.vocab_size}")
+            raise ValueError(f"used_vocab_size {self.used_vocab_size} exceeds vocab_size {self.vocab_size}")
         if max(self.special_ids.all()) >= self.used_vocab_size:
-            raise ValueError(f"a special id is not below used_vocab_size {self.used_vocab_size}")
+            raise ValueError(f"special ids must be below used_vocab_size {self.used_vocab_size}")
         return self
 
     def split(self, name: SplitName) -> Split:
@@ -165,22 +165,22 @@ class Manifest(StrictTable):
 def read_manifest(directory: Path) -> Manifest:
     """Read a dataset's manifest; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / MANIFEST_NAME
-    prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
+    pass_one = "Pass your dataset with --data DIR; if you have none: autotune data prepare text:FILE --out DIR"
     if directory.is_file():
-        first = f"Prepare it first, for example: autotune data prepare text:{directory} --out DIR"
-        raise BadConfig(f"{directory} is a file, and no prepared dataset", next_step=first)
+        first = f"Prepare it first: autotune data prepare text:{directory} --out DIR"
+        raise BadConfig(f"{directory} is a raw file, not a prepared dataset", next_step=first)
     if not directory.is_dir():
         close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
-        next_step = f"Did you mean {directory.parent / close}?" if close else prepare
-        raise BadConfig(f"{directory} is not a directory", next_step=next_step)
+        next_step = f"Did you mean {directory.parent / close}?" if close else pass_one
+        raise BadConfig(f"dataset not found: {directory}", next_step=next_step)
     if not path.is_file():
-        raise BadConfig(f"{directory} is not a dataset: it has no {MANIFEST_NAME}", next_step=prepare)
+        raise BadConfig(f"{directory} is not a dataset: {MANIFEST_NAME} not found", next_step=pass_one)
     raw = read_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != DATASET_SCHEMA_VERSION:
         raise BadConfig(
             f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}",
-            next_step="Prepare the dataset again with this version of autotune.",
+            next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR",
         )
     return parse_table(Manifest, raw, where=str(path))
 
@@ -200,7 +200,7 @@ class TokenDataset:
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
         self._shards = manifest.split(split).shards
         self._fds: list[int] = []
-        # Whether the last reads had to wait for the disk; so it will be for the first.
+        # True if the last reads had to wait for the disk, as the first ones will.
         self._waited = True
         # Per shard: descriptor and first byte of the ids, and of the offsets.
         opened = np.array([self._open(shard) for shard in self._shards], dtype=np.int64).reshape(-1, 4)
@@ -257,7 +257,7 @@ class TokenDataset:
             first = int(np.flatnonzero(wrong)[0])
             local = int(samples[first] - self._firsts[shards[first]])
             file = self._shards[int(shards[first])].offsets_file
-            raise self._corrupt(file, f"sample {local} lies outside the shard")
+            raise self._corrupt(file, f"the offsets of sample {local} exceed the shard")
         return shards, begins, ends - begins
 
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
@@ -307,7 +307,7 @@ class TokenDataset:
         """Drop the files from the page cache, as far as the kernel allows, so that the next reads come from disk."""
         for fd in self._fds:
             with contextlib.suppress(OSError):
-                os.fsync(fd)  # what was just written is kept until it is on the disk
+                os.fsync(fd)  # unsynced pages cannot be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -318,12 +318,12 @@ class TokenDataset:
     def _corrupt(self, file: str, what: str) -> BadConfig:
         return BadConfig(
             f"{self.directory / file}: {what}",
-            next_step=f"The dataset is corrupt. See what is wrong: autotune data verify {self.directory}",
+            next_step=f"The dataset is corrupt. Find all faults: autotune data verify {self.directory}",
         )
 
 
 def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:
-    """Read whatever is in the page cache; return the numbers of the other reads."""
+    """Perform the reads that hit the page cache; return the numbers of the others."""
     waiting = []
     for number, (fd, offset, first, end) in enumerate(reads):
         try:
@@ -334,7 +334,7 @@ def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            # This file system cannot say what it has.
+            # This file system does not support it.
             return [*waiting, *range(number, len(reads))]
     return waiting
 
@@ -347,7 +347,7 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
 
     The header is read here, not by ``numpy.load``, so that only numbers are loaded. Raise ``BadConfig`` if it is wrong.
     """
-    corrupt = "The dataset is corrupt: prepare or copy it again."
+    corrupt = "The dataset is corrupt. Prepare or copy it again."
     try:
         # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -363,10 +363,10 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
         start = (12 if wide else 10) + size
         header = ast.literal_eval(head[12 if wide else 10 : start].decode("latin1"))
         if np.dtype(header["descr"]) != dtype or header["shape"] != (length,) or header["fortran_order"]:
-            raise ValueError(f"holds {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
+            raise ValueError(f"contains {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
         if os.fstat(fd).st_size != start + length * dtype.itemsize:
-            raise ValueError("its size is not what its header says")
-        # Reads are random: what lies around them would only push other things out of memory.
+            raise ValueError("its size does not match its header")
+        # Reads are random, so read-ahead would only evict other data from the page cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
         os.close(fd)

@@ -16,8 +16,8 @@ _ROWS_TOGETHER, _SIGMAS = 32, 6.0
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
     """Return the configuration with its global batch in sequences.
 
-    The number of sequences is exact at any number of ranks. A batch given in non-padding tokens or samples becomes as
-    many as hold it on average in this dataset, estimated from a part that is the same on every rank.
+    A batch given in non-padding tokens or samples is converted by the mean of this dataset, estimated from a part of
+    it, the same on every rank.
     """
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config

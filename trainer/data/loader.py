@@ -1,7 +1,7 @@
 """Micro-batches of one rank: plan, dataset and masking, in this process or in DataLoader workers.
 
-Plans are made in the training process, a little ahead of their use; workers get the locations of samples, read and mask
-them. Ids and positions are copied in the small types in which they are stored, and widened on the device.
+The training process makes plans a little ahead of their use; workers read and mask the planned samples. Ids and
+positions are copied in their small stored types, and widened on the device.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the micro-batch, P tokens to predict.
 """
@@ -40,7 +40,7 @@ class MicroBatch:
     """One micro-batch on the host, or, after ``to``, on a device."""
 
     ids_BS: torch.Tensor
-    """Ids, uint16 or uint32 as stored; with special tokens, masked, padded with the pad id."""
+    """Ids, uint16 or uint32 as stored, with special tokens, masks and padding."""
     starts_N: torch.Tensor
     """Start of each sample in the flattened sequences, int32, ascending."""
     tokens_N: torch.Tensor
@@ -133,7 +133,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
 
     def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
         segments = plan.segments
-        # Checked for all ids, as an embedding table would read past its end on a GPU, far from here.
+        # Checked here, as a GPU would read past the end of the embedding table.
         if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
             try:
                 return self._masker.corrupt(
@@ -142,8 +142,8 @@ class MicroBatchSource(Dataset[MicroBatch]):
             except IndexError:
                 pass
         raise BadConfig(
-            f"{self._dataset.directory} holds ids that its tokenizer does not have",
-            next_step=f"The dataset is corrupt. See what is wrong: autotune data verify {self._dataset.directory}",
+            f"dataset {self._dataset.directory} contains ids that exceed its vocabulary",
+            next_step=f"The dataset is corrupt. Find all faults: autotune data verify {self._dataset.directory}",
         )
 
 
@@ -156,7 +156,7 @@ class Source(Protocol):
 
 
 class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
-    """Source for DataLoader workers, which returns errors in the data, as torch's DataLoader alters exceptions."""
+    """Source for DataLoader workers, which returns errors as values, as torch's DataLoader alters exceptions."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -179,18 +179,18 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
     pinned = config.data.pin_memory and config.device == "cuda"
     workers = config.data.num_workers
     if not workers:
-        # Nothing is left for torch's loader to do, and it would take a sixth of the time.
+        # torch's loader would add nothing but a sixth of the time.
         made = map(source.__getitems__, plans)
         return (batch.pin_memory() for batch in made) if pinned else made
     loader = DataLoader(
         _ToldSource(source),
-        batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
-        collate_fn=lambda batch: batch,  # what the loader calls a list is a whole micro-batch here
+        batch_sampler=plans,  # type: ignore[arg-type]  # one plan holds all samples of a batch
+        collate_fn=lambda batch: batch,  # the source already returns a whole micro-batch
         num_workers=workers,
         prefetch_factor=config.data.prefetch_factor,
         pin_memory=pinned,
         worker_init_fn=lambda _: ignore_signals(),
-        multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
+        multiprocessing_context="fork",  # Python's default since 3.14 would pickle the dataset
     )
     return map(_or_raise, loader)
 
@@ -210,7 +210,7 @@ def micro_batch_plans(
 
 
 class Upcoming:
-    """Plans on their way to the loader, each kept until its micro-batch is used, to know the samples of a step."""
+    """Plans sent to the loader, each kept until its micro-batch is used, to know the samples of a step."""
 
     def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
         self._plans = plans
@@ -274,7 +274,7 @@ class MicroBatchLoader:
                 self._ranks.all_reduce_sum(sum(one.non_padding_tokens for one in batches))
             ):
                 return batches
-            # Lanes take turns and end one by one: all have ended after as many empty sequences as there are lanes.
+            # Lanes alternate and end one by one: all have ended after as many empty sequences as there are lanes.
             empty_rows += self._config.global_batch_size
             if empty_rows >= self._plan.lanes:
                 return []
@@ -287,7 +287,7 @@ class MicroBatchLoader:
         """Stop the DataLoader workers."""
         self._loader = iter(())
         for process in self._processes:
-            process.kill()  # if it is still there: stuck in a file system that does not answer, say
+            process.kill()  # it may hang in a file system that does not respond
         self._processes = []
 
 
@@ -310,8 +310,7 @@ class DataWait:
             if idle_before or last is None:
                 self._waited_s += time.perf_counter() - asked_s
             elif last.reached():
-                # The device came to its end somewhere in between, and has waited from there to a mark that it reaches
-                # at once.
+                # The device ran out of work in between, and waited from then until a mark that it reaches at once.
                 self._gaps.append((last, self._now()))
                 self._last = None
         return batches

@@ -1,4 +1,4 @@
-"""CPU binding: a rank runs on the CPUs near its GPU, in training and in trials alike. No torch here.
+"""CPU binding: a rank runs on the CPU cores near its GPU, in training and in trials. No torch here.
 
 Like torchrun's ``--numa-binding=node``, but without ``numactl``, and with any launcher.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
-"""Environment variable that disables CPU binding if it is ``0``."""
+"""Environment variable: ``0`` disables CPU binding."""
 
 
 def bind_to_nearest_cpus(
@@ -21,7 +21,7 @@ def bind_to_nearest_cpus(
         return frozenset()
     try:
         node = int((root / "sys/bus/pci/devices" / pci_address.lower() / "numa_node").read_text())
-        # A machine with a single node says -1, for which there is no list.
+        # -1 on a machine with a single node, for which there is no list.
         listed = (root / f"sys/devices/system/node/node{node}/cpulist").read_text()
     except (OSError, ValueError):
         return frozenset()
@@ -30,7 +30,7 @@ def bind_to_nearest_cpus(
     listed_cpus = {cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)}
     near = listed_cpus & os.sched_getaffinity(0)
     if near:
-        # Threads of libraries that were loaded before have a mask of their own.
+        # Threads of libraries that are already loaded have their own masks.
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), near)

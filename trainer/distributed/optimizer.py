@@ -45,7 +45,7 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
         "fused": True,
     }
     if config.parallel.strategy == "zero1" and ranks.world_size > 1:
-        # Importing it compiles optimizers for a second.
+        # Imported here, as importing it takes a second.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, **options)
@@ -61,7 +61,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None:
     """Skip the next update, of both weights and optimizer state, if a condition on the device is true.
 
-    This reuses the ``found_inf`` flag of fused optimizers, which is meant for loss scaling, without a scale.
+    This uses the ``found_inf`` flag of fused optimizers, which exists for loss scaling, without a scale.
     """
     own: Any = own_optimizer(optimizer)
     own.grad_scale, own.found_inf = None, condition.float()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # there, though not in its list of names
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its stubs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
@@ -82,8 +82,8 @@ class GradientTraffic:
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
         self.synchronise = True
-        """False skips the all-reduce but nothing else, to measure a step without its network time. Weights then differ
-        between ranks, so it is for measurements only."""
+        """False skips the all-reduce, to measure compute-only steps. Weights then differ between ranks, so it is for
+        measurements only."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
@@ -118,7 +118,7 @@ ValueT = TypeVar("ValueT")
 _GROUP_LATER_S = 60.0
 TORCHS_BUCKET_CAP_MIB = 25
 _OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
-"""NCCL error codes that the death of a peer does not cause."""
+"""NCCL error codes that are not caused by the death of a peer."""
 _CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
 _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
@@ -165,7 +165,7 @@ class Ranks:
         """Return every rank's value, by rank; otherwise like ``all_reduce_sum``."""
         return self.all_reduce_sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
 
-    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's own enum
+    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's enum
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -204,8 +204,8 @@ def join_ranks(
 ) -> Ranks:
     """Join the process group described by torchrun's environment variables; without them, return a single rank.
 
-    ``rendezvous`` is a file through which ranks of one host connect; it must not exist yet, and needs a directory of
-    its own. None uses ``MASTER_ADDR`` and ``MASTER_PORT``. Raises ``DeviceMissing`` if there is no GPU for this rank.
+    ``rendezvous`` is a file through which ranks of one host connect; it must not exist yet, in a separate directory.
+    None uses ``MASTER_ADDR`` and ``MASTER_PORT``. Raises ``DeviceMissing`` if there is no GPU for this rank.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
@@ -221,11 +221,11 @@ def join_ranks(
         gpu: Any = torch.cuda.get_device_properties(device)
         bind_to_nearest_cpus(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
     else:
-        # torchrun gives every rank one thread unless told otherwise, however many cores there are.
+        # torchrun limits every rank to one thread unless you set OMP_NUM_THREADS.
         torch.set_num_threads(max(1, cpus // ranks.local_world_size))
     if ranks.world_size > 1:
         timeout = datetime.timedelta(seconds=longest_join_s(config))
-        # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
+        # gloo for tensors on the host, so that agreeing on a number does not wait for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store = None
         if rendezvous is not None:
@@ -253,12 +253,12 @@ def leave_ranks(*, together: bool) -> None:
         return
     if together:
         dist.barrier()
-    gc.collect()  # modules refer to each other in circles, and hold on to the group
+    gc.collect()  # reference cycles of modules keep the group alive
     dist.destroy_process_group()
 
 
 def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
-    """Return whether an error means that another rank cannot be reached any more.
+    """Return whether an error means that another rank is unreachable.
 
     Before a step was ``rehearsed``, which creates every communicator, an NCCL system error comes from this node, such
     as too little shared memory or a wrong network interface, and a restart does not help.
@@ -292,8 +292,8 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         raise DeviceMissing(
-            f"local rank {local_rank} needs a CUDA device and torch sees {found}",
-            next_step="Start as many local ranks as there are GPUs, or use --set train.device=cpu.",
+            f"process {local_rank} of this node requires a GPU, but torch sees {found}",
+            next_step="Start one process per GPU (--nproc-per-node), or use --set train.device=cpu",
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -329,13 +329,13 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
         return SharedModule(module=module, traffic=None)
     if parallel.strategy == "fsdp2":
         return SharedModule(module=_shard(module, layers, config, ranks), traffic=None)
-    # The newer name, if torch has it: the older one then warns.
+    # The older name warns if torch has the newer one.
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     unchanged_buffers: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        # Only without a size does torch make the first bucket small, so that gradient synchronisation starts early.
+        # torch makes the first bucket small, to start gradient synchronisation early, only if no size is set.
         bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
@@ -353,17 +353,18 @@ def give_up_gathered(module: nn.Module) -> None:
 def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
     if config.parallel.gradient_dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
         raise BadConfig(
-            f"fsdp2 would add micro-batches up in {config.parallel.gradient_dtype} as well, not only send them",
-            next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches that need no accumulation.",
+            f"gradient_dtype = {config.parallel.gradient_dtype!r} cannot be used with fsdp2 and gradient accumulation, "
+            "which would also be in 16 bits",
+            next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches large enough for one per step.",
         )
     together = config.parallel.shard_ranks or ranks.world_size
     if ranks.world_size % together:
         raise BadConfig(
-            f"parallel.shard_ranks = {together} does not divide {ranks.world_size} ranks",
-            next_step="Use a divisor, such as the ranks of one node.",
+            f"parallel.shard_ranks = {together} must divide the number of ranks, {ranks.world_size}",
+            next_step="Use a divisor, such as the number of GPUs per node.",
         )
     copies = ranks.world_size // together
-    # All of them in one dimension is plain FSDP; copies of it in another are HSDP.
+    # One dimension is FSDP; a second one for copies makes it HSDP.
     shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     gradient_dtype = config.parallel.gradient_dtype

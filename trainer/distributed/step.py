@@ -1,7 +1,7 @@
 """Optimizer step: micro-batches, gradient accumulation, clipping, update. Trials run this same code.
 
-The device decides whether to apply the update, from the loss and the gradient of all ranks, so the host does not wait.
-A step whose loss or gradient norm is not finite, or exceeds the limits, leaves weights and optimizer unchanged.
+The device decides from the loss and gradient of all ranks whether to apply the update, so the host does not wait. A
+loss or gradient norm that is not finite or exceeds the limits leaves weights and optimizer unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ class TrainStep:
         self._ranks = ranks
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
         """Trainable parameters; their gradients are clipped together."""
-        # If micro-batches accumulate, gradients outlive the next forward. Allocated again in each backward, they would
-        # lie scattered between the activations of a GPU, and cost up to 5 % of its memory.
+        # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
+        # fragment up to 5 % of GPU memory.
         self.keeps_gradients = (
             config.device == "cuda"
             and gradient_accumulation_steps(config, ranks.world_size) > 1
@@ -77,7 +77,7 @@ class TrainStep:
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
+        # DDP learns a static graph in the first step, where every backward must synchronise; the sum is the same.
         self._learning = config.parallel.static_graph and shared.traffic is not None
         self.progressed: Callable[[], None] = lambda: None
         """Callback before each micro-batch."""
@@ -124,7 +124,7 @@ class TrainStep:
         if self._shared.traffic is not None:
             square, departed = self._shared.traffic.take()
             if self._learning and len(batches) > 1:
-                departed = None  # several reductions, of which neither norm nor waiting can be told apart
+                departed = None  # with several reductions, norm and waiting time are unknown
             else:
                 partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
         self._learning = False
@@ -168,7 +168,7 @@ class TrainStep:
                 if last:
                     loss_sum *= weight
                     all_summed = self._ranks.all_reduce_async(loss_sum)  # while the gradients are computed
-                # Ranks are averaged, and the loss is already divided by the predicted tokens of all of them.
+                # DDP averages over ranks, but the loss is already divided by the predicted tokens of all ranks.
                 (loss * (weight * self._ranks.world_size)).backward()
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
                 partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
@@ -190,7 +190,7 @@ class TrainStep:
     def _first_part(self, share: float) -> PartialGradient | None:
         if not share:
             return None
-        # So far it is the part's contribution to the mean over the whole step.
+        # Until here it is the part's contribution to the mean over the whole step.
         norm = gradient_norm(self.parameters) / share
         return PartialGradient(square=norm.square(), share=share)
 
@@ -199,6 +199,6 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return the L2 norm of all gradients together, shape (); with sharded weights, a DTensor over all shards."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients[0].device.type == "cpu":
-        # torch's norm of a million numbers on a CPU is off by 1e-4; taken row by row it is exact to rounding.
+        # torch's norm of a million numbers on a CPU is off by 1e-4; row by row it is exact to rounding.
         gradients = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients]
     return nn.utils.get_total_norm(gradients)

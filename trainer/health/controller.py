@@ -31,7 +31,7 @@ def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_du
 def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
     """Decode the sums over all ranks of ``tell``: return the reason to save and exit, if any, and whether to save."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
-    reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over" if time_is_over else None
+    reason = "the time limit (train.stop_after_s, or the SLURM job's) is near" if time_is_over else None
     if count:
         number, rest = divmod(numbers, count)
         name = signal.Signals(number).name if not rest and number in SIGNALS else "signals"
@@ -96,7 +96,7 @@ class HealthController:
             self.skipped_steps += not applied
             findings = self.health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
             own = self._samples.pop(step)
-            # All ranks find the same at the same step, so all of them come here.
+            # All ranks reach the same decision at the same step, so all of them come here.
             samples = sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist()) if findings else []
             for one in findings:
                 self._tell_event(one.event(step, samples))

@@ -40,7 +40,7 @@ def happened(
     message: str,
     *,
     values: Mapping[str, float | int | str] | None = None,
-    **more: Any,  # noqa: ANN401 - as the row has them
+    **more: Any,  # noqa: ANN401 - fields of the row
 ) -> EventRow:
     """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
     shown = {
@@ -115,68 +115,67 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
     Kind.NON_FINITE: (
         (
             "the learning rate is too high, and weights or activations overflowed",
-            "a number range is left, by the precision or by gradients that travel in 16 bits",
-            "a fault of the device, where it comes once and in no other run",
+            "an overflow in low precision, or in gradients synchronised in 16 bits",
+            "a hardware fault, if it happens once and in no other run",
         ),
-        "If it comes again, lower train.learning_rate or lengthen train.warmup_steps; try train.precision = 'fp32' "
-        "and train.parallel.gradient_dtype = 'fp32' to rule out the number range.",
+        "If it happens again, lower train.learning_rate or increase train.warmup_steps; try train.precision = 'fp32' "
+        "and train.parallel.gradient_dtype = 'fp32' to rule out an overflow.",
     ),
     Kind.SPIKE: (
         (
-            "the learning rate is too high for this place of training",
+            "the learning rate is too high for this phase of training",
             "a batch of unusual data: broken text, another language, long repetitions",
-            "the optimizer's second moments are stale, which a lower adam_beta2 makes fresher",
+            "the optimizer's second moments are stale; a lower adam_beta2 updates them faster",
         ),
-        "If they come often or the loss does not return, lower train.learning_rate, lengthen train.warmup_steps or "
-        "set train.adam_beta2 to 0.98; train.health.on_spike says whether such batches are left out ('skip') or "
-        "undone ('rollback').",
+        "If spikes are frequent or the loss does not recover, lower train.learning_rate, increase train.warmup_steps "
+        "or set train.adam_beta2 to 0.98; set train.health.on_spike to skip such batches ('skip') or to undo them "
+        "('rollback').",
     ),
     Kind.EXPLOSION: (
         (
             "the learning rate is too high, or the warm-up too short",
             "a batch of unusual data",
-            "the clip is so low that ordinary gradients lie far above it",
+            "train.max_grad_norm is far below ordinary gradient norms",
         ),
-        "Lengthen train.warmup_steps or lower train.learning_rate; where ordinary norms lie far above "
-        "train.max_grad_norm, raise that. train.health.on_explosion says whether such batches are left out ('skip')"
-        " or undone ('rollback').",
+        "Increase train.warmup_steps or lower train.learning_rate; raise train.max_grad_norm if ordinary norms are far "
+        "above it. Set train.health.on_explosion to skip such batches ('skip') or to undo them ('rollback').",
     ),
     Kind.PLATEAU: (
         (
-            "the learning rate is too high to go lower, or by the schedule's end too low to move",
-            "the model has learned what it can hold, or what this data has",
-            "early in a run: only the frequencies of tokens were learned so far, which passes",
+            "the learning rate is too high to improve further, or already decayed",
+            "the capacity of the model, or the data, is exhausted",
+            "early in a run: only token frequencies are learned so far, which passes",
         ),
-        "Look at the validation loss (train.evaluation.interval_steps). If it stands still as well, let the rate "
-        "fall (train.schedule, train.max_steps), change train.learning_rate, or stop here.",
+        "Check the validation loss (train.evaluation.interval_steps). If it is flat as well, decay the learning rate "
+        "(train.schedule, train.max_steps), change train.learning_rate, or stop here.",
     ),
     Kind.RISE: (
         (
-            "the learning rate is too high, and training comes apart slowly",
+            "the learning rate is too high, and training diverges slowly",
             "the data changed: another source, harder or longer samples",
         ),
-        "Go on from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = "
-        "'rollback' does so by itself where the rise is sudden.",
+        "Resume from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = 'rollback' "
+        "does so automatically if the rise is sudden.",
     ),
     Kind.STARVED: (
         (
-            "too few loader processes for the speed of the device",
+            "too few DataLoader workers for the speed of the GPU",
             "slow storage, such as a shared file system under load",
-            "other jobs use the processors of that node",
+            "other jobs use the CPU cores of that node",
         ),
-        "Find the number of loader processes with: autotune workers P (it sets train.data.num_workers)"
-        "; on shared storage copy the data to each node's own disk with train.data.stage_to.",
+        "Find the number of DataLoader workers (train.data.num_workers): autotune workers PROFILE; on shared storage, "
+        "stage the dataset on each node's local disk: --set train.data.stage_to='$TMPDIR'",
     ),
     Kind.STRAGGLER: (
         (
-            "that device slows down because it is hot or its power is capped",
-            "others use that GPU or its node's processors",
-            "it is a slower card than the rest",
-            "a node disturbed by its services or its network",
-            "uneven data: with other layouts than packed some ranks get longer rows",
+            "that GPU is throttled by heat or a power cap",
+            "other processes use that GPU or the CPU cores of its node",
+            "that GPU is a slower model than the others",
+            "background services or the network slow down that node",
+            "uneven data: in layouts other than packed, some ranks get longer sequences",
         ),
-        "Run nvidia-smi -q -d PERFORMANCE on that rank's node; where it stays slow leave the node out (SLURM: "
-        "--exclude=NODE). If slow ranks change, try train.layout = 'packed'.",
+        "Run nvidia-smi -q -d PERFORMANCE on that rank's node; if it stays slow, exclude the node (SLURM: "
+        "--exclude=NODE). If the slow rank varies, try train.layout = 'packed'.",
     ),
 }
 """Likely causes, most likely first, and next step, by kind of finding."""

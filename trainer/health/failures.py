@@ -9,14 +9,14 @@ from trainer.errors import HOST_OUT_OF_MEMORY, BadConfig, DeviceOutOfMemory, Dis
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
-_SMALLER = "lower train.micro_batch_size, or find the largest: autotune probe"
-_AGAIN = "start it again: it goes on from the newest checkpoint"
+_SMALLER = "lower train.micro_batch_size, or find the largest that fits: autotune probe --model MODEL --data DIR"
+_AGAIN = "run the same command again: it resumes from the newest checkpoint"
 
 _REFUSED = re.compile(
     rf"out of memory|{HOST_OUT_OF_MEMORY.pattern}"
-    # Handles and workspaces of the libraries are not the caching allocator's.
+    # The caching allocator does not manage handles and workspaces of libraries.
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
-    # oneDNN without memory for its code says only that it could not; of an unknown shape it says more.
+    # oneDNN reports only this if it lacks memory for its code; for an unknown shape it reports more.
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
@@ -29,7 +29,7 @@ _NEARLY_FULL_BYTES = 512 * 2**20
 def out_of_memory(error: BaseException) -> str | None:
     """Return the line of an error that reports out of memory; None for any other error."""
     told = str(error)
-    # A library's own text counts only in its own kind of error: a file may be called anything.
+    # Only errors of libraries count, as any text may be the name of a file.
     said = _REFUSED.search(told) if isinstance(error, RuntimeError) else None
     if said is None and isinstance(error, RuntimeError) and _is_nearly_full():
         said = _PERHAPS.search(told)
@@ -47,33 +47,34 @@ def is_vague(refusal: str) -> bool:
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """Return the exit code, reason and next step for an error other than ``TrainerError``.
 
-    ``lost`` means that another rank cannot be reached any more.
+    ``lost`` means that another rank is unreachable.
     """
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:
         return DeviceOutOfMemory.exit_code, f"out of memory: {refusal}", _SMALLER
     if "NCCL" in told or "CUDA" in told or "Cuda" in told:
         if "invalid usage" in told or "Duplicate GPU" in told:
-            reason = f"NCCL cannot be used so: {_first_line(error)}"
-            return BadConfig.exit_code, reason, "start one rank for each GPU, with one torchrun on each node"
+            reason = f"NCCL initialisation failed: {_first_line(error)}"
+            return BadConfig.exit_code, reason, "start one process per GPU, with one torchrun per node"
         if "ECC" in told:
-            return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{_AGAIN}; ask for other nodes"
+            reason = f"uncorrectable ECC error of a GPU: {_first_line(error)}"
+            return RanksLost.exit_code, reason, f"{_AGAIN}; exclude this node"
     if lost:
-        return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", _AGAIN
+        return RanksLost.exit_code, f"lost connection to another rank: {_first_line(error)}", _AGAIN
     if (code := _NCCL_CODE.search(told)) is not None:
         reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
-        return 70, reason, "start it again with NCCL_DEBUG=INFO, which prints the call that failed"
-    if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
-        return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.num_workers, where memory was short"
+        return 70, reason, "run it again with NCCL_DEBUG=INFO to see the call that failed"
+    if "DataLoader worker (pid" in str(error):  # killed or crashed; errors in the data are reported otherwise
+        return REQUEUE, _first_line(error), f"{_AGAIN}; if memory was short, lower train.data.num_workers"
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
-        return DiskTrouble.exit_code, str(error), f"{_AGAIN}, when the file system is well"
+        return DiskTrouble.exit_code, str(error), f"{_AGAIN}, once the file system is available"
     if isinstance(error, OSError):
-        return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
+        return BadConfig.exit_code, str(error), "check that disk or file"
     return 70, f"{type(error).__name__}: {error}", "please report this bug"
 
 
 def _is_nearly_full() -> bool:
-    with contextlib.suppress(RuntimeError):  # a fault that has ended CUDA in this process is none of memory
+    with contextlib.suppress(RuntimeError):  # a fault that ended CUDA in this process is unrelated to memory
         return torch.cuda.is_initialized() and torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
     return False
 

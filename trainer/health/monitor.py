@@ -18,7 +18,7 @@ from trainer.health.events import Action, Diagnosis, Kind
 FLOOR_SHARE = 0.1
 """Smallest unusual excess over the median, as a share of the median: late in a run, sigma of the loss is tiny."""
 ENOUGH_VALUES, FEWEST_VALUES = 16, 8
-"""Number of values required before one is judged; the lower number is for the shortest windows."""
+"""Values required before one is judged; the lower number is for the shortest windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class HealthMonitor:
         """Return the findings of a step; call it exactly once for each step, in order."""
         furthest = self.recovery.furthest_trouble_step
         if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
-            self.recovery.without_progress = 0  # well past the furthest trouble
-        named = (("the loss", vitals.loss), ("the gradient's norm", vitals.grad_norm))
+            self.recovery.without_progress = 0  # far enough past the last problem
+        named = (("loss", vitals.loss), ("gradient norm", vitals.grad_norm))
         if broken := [f"{name} is {value}" for name, value in named if not math.isfinite(value)]:
             self._usual = False
-            message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
+            message = f"{' and '.join(broken)} in step {vitals.step}; the update was skipped"
             action = Action(self._settings.on_non_finite)
             found = [Diagnosis(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
         else:
@@ -163,13 +163,13 @@ class HealthMonitor:
         self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool
     ) -> Diagnosis:
         is_loss = series.kind is Kind.SPIKE
-        name = "loss" if is_loss else "gradient's norm"
+        name = "loss" if is_loss else "gradient norm"
         message = f"the {name} of step {vitals.step} is {value:.4g}"
         if lagging:
-            message += ", which a limit of some steps before forbade"
+            message += ", above the limit of an earlier step"
         else:
-            message += f", above {series.limit:.4g}; the median of the last {len(series)} is {series.median:.4g}"
-        message += "; the update was taken" if vitals.applied else "; the update was left out"
+            message += f", above {series.limit:.4g}; the median of the last {len(series)} steps is {series.median:.4g}"
+        message += "; the update was applied" if vitals.applied else "; the update was skipped"
         values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
         values |= {} if is_loss else {"clip": self._clip}
         return Diagnosis(kind=series.kind, action=action, message=message, values=values)
@@ -179,15 +179,15 @@ class HealthMonitor:
         action, message = one.action, one.message
         if action is Action.SKIP and self._skipped_in_a_row >= self._settings.patience_steps:
             action = Action.ROLL_BACK
-            message += f"; {self._skipped_in_a_row} in a row were"
+            message += f", as {self._skipped_in_a_row} in a row were"
         if action is not Action.ROLL_BACK:
             return one
         before = self.recovery.without_progress
         if before >= self._settings.max_rollbacks:
             action = Action.GIVE_UP
-            message += f"; {before} rollbacks before it did not help" if before else ""
+            message += f"; {before} earlier rollbacks did not help" if before else ""
             most = self._settings.max_rollbacks
-            message += f", and train.health.max_rollbacks = {most} allows no more: training gives up"
+            message += f"; training gives up, at train.health.max_rollbacks = {most}"
         else:
             message += "; training rolls back"
         return dataclasses.replace(one, action=action, message=message)
@@ -343,16 +343,16 @@ class Plateau:
         values = {"first_median": first, "second_median": second, "improvement": improvement, "error": error}
         smallest = SMALLEST_CHANGE_SHARE * abs(first)
         telling = max(ERRORS_THAT_TELL * error, smallest)
-        medians = f"the median loss of {2 * half * self.block_steps} steps up to step {step} went from {first:.4g} in "
-        medians += f"their first half to {second:.4g} in their second"
+        medians = f"median {first:.4g} in the first half and {second:.4g} in the second half of the last "
+        medians += f"{2 * half * self.block_steps} steps, at step {step}"
         self._join_blocks()
         if improvement < -max(ERRORS_OF_A_RISE * error, smallest):
-            message = f"the loss rises: {medians}"
+            message = f"the loss is rising: {medians}"
             return [Diagnosis(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
         was_told, self.is_told = self.is_told, improvement < telling
         if was_told or not self.is_told:
             return []
-        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
+        message = f"the loss has stopped falling: {medians} (a fall of {improvement:.2g}; noise is {telling:.2g})"
         return [Diagnosis(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
 
     def _join_blocks(self) -> None:
@@ -367,7 +367,7 @@ class Plateau:
 StateT = TypeVar("StateT", Recovery, Plateau)
 
 
-def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - as it has them
+def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - fields of the state
     """Return a saved state under the given settings; fields that are not saved get their defaults."""
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in saved.items() if name in known} | settings)

@@ -31,15 +31,15 @@ PATIENCE_S = 10.0
 """Seconds after a signal before its name is recorded, in case the process is killed before the step ends."""
 _LOOK_EVERY_S = 0.5
 _LAST_RESORT_S = 30.0
-"""Delay after the timeout before ``faulthandler`` ends a process whose threads cannot run, in seconds."""
+"""Seconds after the timeout until ``faulthandler`` ends a process whose threads cannot run."""
 _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
-"""Gap between two checks, in seconds, that means that the process was suspended."""
+"""Seconds between two checks above which the process must have been suspended."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Watchdog:
-    """Watchdog that training reports progress to and asks for signals; it does nothing until it is started."""
+    """Watchdog for signals and progress; it has no effect until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
         """Set the timeout and ``record``, a callback for the reason of an exit and the number of finished steps.
@@ -105,7 +105,7 @@ class Watchdog:
                 return
             before_s, looked_s = looked_s, time.monotonic()
             if looked_s - before_s > _STOPPED_S:
-                self._beat_s += looked_s - before_s  # stopped, as a scheduler that suspends jobs does: nothing hung
+                self._beat_s += looked_s - before_s  # suspended, for example by a scheduler: not a hang
             if ready:
                 with contextlib.suppress(BlockingIOError):
                     for number in self._sockets[0].recv(64):
@@ -120,9 +120,9 @@ class Watchdog:
         name = signal.Signals(number).name
         if self._first is None:
             self._first = (number, now_s)
-            _say(f"{name}: saving and leaving at the end of this step; a second signal leaves at once")
+            _say(f"{name}: saving a checkpoint after this step, then exiting; a second signal exits immediately")
         elif now_s - self._first[1] >= SAME_SIGNAL_S:
-            self._leave(f"a second signal, {name}: left without saving; the newest checkpoint is as it was")
+            self._leave(f"second signal, {name}: exited without saving; the newest checkpoint is intact")
 
     def _stop(self) -> None:
         """Suspend the process on SIGTSTP, which SLURM sends a moment before SIGSTOP, which cannot be caught."""
@@ -138,17 +138,17 @@ class Watchdog:
             if self.traceback_file is not None:
                 with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
-            where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
+            where = "" if self.traceback_file is None else f"; traceback: {self.traceback_file.name}"
             self._leave(
-                f"nothing moved for {still_s:.0f} s after step {self.step}: it hangs, or waits for a rank that "
+                f"no progress for {still_s:.0f} s after step {self.step}: this rank hangs or waits for one that "
                 f"does{where}"
             )
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
-            reason = f"{name}, and killed before the step ended and the state was saved"
+            reason = f"{name}: killed before the step ended, without saving"
             if not self.step:
-                reason = f"{name} before the first step; another rank's messages may say why"
+                reason = f"{name} before the first step; see the messages of other ranks"
             with contextlib.suppress(Exception):  # this thread must continue
                 self._record(reason, self.step, True)
 
@@ -169,7 +169,7 @@ class Watchdog:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
+    with contextlib.suppress(OSError, ValueError):  # the reader may have closed the stream
         sys.stderr.write(f"train: {text}\n")
         sys.stderr.flush()
 
@@ -219,7 +219,7 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
     job, squeue = environment.get("SLURM_JOB_ID", ""), shutil.which("squeue")
     if not job.isdecimal() or squeue is None:
         return None
-    # Older versions do not tell the end in the environment.
+    # Older versions do not set the end in the environment.
     command = [squeue, "--noheader", "--job", job, "--format", "%L"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout

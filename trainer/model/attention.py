@@ -1,7 +1,7 @@
-"""Attention within documents: a token attends to its own document and to nothing else in its sequence.
+"""Attention within documents: no cross-document attention in a packed sequence.
 
-``varlen`` computes each document on its own, in one kernel, on GPUs from Ampere on; ``sdpa`` whole sequences under a
-mask, anywhere; ``row``, for encoders that this project does not know, uses transformers' own padding mask.
+``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``sdpa`` computes whole sequences
+under a mask, on any device; ``row``, for other architectures, uses transformers' own padding mask.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
 head, K slots of the MLM head, R slots of a sequence.
@@ -45,21 +45,21 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
 
 def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
     """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible."""
-    if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
+    if model_config.model_type not in FAMILIES:  # others may ignore the document mask
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
-                f"a {model_config.model_type!r} encoder would attend across the samples of a packed row",
-                next_step="Use --set train.layout=bucketed and --set train.attention=auto; or a bert, roberta or "
+                f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention",
+                next_step="Use --set train.layout=bucketed --set train.attention=auto, or a bert, roberta or "
                 "modernbert model.",
             )
-        return ChosenAttention(kind="row", reason=f"{model_config.model_type} is only known by its padding mask")
+        return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}")
     if config.attention == "sdpa":
-        return ChosenAttention(kind="sdpa", reason="asked for")
+        return ChosenAttention(kind="sdpa", reason="set by train.attention")
     against = _against_varlen(config, model_config, device)
     if against is None:
-        return ChosenAttention(kind="varlen", reason="documents are computed one by one")
+        return ChosenAttention(kind="varlen", reason="no cross-document attention")
     if config.attention == "varlen":
-        raise BadConfig(f"train.attention is varlen, and {against[0]}", next_step=against[1])
+        raise BadConfig(f"train.attention = 'varlen' cannot be used: {against[0]}", next_step=against[1])
     return ChosenAttention(kind="sdpa", reason=against[0])
 
 
@@ -67,26 +67,26 @@ def _against_varlen(
     config: TrainConfig, model_config: PretrainedConfig, device: torch.device
 ) -> tuple[str, str] | None:
     """Return the reason why varlen cannot be used and the next step, or None if it can."""
-    if config.device != "cuda":  # what is traced without a GPU is on no device at all
-        return "a CPU has no varlen kernel", "Use --set train.attention=sdpa."
+    if config.device != "cuda":  # not the device's type: a model that is traced without a GPU is on no device
+        return "varlen requires a GPU", "Use --set train.attention=sdpa."
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return f"{name} is older than Ampere", "Use --set train.attention=sdpa."
+        return f"varlen requires an Ampere or newer GPU, not {name}", "Use --set train.attention=sdpa."
     if config.precision != "bf16":
-        return "varlen kernels compute in bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
+        return "varlen requires bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
         return (
-            f"varlen kernels have no dropout of attention weights, and the model's is {dropout:g}",
-            "Change the recipe in words, --set train.attention_dropout=0, or use --set train.attention=sdpa.",
+            f"varlen does not support attention dropout, and the model's is {dropout:g}",
+            "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa.",
         )
     head_dimensions = model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
-        return f"varlen kernels do not take heads of {head_dimensions}", "Use --set train.attention=sdpa."
-    # Packed sequences have documents without tokens, on which the backward pass of others hangs: flash-attention #1254.
+        return f"varlen does not support a head dimension of {head_dimensions}", "Use --set train.attention=sdpa."
+    # Packed sequences have empty documents, on which the backward pass of other kernels hangs: flash-attention #1254.
     if (active := current_flash_attention_impl()) not in (None, "FA2"):
         return (
-            f"{active} is activated, which can hang on documents without tokens, as packed sequences have them",
+            f"{active} is active, which can hang on empty documents, as packed sequences contain",
             "Call torch.nn.attention.restore_flash_attention_impl(), or use --set train.attention=sdpa.",
         )
     return None
@@ -104,11 +104,11 @@ def attend_within_documents(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,  # noqa: ANN401 - what else transformers hands to attention functions
+    **_: Any,  # noqa: ANN401 - other arguments from transformers
 ) -> tuple[torch.Tensor, None]:
     """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
-        raise ValueError("varlen attention has neither dropout nor masks")
+        raise ValueError("varlen attention supports neither dropout nor masks")
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
     attended_THE = attend_documents(
         query_THE,
@@ -146,7 +146,7 @@ def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInputs:
-    """Arguments of an encoder's forward, and the tensors that they were made from."""
+    """Arguments of an encoder's forward, and the tensors behind them."""
 
     arguments: dict[str, Any]
     document_BS: torch.Tensor | None = None
@@ -158,7 +158,7 @@ class EncoderInputs:
 def encoder_inputs(
     batch: MicroBatch, kind: AttentionKind, *, dtype: torch.dtype, first_position: int, window_tokens: int | None
 ) -> EncoderInputs:
-    """Return the arguments that tell an encoder where documents lie, so that it builds no mask of its own.
+    """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
     ``first_position`` is the position id of a document's first token: RoBERTa's begin after the padding id.
     ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers.
@@ -239,8 +239,8 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _document_edges(batch: MicroBatch) -> torch.Tensor:
     """Return the edges of documents and sequences, ascending from 0 to T.
 
-    Padding between documents, if any, attends to itself. The edges of sequences divide it, as kernels are told that
-    nothing is longer than a sequence, and leave positions undefined that lie outside of all edges.
+    Padding between documents attends to itself. The edges of sequences divide it, as kernels assume that no document
+    is longer than a sequence, and leave positions outside all edges undefined.
     """
     rows, width = batch.ids_BS.shape
     rows_B = torch.arange(rows + 1, dtype=torch.int32, device=batch.ids_BS.device) * width

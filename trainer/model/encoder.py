@@ -1,4 +1,4 @@
-"""Encoders with fresh weights, built from settings out of transformers' own modules."""
+"""Encoders with fresh weights, built from transformers' own modules."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ _POSITIONS_START_AFTER_PAD = {
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
-    """Return the parts of an architecture, or None if this project does not know them."""
+    """Return the parts of an architecture, or None if it is not built in."""
     return FAMILIES.get(config.model_type)
 
 
@@ -39,7 +39,7 @@ def window_tokens(config: PretrainedConfig) -> int | None:
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """Return the layers of a model; empty if its architecture is not known."""
+    """Return the layers of a model; empty if its architecture is not built in."""
     family = family_of(model.config)
     if family is None:
         return ()
@@ -80,7 +80,7 @@ def build_config(
         )
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise BadConfig(
-            f"transformers refuses the config of {settings.name!r}: {error}", next_step="Correct the config."
+            f"transformers rejects the config of {settings.name!r}: {error}", next_step="Correct the config."
         ) from error
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
@@ -89,8 +89,8 @@ def build_config(
         key = dropout_key(config)
         if key is None:
             raise BadConfig(
-                f"{model_type!r} has no dropout of attention weights that train.attention_dropout could replace",
-                next_step="Leave train.attention_dropout out, and set the model's own key in its config.",
+                f"train.attention_dropout cannot be used with {model_type!r}, which has no such setting",
+                next_step="Remove train.attention_dropout, and set dropout in the model's config.",
             )
         setattr(config, key, attention_dropout)
     return config
@@ -99,7 +99,7 @@ def build_config(
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
     """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match.
 
-    An architecture without a choice of ``implementation`` uses ``eager`` attention, as ``model.config`` then says.
+    An architecture without a choice of ``implementation`` uses ``eager`` attention, as ``model.config`` then shows.
     """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     with torch.device(device):
@@ -109,11 +109,11 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
                     config, attn_implementation=implementation, dtype=torch.float32
                 )
             except ValueError as error:
-                # How transformers says that an architecture has no SDPA path.
+                # transformers' error for an architecture without SDPA.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not go together
+        except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not match
             raise BadConfig(
                 f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
             ) from error
@@ -124,10 +124,7 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
 
 
 def _freeze_unused(model: PreTrainedModel) -> None:
-    """Freeze parameters that the loss does not depend on, such as ESM's contact head.
-
-    Data-parallel reduction waits for the gradient of every parameter that is not frozen, and these never get one.
-    """
+    """Freeze parameters that the loss does not depend on, such as ESM's contact head, as DDP would wait for them."""
     ids_BS = torch.arange(16, device=model.device).reshape(2, 8) % model.config.vocab_size
     model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
     for parameter in model.parameters():
@@ -137,12 +134,11 @@ def _freeze_unused(model: PreTrainedModel) -> None:
 
 def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:
     positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions <= 0:  # such models have relative positions, without a limit
+    if not isinstance(positions, int) or positions <= 0:  # relative positions have no limit
         return
     usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
     if seq_length > usable:
         raise BadConfig(
-            f"rows of {seq_length} tokens are longer than the {usable} positions of this {model_type}",
-            next_step=f"Use rows of at most {usable} tokens (--seq-length {usable}), "
-            "or raise max_position_embeddings in the config.",
+            f"sequence length {seq_length} exceeds the {usable} positions of this {model_type}",
+            next_step=f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config.",
         )

@@ -1,8 +1,8 @@
-"""Architectures whose encoder, layers and head this project can find. No torch here.
+"""Built-in architectures: the paths of their encoder, layers and head. No torch here.
 
 Their encoders pass keyword arguments on to attention functions, use a 4-D mask unchanged, and take positions from
-``position_ids`` alone; a test moves one document and checks that its neighbours' outputs stay. Other architectures
-train with one sample per sequence and compute the MLM head at all positions.
+``position_ids`` alone; tests check that documents do not affect each other. Other architectures train with one sample
+per sequence and a dense MLM head.
 """
 
 from dataclasses import dataclass

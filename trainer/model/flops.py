@@ -1,6 +1,6 @@
 """FLOPs of a training step, and peak rates of GPUs. No torch here.
 
-A step counts the FLOPs that its mathematics needs: matmuls of the layers for non-padding tokens, attention within
+A step counts model FLOPs: matmuls of the layers for non-padding tokens, attention within
 documents, the MLM head at the tokens to predict, each once forward and twice backward. Not counted: padding,
 recomputation, embedding look-ups, normalisation, softmax, the optimizer.
 
@@ -31,7 +31,7 @@ class ModelWork:
     reaches: tuple[int | None, ...]
     """Reach of each layer's attention to either side, in tokens; None for the whole document."""
     last_layer_narrow: bool = False
-    """True if only tokens to predict are queries in the last layer's attention."""
+    """True if the last layer is sparse."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""
@@ -71,8 +71,8 @@ class Peak(NamedTuple):
     fp32: float
     """Rate in FLOP/s without Tensor Cores."""
     link_bytes_per_s: float
-    """Bandwidth of all links, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against
-    data sheets; it only bounds plausible measurements."""
+    """Bandwidth of all links in both directions: NVLink, or else 16 lanes of PCIe. Not checked against data sheets; it
+    only bounds plausible measurements."""
     source: str
 
 
@@ -82,8 +82,8 @@ _PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, whi
 _PARTS = {"MIG", "Laptop", "D"}
 """Words that name a part of a GPU, or a GPU with lower peaks than that of the same name without them."""
 
-# Left out, as no data sheet with a dense figure was found: A10G, of which others print 62.5, 70 and 125 TFLOP/s in
-# bf16; RTX PRO 6000 Server Edition, which has the chip of the others, and clocks and power of its own.
+# Left out for lack of a data sheet with a dense figure: A10G (sources say 62.5, 70 and 125 TFLOP/s in bf16), and
+# RTX PRO 6000 Server Edition (same chip, other clocks and power).
 PEAKS = (
     Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
     Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),

@@ -23,9 +23,9 @@ from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 class MaskedLM(nn.Module):
     """A transformers encoder with its loss: the module that is wrapped, compiled and sharded.
 
-    The sparse MLM head computes only the positions to predict, 15 % of all; loss and gradients are those of the dense
-    head. If shapes must not change (compiled layers, GPUs), it has a fixed number of slots, of which unused ones add no
-    loss; a micro-batch with more tokens takes a multiple of it, and is counted.
+    The sparse MLM head computes only the positions to predict, 15 % of all, with the loss and gradients of the dense
+    head. If shapes must not change (compiled layers, GPUs), it has a fixed number of slots; unused ones add no loss,
+    and a micro-batch with more tokens uses a multiple of it and is counted.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> None:
@@ -41,7 +41,7 @@ class MaskedLM(nn.Module):
         self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
         self._compiled = config.compile
-        # Its passes over the logits become one each way.
+        # Fuses its passes over the logits into one each way.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             torch.compile(cross_entropy, dynamic=False) if config.compile else cross_entropy
         )
@@ -59,7 +59,7 @@ class MaskedLM(nn.Module):
             make_sparse_layer(model_layers(model)[-1], family)
 
     def _autocast(self, device_type: str) -> torch.autocast:
-        # torch.autocast knows no meta device, where nothing is computed anyway.
+        # torch.autocast rejects the meta device, which computes nothing.
         on = self._bf16 and device_type != "meta"
         return torch.autocast(device_type if on else "cpu", dtype=torch.bfloat16, enabled=on)
 
@@ -127,7 +127,7 @@ class MaskedLM(nn.Module):
 
 
 def _enough(slots: int | None, needed: int) -> int:
-    """Return a multiple of the fixed number of slots, or as many as are needed if none is fixed."""
+    """Return a multiple of the fixed number of slots; without one, the number needed."""
     return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
 
 

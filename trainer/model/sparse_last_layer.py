@@ -1,6 +1,4 @@
-"""Sparse last layer: queries, and all that follows from them, computed for the tokens to predict only.
-
-Keys and values are computed at all positions, so loss and gradients are those of the dense layer.
+"""Sparse last layer: queries and MLP only for masked tokens; keys and values at all positions, so the loss is the same.
 
 Shapes: B sequences, S positions of a sequence, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E
 dimensions of a head, K slots of the MLM head, R slots of a sequence.
@@ -40,7 +38,7 @@ def attend_documents(
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
     # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document
-    # exceeds is no window to FlashAttention, and is what cuDNN does not take.
+    # exceeds has no effect in FlashAttention, but cuDNN does not support it.
     reach = longest_key if window_tokens is None else window_tokens
     named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
     attended = varlen_attn(
@@ -104,7 +102,7 @@ class DocumentQueries:
         self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
     ) -> torch.Tensor:
         """Return attention of the query positions over their documents; shape (K, H, E)."""
-        assert not dropout, "varlen attention has no dropout"
+        assert not dropout, "varlen does not support dropout"
         return attend_documents(
             query_KHE,
             key_BSHE.flatten(0, 1),
@@ -130,7 +128,7 @@ def _forward(
     layer: Any,  # noqa: ANN401 - a layer of transformers
     answer: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
-    *others: Any,  # noqa: ANN401 - what transformers passes
+    *others: Any,  # noqa: ANN401 - passed by transformers
     asked: LastLayerQueries | None = None,
     **more: Any,  # noqa: ANN401 - the same
 ) -> torch.Tensor:

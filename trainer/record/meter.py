@@ -54,15 +54,15 @@ class NoiseScale:
 
     @property
     def tokens(self) -> float | None:
-        """Noise scale in tokens; None if noise hides the signal, or nothing is known yet."""
+        """Noise scale in tokens; None if unknown, or if noise hides the signal."""
         signal, noise = self.parts
         return None if signal <= 0 or noise <= 0 else noise / signal
 
 
 STARVED_SHARE = 0.1
-"""Share of a step's time that a rank waits for its loader, above which faster data loading is worth the effort."""
+"""Data-loading stall as a share of step time, above which faster data loading is worth the effort."""
 STRAGGLER_RATIO = 1.25
-"""Ratio of a rank's computing time to the median rank, above which it exceeds the usual spread of GPUs and data."""
+"""Ratio of a rank's compute time to the median rank, above which it exceeds the usual spread of GPUs and data."""
 ROWS = 5
 """Consecutive bad rows before a warning, and good ones before another: single rows are often disturbed."""
 
@@ -77,7 +77,7 @@ class PaceMonitor:
     def look(
         self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]
     ) -> list[Diagnosis]:
-        """Return the findings of a row from its step time, and each rank's data wait and computing time if known."""
+        """Return the findings of a row from its step time, and each rank's data wait and compute time if known."""
         self._rows += 1
         return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
 
@@ -90,7 +90,7 @@ class PaceMonitor:
         if not self._starved.look(share > STARVED_SHARE):
             return []
         rank = data_wait_s.index(wait_s)
-        message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
+        message = f"{self._named(rank)} waits for data {share:.0%} of the time: "
         message += f"{wait_s:.4g} of {step_s:.4g} s per step"
         values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
         return [Diagnosis(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
@@ -111,9 +111,9 @@ class PaceMonitor:
             return []
         slowest = max(told, key=ratios.__getitem__)
         others = ", ".join(str(rank) for rank in told if rank != slowest)
-        message = f"{self._named(slowest)} computes {ratios[slowest]:.2f} times as long as the median rank: "
-        message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
-        message += f" (slow as well: {others})" if others else ""
+        message = f"{self._named(slowest)} takes {ratios[slowest]:.2f} times the compute time of the median rank: "
+        message += f"{known_s[slowest]:.4g} instead of {median_s:.4g} s per step; all others wait for it"
+        message += f" (also slow: {others})" if others else ""
         values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
         return [Diagnosis(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
 
@@ -142,7 +142,7 @@ class _Streak:
 
 _FIELDS = ("non_padding_tokens", "padded_tokens", "flops", "part_square", "whole_square")
 """Metrics summed over ranks, in this order; the squares are means over the interval's steps. They are followed by, for
-each rank, its computing time and data wait per step in the previous interval, in seconds, and its peak memory."""
+each rank, its compute time and data wait per step in the previous interval, in seconds, and its peak memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class _Interval:
     data_wait_s: float = 0.0
     """Mean data wait per step, in seconds."""
     pace: tuple[float, float | None, float] | None = None
-    """This rank's seconds per step in the last interval read before: wall time, computing, data wait."""
+    """This rank's seconds per step in the last interval read before: wall time, compute, data wait."""
     ended: DeviceEvent | None = None
     fetched: Sequence[torch.Tensor] = ()
     """Host copies of the sums over ranks, the loss and the gradient norm."""
@@ -185,7 +185,7 @@ class Meter:
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
         self.take = self._wait.take
-        """Function that takes micro-batches from a loader and counts the wait, as far as the device was idle too."""
+        """Function that takes micro-batches from a loader and counts the time that the device was idle meanwhile."""
         self.restart()
 
     def restart(self) -> None:
@@ -232,7 +232,7 @@ class Meter:
         of_ranks[2, self._ranks.rank] = _peak_bytes(device)
         if interval.pace is not None:
             _, compute_s, data_wait_s = interval.pace
-            # If the computing time is unknown on one rank, it is on all.
+            # If the compute time is unknown on one rank, it is on all.
             of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
         counts = torch.tensor(
             [interval.non_padding_tokens, interval.padded_tokens, interval.flops], dtype=torch.float64
@@ -252,7 +252,7 @@ class Meter:
 
     def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
         """Yield rows that have arrived, the same on every rank except times; ``all_of_them`` waits for the last one."""
-        # On a GPU the latest is left for later: the device still runs it, and should get its next step meanwhile.
+        # On a GPU the latest row waits: the device still computes it, and needs its next step meanwhile.
         left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
         while len(self._pending) > left:
             yield self._read(self._pending.popleft())
@@ -270,14 +270,14 @@ class Meter:
         seconds = row.ended.seconds_since(row.began)
         compute_s = _mean(row.results, _computed_s)
         communication_s = _communication_s(row.results, world)
-        # Without the moment of departure, computing and waiting for others are one.
+        # Without the moment of departure, compute and communication cannot be told apart.
         self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
         if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
             self.noise.update(
                 sums["whole_square"] / world, sums["part_square"] / world, share, sums["non_padding_tokens"] / steps
             )
         flops_per_s = sums["flops"] / seconds / world
-        # The 6 N convention of Kaplan et al. 2020: all parameters at every token, and no attention.
+        # The 6 N convention of Kaplan et al. 2020: all parameters for every token, without attention.
         six_n_per_s = 6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
         return StepRow(
             **row.known,
@@ -351,6 +351,6 @@ def _finite(value: float) -> float | None:
 def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    # Not getrusage's peak, which a process inherits from its parent.
+    # getrusage's peak is inherited from the parent process.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024

@@ -9,11 +9,11 @@ runs/<UTC>-<name>/
   checkpoints/  training state; see trainer.checkpoint.format
   tensorboard/  the same numbers, if tensorboard is installed
   model/        the trained model, in transformers' format
-  exit.json     exit code and reason; torchrun itself returns 1 whatever its ranks return
-  earlier/N/    run.json, startup.json and exit.json of the run's Nth start, as far as it wrote them
+  exit.json     exit code and reason; torchrun itself always returns 1 if a rank fails
+  earlier/N/    run.json, startup.json and exit.json of the run's Nth start, if written
   rank-00001.traceback.txt  traceback of a rank that failed or hung
 
-A resumed run appends; if a step is taken again after a crash or a rollback, its row replaces the rows from there on.
+A resumed run appends; the row of a repeated step replaces all rows from that step on.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class StepRow(StrictTable):
     """Metrics of one logged step, over all ranks; times and rates are means since the last logged step."""
 
     step: int
-    """Optimizer steps finished, counted from 1."""
+    """Finished optimizer steps, including this one."""
     loss: float | None
     """Mean cross-entropy per predicted token, in nats; None if not finite."""
     grad_norm: float | None
@@ -64,11 +64,11 @@ class StepRow(StrictTable):
     step_s: float
     """Wall time of a step, in seconds."""
     data_wait_s: float
-    """Time per step that rank 0 waited for its loader while its device was idle, in seconds."""
+    """Data-loading stall: time per step that rank 0's device was idle, waiting for data, in seconds."""
     compute_s: float
     """Time per step of forward and backward on rank 0, in seconds."""
     communication_s: float | None
-    """Time per step that rank 0 waited for other ranks' token counts and gradients, in seconds; None if unknown."""
+    """Time per step that rank 0 waited for gradient synchronisation and token counts, in seconds; None if unknown."""
     optimizer_s: float
     """Time per step of clipping and the optimizer update on rank 0, in seconds."""
     non_padding_tokens: int
@@ -89,20 +89,21 @@ class StepRow(StrictTable):
     peak_memory_bytes: int
     """Peak memory so far of the rank with the most: reserved by the allocator on a GPU, resident on a CPU."""
     gradient_noise_scale_tokens: float | None
-    """Non-padding tokens of a batch whose gradient is half noise (McCandlish et al. 2018); None until known."""
+    """Gradient noise scale (McCandlish et al. 2018): batch size, in non-padding tokens, at which noise and signal are
+    equal; None until known."""
     head_overflows: int
-    """Micro-batches of rank 0 so far with more tokens to predict than the sparse MLM head has positions."""
+    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head, which costs time only."""
     recompilations: int
-    """Number of graphs compiled on rank 0 after the first steps."""
+    """Graphs recompiled on rank 0 after the first steps."""
     skipped_steps: int
-    """Steps so far whose update was skipped; on a GPU without the last two, whose numbers have not arrived."""
+    """Skipped updates so far; on a GPU, the last two steps are not yet counted."""
     slowest_rank: int | None
     """Rank with the longest forward and backward in the previous interval; None if unknown."""
     slowest_rank_ratio: float | None
     """Ratio of the slowest rank's forward and backward time to the median rank; None if unknown."""
     longest_data_wait_s: float | None = None
-    """Longest data wait of any rank per step of the previous interval, in seconds; None until known, or with a single
-    rank. Its excess over rank 0's data wait is part of rank 0's wait for gradients."""
+    """Longest data wait of any rank per step of the previous interval, in seconds; None with a single rank. Its excess
+    over rank 0's data wait is part of rank 0's communication time."""
     longest_data_wait_rank: int | None = None
     """Rank with the longest data wait in the previous interval."""
 
@@ -111,9 +112,9 @@ class StartUp(StrictTable):
     """Breakdown of the time until the end of the first step on rank 0, in seconds."""
 
     import_s: float
-    """Time from the start of the process until everything is imported."""
+    """Time from the start of the process until all imports are done."""
     staging_s: float
-    """Time to copy the dataset to local disk, or to wait for the rank that copies it."""
+    """Time to stage the dataset on local disk, or to wait for the rank that does."""
     process_group_s: float
     """Time until all ranks have joined the process group."""
     build_s: float
@@ -121,7 +122,7 @@ class StartUp(StrictTable):
     restore_s: float
     first_batch_s: float
     compile_s: float
-    """Time of one forward and backward without a step, which compiles layers and warms up libraries."""
+    """Time of one forward and backward pass before the first step, which compiles layers and warms up libraries."""
     first_step_s: float
     total_s: float
     """Time from the start of the process until the end of the first step."""
@@ -167,10 +168,10 @@ class RunHeader(BatchSplit):
     driver: str | None = None
     """GPU driver version of rank 0; None on a CPU, or if NVML does not report it."""
     peak_flops_per_s: float | None
-    """Dense peak of one device in the precision used, in FLOPs per second; the basis of MFU. None if unknown."""
+    """Dense peak of one GPU in the precision used, in FLOP/s: the basis of MFU. None if unknown."""
     versions: dict[str, str]
     hosts: list[str] = Field(default_factory=list)
-    """Host of each rank, by rank; empty in records without hosts."""
+    """Host of each rank; empty if unknown."""
 
     @property
     def config_sha256(self) -> str:
@@ -194,7 +195,7 @@ class RunExit(StrictTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Run record as read from disk; ``end`` is None if the run is still going, or was killed."""
+    """Run record as read from disk; ``end`` is None if the run is still running, or was killed."""
 
     directory: Path
     header: RunHeader
@@ -222,12 +223,14 @@ def read_header(directory: Path) -> RunHeader:
     """Read a run's ``run.json``; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / RUN_FILE
     if not path.is_file():
-        raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
+        raise BadConfig(
+            f"{directory} is not a run: {RUN_FILE} not found", next_step="Pass a run directory, such as runs/NAME."
+        )
     return parse_table(RunHeader, read_json(path), where=str(path))
 
 
 def read_origin(directory: Path) -> str | None:
-    """Return the checkpoint that a run's first start resumed from; None if it began from scratch."""
+    """Return the checkpoint that a run's first start resumed from; None if it started from scratch."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
     numbered = [path for path in earlier if path.name.isdecimal()]
     first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
@@ -235,7 +238,7 @@ def read_origin(directory: Path) -> str | None:
 
 
 def read_exit(directory: Path) -> RunExit | None:
-    """Read a run's ``exit.json``; None if the run is still going, or was killed."""
+    """Read a run's ``exit.json``; None if the run is still running, or was killed."""
     return _optional(directory / EXIT_FILE, RunExit)
 
 
@@ -267,9 +270,9 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
             why = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
             raise BadConfig(
                 f"{path}, line {number}: {why}",
-                next_step="The run record is corrupt. Restore the file from a copy, or remove what begins there.",
+                next_step="The run record is corrupt. Restore the file, or remove the lines from there on.",
             ) from error
-        # The trainer writes no figures that are not finite.
+        # The trainer writes finite numbers only.
         if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):
             rows.append(row)
     return tuple(rows)
@@ -298,7 +301,7 @@ class StartClock:
 
     @property
     def rehearsed(self) -> bool:
-        """True after the forward and backward before the first step, which created every communicator."""
+        """True after the warm-up before the first step, which created every communicator."""
         return "compile" in self._seconds
 
     def total_s(self) -> float:
@@ -326,7 +329,7 @@ class StartClock:
 
 def process_started_s() -> float:
     """Return the start time of this process, in seconds since 1970."""
-    # The 22nd field; the second, the command's name, may hold blanks and brackets.
+    # The 22nd field; the second, the command's name, may contain spaces and brackets.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s

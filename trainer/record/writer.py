@@ -49,25 +49,25 @@ class RunWriter:
         self._board: Any = None
         self._waiting: dict[str, bytes] = {}
         self.trouble: str | None = None
-        """Reason for rows waiting to be written, such as a full disk; they are retried with the next row."""
+        """Reason why rows are not written yet, such as a full disk; they are retried with the next row."""
         self._told_trouble: str | None = None
         if not active:
             return
         there = (directory / RUN_FILE).exists()
         if there and not again:
             raise BadConfig(
-                f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
+                f"{directory} already contains a run",
+                next_step="Resume it with --resume auto, or choose another --out.",
             )
         directory.mkdir(parents=True, exist_ok=True)
-        try:  # a killed process's loaders hold its lock for a moment, until they notice
+        try:  # DataLoader workers of a killed process hold its lock for a moment
             self._lock = open_locked(directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
         except LockHeld as error:
             raise BadConfig(
-                f"another process is training in {directory}",
-                next_step="Wait until it has ended, or choose another --out.",
+                f"another process is using {directory}",
+                next_step="Wait until it ends, or choose another --out.",
             ) from error
-        # A start that ended early, such as one whose ranks never connected, leaves only its exit.json: it counts, and
-        # must not be mistaken for this one's.
+        # The exit.json of a start that ended before its run.json counts as a start too.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
 
@@ -82,7 +82,7 @@ class RunWriter:
         self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
         earlier = place / str(self.attempt - 1)
         earlier.mkdir()
-        # A copy: until it is replaced, run.json marks the directory as a run.
+        # Copied, not moved, as run.json marks the directory as a run.
         partial = earlier / f".{RUN_FILE}.partial"
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(self.directory / RUN_FILE, partial)
@@ -90,7 +90,7 @@ class RunWriter:
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
-        for name in _FILES.values():  # a line that was not finished, so that the next one begins on its own
+        for name in _FILES.values():  # end a partial last line
             with contextlib.suppress(FileNotFoundError), (self.directory / name).open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
@@ -127,8 +127,8 @@ class RunWriter:
             except OSError as error:
                 self.trouble = error.strerror or str(error)
         if self.trouble not in (None, self._told_trouble):
-            message = f"cannot write to {self.directory}: {self.trouble}; rows wait, and training goes on"
-            next_step = "Free room, or raise the quota: what waits is then written."
+            message = f"cannot write to {self.directory}: {self.trouble}; training continues with metrics in memory"
+            next_step = "Free disk space or raise the quota; the metrics are then written."
             self._show(happened(row.step, "record_waits", message, level="error", next_step=next_step))
         self._told_trouble = self.trouble
         if self._board is not None and not isinstance(row, EventRow):
@@ -137,7 +137,7 @@ class RunWriter:
                 for figure, value in row.model_dump(exclude={"step"}, exclude_none=True).items():
                     self._board.add_scalar(f"{group}/{figure}", value, row.step)
             except OSError:
-                self._board = None  # its file is torn; the record has the same numbers
+                self._board = None  # its file is incomplete; the record has the same numbers
         self._show(row)
 
     def close(self) -> None:

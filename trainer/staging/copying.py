@@ -46,9 +46,8 @@ def in_threads(
 ) -> list[Result]:
     """Run ``work`` on each item in threads, and return the results in the order of the items.
 
-    ``stop`` is called on the first error and on Ctrl-C, to end running work early; no more is started. The first error
-    is raised when all have ended. Signals are blocked while the main thread uses the executor: Ctrl-C after it takes
-    one of the executor's locks, before the block that releases it, would leave all threads waiting.
+    ``stop`` is called on the first error and on Ctrl-C, to end running work early. The first error is raised when all
+    have ended. Signals are blocked while the main thread uses the executor, as Ctrl-C could leave its locks taken.
     """
     errors: list[BaseException] = []
     results: dict[int, Result] = {}
@@ -143,7 +142,7 @@ def is_intact(directory: Path, manifest: Manifest) -> bool:
         if read_manifest(directory) != manifest:
             return False
         for shard in (*manifest.train.shards, *manifest.validation.shards):
-            # One at a time: a process may open fewer files than a large dataset has.
+            # One at a time, as a large dataset may exceed the limit on open files.
             os.close(open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
             os.close(open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
         with (directory / TOKENIZER_NAME).open("rb") as file:
@@ -243,5 +242,5 @@ def _corrupt(source: Path, name: str, what: str) -> BadConfig:
     """Return the error for a corrupt file of the source."""
     return BadConfig(
         f"{source / name}: {what}",
-        next_step=f"The source is corrupt, or changed while it was copied: autotune data verify {source}",
+        next_step=f"The source is corrupt or was modified meanwhile. Find all faults: autotune data verify {source}",
     )

@@ -4,8 +4,7 @@ A copy is hashed while it is written, synced, and renamed, so a directory named 
 
 LOCAL/autotune-<uid>/            accessible only to this user
   <hash>/                        a published dataset, named by the first 16 digits of its hash
-  <hash>.lock                    held by the process that copies; the kernel releases it when that process ends, and
-                                 the next one that waits finds the copy, or makes it
+  <hash>.lock                    held by the process that copies; the kernel releases it when that process ends
   .partial-<hash>-<random>/      a copy in progress, or a corrupt one to be removed
 """
 
@@ -48,23 +47,21 @@ class CacheDirectory:
         """Lock file that gives one process on the node exclusive access to this dataset."""
 
     def prepare(self) -> None:
-        """Create the user's own directory; raise ``BadConfig`` if the disk does not exist, or it is another user's."""
+        """Create the user's directory; raise ``BadConfig`` if the disk does not exist, or it is not yours."""
         if not self._local.is_dir():
-            raise BadConfig(f"{self._local} is not a directory", next_step="Name one on the node's own disk.")
+            raise BadConfig(f"{self._local} not found", next_step="Pass a directory on the node's local disk.")
         with contextlib.suppress(FileExistsError):
             self.root.mkdir(mode=0o700)
         status = self.root.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise BadConfig(
-                f"{self.root} is not a directory of yours", next_step="Have it removed, or name another disk."
-            )
+            raise BadConfig(f"{self.root} is not a directory that you own", next_step="Remove it, or use another disk.")
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
 
     def clear(self) -> None:
         """Remove a corrupt copy and partial copies of killed processes; call it only under the lock."""
         if self.directory.exists():
-            # Processes that read it keep their open files. Its space is needed for the next one.
+            # Removing is safe, as processes that read it keep their open files.
             self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
             match = _PARTIAL.match(path.name)
@@ -85,17 +82,17 @@ class CacheDirectory:
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
         if filled_up or missing_bytes > 0:
             told = f"Free {_mib(missing_bytes)} there,"
-            again = "It was full for a while, and has room again: try again,"
+            again = "There is space again: try again,"
             raise BadConfig(
-                f"{self._local} has {_mib(free_bytes)} free, and the dataset takes {_mib(size_bytes)} "
-                f"({_mib(SPARE_BYTES)} more are to stay free)",
-                next_step=f"{told if missing_bytes > 0 else again} or name another disk.",
+                f"{self._local} has {_mib(free_bytes)} free; the dataset requires {_mib(size_bytes)} "
+                f"and {_mib(SPARE_BYTES)} to spare",
+                next_step=f"{told if missing_bytes > 0 else again} or pass another disk.",
             )
         missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
         if disk.f_files and missing_inodes > 0:
             raise BadConfig(
-                f"{self._local} has room for {disk.f_favail:,} more files, and the dataset has {len(files):,}",
-                next_step=f"Remove {missing_inodes:,} files there, or name another disk.",
+                f"{self._local} has inodes for {disk.f_favail:,} more files; the dataset has {len(files):,}",
+                next_step=f"Remove {missing_inodes:,} files there, or pass another disk.",
             )
 
     @contextlib.contextmanager
@@ -106,12 +103,12 @@ class CacheDirectory:
         except OSError as error:
             if files and error.errno == errno.ENOSPC:
                 self.check_room(files, filled_up=True)
-            message = f"cannot write in {self._local}: {error.strerror or error}"
-            next_step = "Free room there, ask for permission, or name another directory."
+            message = f"cannot write to {self._local}: {error.strerror or error}"
+            next_step = "Free disk space, check permissions, or pass another directory."
             if files and error.errno == errno.EDQUOT:
                 size_bytes = sum(file.size_bytes for file in files)
-                message = f"your quota in {self._local} was used up, and the dataset takes {_mib(size_bytes)}"
-                next_step = "Remove files of yours there, or name another disk."
+                message = f"the dataset ({_mib(size_bytes)}) exceeds your quota in {self._local}"
+                next_step = "Remove files there, or pass another disk."
             raise BadConfig(message, next_step=next_step) from error
 
 
@@ -162,8 +159,8 @@ def stage(
                 return found if is_intact(place.directory, place.manifest) else _copy(place, source, found, update)
         except LockHeld as error:
             raise BadConfig(
-                f"another process has been copying the same dataset to {place.root} for {timeout_s:g} s",
-                next_step="See what it is doing, or wait longer.",
+                f"another process is still copying this dataset to {place.root} after {timeout_s:g} s",
+                next_step="Check that process, or wait longer.",
             ) from error
 
 
@@ -171,7 +168,7 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
     place.clear()
     files = dataset_files(source, place.manifest)
     place.check_room(files)
-    verify = f"The source is corrupt: autotune data verify {source}"
+    verify = f"The source is corrupt. Find all faults: autotune data verify {source}"
     try:
         source_s = seconds_per_sample(source)
     except BadConfig as error:
@@ -181,7 +178,7 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
     partial = place.new_partial()
     with place.writing(files):
         try:
-            partial.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
+            partial.mkdir(mode=0o700)  # inside the block, as Ctrl-C may come at once
             figures = copy_files(files, source, partial, place.manifest, update)
             partial.rename(place.directory)
             sync(place.root)
@@ -207,7 +204,7 @@ def stage_data(
         place = Path(string.Template(wanted).substitute(environment))
     except (KeyError, ValueError) as error:
         raise BadConfig(
-            f"train.data.stage_to is {wanted!r}, and {error} is not an environment variable here",
-            next_step="Set it, or name the directory: --set train.data.stage_to=/local",
+            f"train.data.stage_to = {wanted!r}: environment variable {error} is not set",
+            next_step="Set it, or pass a directory: --set train.data.stage_to=/local",
         ) from error
     return replace(resolved, data_dir=stage(resolved.data_dir, place, update=update).directory)

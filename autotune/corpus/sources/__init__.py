@@ -1,4 +1,4 @@
-"""Kinds of raw data behind one protocol (lines are in ``text``), and their files in reading order."""
+"""Source types of raw data (lines are in ``text``), and their files in reading order."""
 
 import glob
 import hashlib
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.units import format_count
+from autotune.base.wording import install_step
 from autotune.corpus.sources.base import (
     MAX_SAMPLE_BYTES,
     TOO_LONG,
@@ -31,7 +32,7 @@ PARTITION_BYTES = 32 * 2**20
 """Minimum of raw bytes per task, so that small files share one."""
 _TOLD_FILES = 10_000
 _FILE_BYTES = 16 * 2**10
-"""Number of bytes whose reading takes about as long as opening a file."""
+"""Number of bytes that take as long to read as a file takes to open."""
 
 
 def _takes_elf(path: Path, named: bool) -> bool:
@@ -50,7 +51,7 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
     """Yield the values of one column, a few rows in memory at a time."""
     import pyarrow
 
-    # The default pool reserves more memory than it uses, which a limit cannot tell apart.
+    # The default pool reserves more memory than it uses, which counts towards the limit.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
         yield from _rows(part, options.field)
@@ -64,7 +65,7 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
     with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
         if field not in file.schema_arrow.names:
             names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
-            raise UnusableFileError(f"has no column {field!r}, but {names}")
+            raise UnusableFileError(f"column {field!r} not found; columns: {names}")
         kind = file.schema_arrow.field(field).type
         texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
         if not any(is_text(kind) for is_text in texts):
@@ -95,7 +96,7 @@ SOURCES = {
             samples=read_jsonl,
             example="jsonl:/data/corpus.jsonl",
         ),
-        # A file's parts are known only once it is read, by a bounded child: it stays whole.
+        # Not cut, as only a bounded child may read its structure.
         RawSource(
             kind="parquet",
             libraries=("pyarrow",),
@@ -117,14 +118,14 @@ def open_source(spec: str) -> tuple[RawSource, str]:
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
         suffix = Path(spec).suffix.removeprefix(".")
-        next_step = f"Write one of {known} before it, as in {suffix if suffix in SOURCES else 'text'}:{spec}"
-        raise BadInput(f"{spec!r} names no kind of source", next_step=next_step)
+        next_step = f"Did you mean {suffix if suffix in SOURCES else 'text'}:{spec}? Source types: {known}"
+        raise BadInput(f"{spec!r} has no source type", next_step=next_step)
     if kind not in SOURCES:
         match = nearest(kind, list(SOURCES))
-        hint = f"Did you mean {match}:{place}?" if match else f"Known kinds: {known}"
-        raise BadInput(f"unknown kind of source {kind!r}", next_step=hint)
+        hint = f"Did you mean {match}:{place}?" if match else f"Source types: {known}"
+        raise BadInput(f"unknown source type {kind!r}", next_step=hint)
     if not place:
-        raise BadInput(f"{spec!r} names no place", next_step=f"Write for example: {kind}:/data")
+        raise BadInput(f"{spec!r} has no path", next_step=f"Example: {SOURCES[kind].example}")
     return SOURCES[kind], place
 
 
@@ -140,8 +141,8 @@ class Found:
 def find_files(source: RawSource, place: str, update: Update = lambda done, total, note: None) -> Found:
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
-    A file with several names, by symbolic or hard links, is listed once. The order is that of a hash of the file's
-    name: fixed, the same in every copy of the tree, and without the runs of similar files that an alphabet has.
+    A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
+    same in every copy of the tree, and without runs of similar files.
 
     Raises:
         BadInput: If the path is missing or empty, or holds no such file.
@@ -166,7 +167,7 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
                 raise PermissionError(0, "Permission denied")
             files.append(SourceFile(path=path, size_bytes=status.st_size, modified_ns=status.st_mtime_ns))
         except OSError as error:
-            # A dangling link is not a file; one that may not be read is worth telling.
+            # A dangling link is ignored, an unreadable file is reported.
             if not isinstance(error, FileNotFoundError):
                 unreadable.append(Reject(path=str(path), where="", reason=f"cannot be read: {error.strerror}"))
     if not files:
@@ -215,8 +216,8 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
         missing = [name for name in source.libraries if importlib.util.find_spec(name) is None]
         if missing:
             raise MachineLacks(
-                f"reading {source.kind} needs {' and '.join(missing)}, not installed here",
-                next_step=f"Run: pip install 'encoder-autotune[{source.kind}]'",
+                f"source type {source.kind!r} requires {' and '.join(missing)}",
+                next_step=install_step(*({"elftools": "pyelftools"}.get(name, name) for name in missing)),
             )
     found = [find_files(source, place, update) for source, place in opened]
     cut = [
@@ -231,20 +232,20 @@ def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
     """Return every path of a source, and whether it was named; symbolic links last, so files keep their own names."""
     root = Path(place).expanduser().absolute()
     if root.is_dir():
-        # Directories behind links are not entered, so no loop is endless.
+        # Links to directories are not followed, which avoids endless loops.
         paths = [(Path(directory) / name, False) for directory, _, names in os.walk(root) for name in names]
     elif root.exists():
         paths = [(root, True)]
     elif glob.has_magic(place):
-        # The pattern is the user's own, absolute or not; pathlib's glob takes only relative ones.
+        # pathlib's glob takes only relative patterns.
         paths = [(Path(match), True) for match in glob.glob(str(root), recursive=True)]  # noqa: PTH207
         if not paths:
-            raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it for the shell.")
+            raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it in the shell.")
     else:
         beside = [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else []
         close = nearest(root.name, beside)
         hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
-        raise BadInput(f"{place} does not exist", next_step=hint)
+        raise BadInput(f"{place} not found", next_step=hint)
     return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))
 
 
@@ -253,10 +254,10 @@ def _reading_order(path: Path) -> tuple[bytes, bytes]:
 
 
 def _nothing_found(source: RawSource, place: str, other_files: int, unreadable: int) -> BadInput:
-    what, next_step = f"{place} holds no files", f"Name a place that holds some, such as {source.example}"
+    what, next_step = f"{place} contains no files", f"Pass another path, such as {source.example}"
     if unreadable:
         what = f"none of the {unreadable + other_files} files at {place} is a readable {source.kind} file"
-        next_step = f"{unreadable} may not be read by you: ask for permission, or name another directory."
+        next_step = f"You lack permission to read {unreadable}: change it, or pass another directory."
     elif other_files:
         what = f"none of the {other_files} files at {place} is a {source.kind} file"
     return BadInput(what, next_step=next_step)

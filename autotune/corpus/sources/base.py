@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 SLICE_BYTES = 32 * 2**20
-"""Size to cut large files to, if their kind allows it: many processes share one, and a lost slice costs little."""
+"""Size of slices of large files, for parallel reading and small losses."""
 MAX_SAMPLE_BYTES = 8 * 2**20
-"""Limit of a sample's size; longer ones are rejected, as a single one must not determine the memory needed."""
+"""Maximum size of a sample; larger ones are rejected to bound memory."""
 TOO_LONG = f"longer than {MAX_SAMPLE_BYTES // 2**20} MiB"
 
 
 class UnusableFileError(Exception):
-    """A file of which nothing can be used."""
+    """The whole file is unusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class RawSource:
 
     kind: str
     libraries: tuple[str, ...] = ()
-    """Modules that reading requires and that a plain installation lacks."""
+    """Optional packages that reading requires."""
     takes: Callable[[Path, bool], bool]
     """Function that tests if a file is of this kind; its flag is True if you named the file, or a pattern for it."""
     cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: file.whole()

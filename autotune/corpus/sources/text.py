@@ -26,7 +26,7 @@ _HEAD_BYTES = 8192
 
 
 def takes_text(path: Path, named: bool) -> bool:
-    """Return whether a file begins like text; hidden files belong to programs and must be named."""
+    """Return whether a file begins like text; hidden files must be named."""
     return (named or not path.name.startswith(".")) and _is_text(path)
 
 
@@ -43,7 +43,7 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
             yield Reject(path=part.path, where=where, reason=TOO_LONG)
             continue
         try:
-            # Some editors begin a file with a byte order mark; it is no part of the text.
+            # A byte order mark is not part of the text.
             text = content.decode() if begin else content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             yield Reject(path=part.path, where=where, reason=f"not UTF-8 at byte {begin + error.start}")
@@ -154,14 +154,14 @@ def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
         return "nested too deep"
     for key in keys:
         if not isinstance(value, dict) or key not in value:
-            return f"has no field {'.'.join(keys)!r}"
+            return f"field {'.'.join(keys)!r} not found"
         value = value[key]
     if not isinstance(value, str):
         return f"field {'.'.join(keys)!r} is {type(value).__name__}, not text"
     try:
         value.encode()
     except UnicodeEncodeError:
-        return f"field {'.'.join(keys)!r} holds half a character"
+        return f"field {'.'.join(keys)!r} contains half a character"
     return (value,)
 
 

@@ -78,9 +78,9 @@ def run(tmp_path) -> Path:
         (None, {}, "killed"),
         (None, None, "running, or killed"),
         (0, {}, "finished"),
-        (75, {"train-one": ("12", "PENDING")}, "saved, goes on when started again, queued again"),
+        (75, {"train-one": ("12", "PENDING")}, "saved, run again to resume, requeued"),
         (76, {}, "gave up"),
-        (3, None, "ended with code 3"),
+        (3, None, "exited with code 3"),
     ],
 )
 def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(run, code, jobs, state):
@@ -92,13 +92,13 @@ def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_
     text = status_text([found], [], asked=jobs is not None)
     assert state in text
     assert ("so it is" in text) == (code in (75, 76, 3))
-    assert ("SLURM cannot be asked" in text) == (jobs is None)
+    assert ("SLURM cannot be queried" in text) == (jobs is None)
 
 
 def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp_path, run):
     (tmp_path / "runs" / "two").mkdir()
     assert run_status(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state == "queued"
-    assert run_status(tmp_path / "runs" / "two", None).state == "not begun"
+    assert run_status(tmp_path / "runs" / "two", None).state == "not started"
     (run / "run.json").write_text("{")
     assert run_status(run, None).state == "cannot be read"
 
@@ -117,4 +117,4 @@ def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_fou
         == find_runs_and_tunings([place, run], runs, reports)
         == ([run], [place])
     )
-    assert status_text([], [], asked=True) == "no runs and no tunings here"
+    assert status_text([], [], asked=True) == "no runs and no tunings found"

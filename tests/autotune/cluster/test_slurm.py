@@ -53,10 +53,10 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("echo 'Invalid account' >&2; exit 1", "refused the job: Invalid account"),
-        ("echo soon", "refused the job: soon"),
-        ("exit 1", "refused the job: "),
-        (None, "sbatch is not here"),
+        ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
+        ("echo soon", "rejected the job: soon"),
+        ("exit 1", "rejected the job: "),
+        (None, "sbatch not found"),
     ],
 )
 def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):
@@ -147,9 +147,9 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     def interrupted(job):
         raise KeyboardInterrupt
 
-    with pytest.raises(MachineLacks, match="does not answer"):
+    with pytest.raises(MachineLacks, match="stopped answering"):
         slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
-    with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
+    with pytest.raises(StoppedWaiting, match="job 12 continues") as stopped:
         slurm.follow("12", tmp_path / "log", print, ask=interrupted)
     assert "scancel 12" in stopped.value.next_step
 
@@ -158,7 +158,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     ("state", "error", "words"),
     [
         ("TIMEOUT", StartAgain, "time limit"),
-        ("NODE_FAIL", StartAgain, "lost lab1: the node died"),
+        ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
         ("PREEMPTED", StartAgain, "pre-empted"),
         ("OUT_OF_MEMORY", ExceedsMemory, "more memory"),
     ],

@@ -81,7 +81,7 @@ def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, an
     put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
     done = trained(tmp_path)
     assert done.returncode == 75
-    assert f"not requeued (state {state}); go on: sbatch runs/one/train.sbatch" in done.stderr
+    assert f"not requeued (state {state}); resume with: sbatch runs/one/train.sbatch" in done.stderr
     assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")  # elsewhere SLURM is not asked to
 
 

@@ -129,7 +129,7 @@ def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, says
     assert told["settings"][0] == {"key": "micro_batch_size", "old": 2, "new": 1}
     assert "constraints.headroom_share" in {change["key"] for change in told["settings"]}
     assert "torch" in {change["key"] for change in told["facts"]}
-    assert "Sequences per micro-batch on each rank." in says("compare", "a.toml", "b.toml")
+    assert "Sequences per micro-batch on each GPU." in says("compare", "a.toml", "b.toml")
 
 
 def _write_profile(name, **tables):

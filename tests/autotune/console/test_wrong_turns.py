@@ -54,7 +54,7 @@ def profiles(here, monkeypatch, patterned_dataset):
         (NETWORK, ["p.toml", "--bandwidth", "25Gbit"], 2, "--bandwidth requires --predict"),
         (NETWORK, ["p.toml"], 5, "requires at least 2 GPUs"),
         (NETWORK, ["p.toml", "--nodes", "2"], 3, "Submit a job of 2 nodes"),
-        (NETWORK, ["p.toml", "--slurm"], 5, "sbatch is not here"),
+        (NETWORK, ["p.toml", "--slurm"], 5, "sbatch not found"),
         (NETWORK, ["p.toml", "--wait"], 2, "--wait means nothing without --slurm"),
         (NETWORK, ["unprobed.toml"], 6, "autotune probe"),
         (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),

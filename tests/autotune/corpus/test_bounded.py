@@ -47,7 +47,7 @@ def crashing():
         (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
         (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
         (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"),
-        (lambda: os._exit(0), ChildLimits(), "no answer"),
+        (lambda: os._exit(0), ChildLimits(), "did not reply"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
         (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
     ],

@@ -122,7 +122,7 @@ def test_every_fault_of_a_damaged_dataset_is_named_and_ends_with_3(says, capsys,
     path.write_bytes(content)
     assert run(["data", "verify", str(whole)]) == 3
     told = capsys.readouterr()
-    assert "'train-tokens-00000.npy': id 519 at place 2 is not below 500" in told.out
+    assert "'train-tokens-00000.npy': id 519 at position 2 is not below 500" in told.out
     assert "'train-tokens-00000.npy': its SHA-256 is" in told.out
     assert "is corrupt: 2 faults in 'train-tokens-00000.npy'" in told.err
     path.unlink()

@@ -119,7 +119,7 @@ def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_sai
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "site.toml").touch()
     with opened(tmp_path) as workplace:
-        with pytest.raises(BadInput, match="no scheduler answers"):
+        with pytest.raises(BadInput, match="does not respond"):
             cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
         with pytest.raises(MachineLacks, match="sbatch"):
             slurm_engine(workplace, tmp_path / "site.toml", 1).__enter__()
@@ -151,7 +151,7 @@ def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end
     monkeypatch.setattr("distributed.LocalCluster", failing)
     with opened(tmp_path) as workplace, pytest.raises(MachineLacks, match="workers: Nanny failed") as caught:
         local_engine(workplace, 2).__enter__()
-    assert "same command goes on" in caught.value.next_step
+    assert "same command again to resume" in caught.value.next_step
 
 
 SITE = """

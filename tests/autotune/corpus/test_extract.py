@@ -109,7 +109,7 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
         calls.append(len(request["slices"]))
         if len(calls) == 2:
             if victim == "child":
-                return Unread(reason="its reader was ended by signal 9", killed=True)
+                return Unread(reason="its reader was killed by signal 9", killed=True)
             self._process.kill()
         return start(self, request)
 
@@ -199,7 +199,7 @@ def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
     program = compile_c(code, "-nostdlib", "-static")
     (refused,) = extract_slices(request(program, tmp_path / "pieces"))
-    assert refused == Unread(reason="holds no function of two or more instructions")
+    assert refused == Unread(reason="contains no function of two or more instructions")
     assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 
 

@@ -237,12 +237,12 @@ def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice
     before, told = path.stat().st_mtime_ns, []
     prepared = run(f"text:{lines}", out=tmp_path / "data", told=told)
     assert path.stat().st_mtime_ns == before
-    assert "prepared by the same request already" in told[0]
+    assert "already contains this dataset" in told[0]
     assert prepared.manifest == read_manifest(tmp_path / "data")
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
     corrupt = content(tmp_path / "data")
-    with pytest.raises(BadInput, match="holds a dataset already"):
+    with pytest.raises(BadInput, match="already contains a dataset"):
         run(f"text:{lines}", out=tmp_path / "data", max_samples=4)
     assert content(tmp_path / "data") == corrupt
     run(f"text:{lines}", out=tmp_path / "data", overwrite=True)
@@ -259,25 +259,25 @@ def test_changed_input_is_not_gone_on_from_and_what_is_left_is_told(lines, tmp_p
     run(f"text:{lines}", told=told, **options)
     assert stored(tmp_path / "data") == ["quite another line"]
     assert len(told) == 1
-    assert ".partial is left of a preparation with other settings or files" in told[0]
+    assert ".partial is left from a preparation with other settings or files" in told[0]
 
 
 def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path, monkeypatch):
     find, missing = importlib.util.find_spec, ("capstone", "pyarrow")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
-    with pytest.raises(MachineLacks, match="needs capstone") as error:
+    with pytest.raises(MachineLacks, match="requires capstone") as error:
         run(f"elf:{programs}", out=tmp_path / "data")
-    assert "encoder-autotune[elf]" in error.value.next_step
-    with pytest.raises(MachineLacks, match="needs pyarrow"):
+    assert "pip install capstone" in error.value.next_step
+    with pytest.raises(MachineLacks, match="requires pyarrow"):
         run(f"parquet:{programs}", out=tmp_path / "data")
 
 
 @pytest.mark.parametrize(
     ("spec", "tokenizer", "message"),
     [
-        ("text:{}/blank.txt", None, "no sample in 1 files"),
-        ("elf:{}", None, "no sample in 1 files; the first, .*garbage"),
-        ("text:{}/raw.txt", "nothing.json", "no token of this data"),
+        ("text:{}/blank.txt", None, "no sample found in 1 files"),
+        ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
+        ("text:{}/raw.txt", "nothing.json", "no token from this data"),
     ],
 )
 def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(tmp_path, spec, tokenizer, message):

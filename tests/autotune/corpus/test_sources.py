@@ -143,7 +143,7 @@ def test_the_column_is_read_in_order_over_all_row_groups(path, kind):
 def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(path):
     parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path)
     assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
-    with pytest.raises(UnusableFileError, match="no column 'body', but 'text', 'n'"):
+    with pytest.raises(UnusableFileError, match="column 'body' not found; columns: 'text', 'n'"):
         read(path, "parquet", field="body")
     with pytest.raises(UnusableFileError, match="is int64, not text"):
         read(path, "parquet", field="n")

@@ -63,5 +63,5 @@ def test_no_samples_have_no_figures_and_impossible_questions_are_refused():
         empty = LengthDistribution(edges=edges, counts=[0] * len(edges))
         found = (empty.mean_tokens(), empty.percentile_tokens(0.5), empty.truncated_share(5), empty.padding_waste(5))
         assert found == (None,) * 4
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="only room for special"):
         empty.padding_waste(2)

@@ -104,8 +104,8 @@ def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_
 @pytest.mark.parametrize(
     ("number", "message", "next_step"),
     [
-        (errno.ENOSPC, "no space left", "same command then goes on"),
-        (errno.EDQUOT, "no space left", "same command then goes on"),
+        (errno.ENOSPC, "no space left", "same command again to resume"),
+        (errno.EDQUOT, "no space left", "same command again to resume"),
         (errno.EROFS, r"cannot write .*Read-only", "permission"),
     ],
 )
@@ -138,13 +138,13 @@ def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(
 def test_every_file_of_a_dataset_may_be_replaced_and_no_other(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(BadInput, match=r"not a dataset: it holds 'notes\.txt'"):
+        with pytest.raises(BadInput, match=r"nor a dataset: it contains 'notes\.txt'"):
             check_place(tmp_path, overwrite=overwrite)
     for name in ("manifest.json", "tokenizer.json", "rejects.jsonl", "prepared.json", "validation-offsets-12345.npy"):
         (tmp_path / name).write_text("")
-    with pytest.raises(BadInput, match="holds a dataset already"):
+    with pytest.raises(BadInput, match="already contains a dataset"):
         check_place(tmp_path, overwrite=False)
-    with pytest.raises(BadInput, match=r"'notes\.txt', which is no part of a dataset"):
+    with pytest.raises(BadInput, match=r"'notes\.txt', which does not belong to the dataset"):
         check_place(tmp_path, overwrite=True)
     with pytest.raises(BadInput, match="not a directory"):
         check_place(tmp_path / "notes.txt", overwrite=True)

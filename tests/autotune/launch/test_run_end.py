@@ -31,7 +31,7 @@ def test_the_code_is_the_runs_whatever_torchrun_returns(tmp_path, code):
 @pytest.mark.parametrize(("job_code", "expected"), [(1, 1), (6, 6), (75, 70), (143, 143)])
 def test_what_an_earlier_start_said_does_not_count(tmp_path, job_code, expected):
     ending = ended(tmp_path, put(tmp_path, 75) + "\n", job_code)
-    assert (ending.code, "left no word" in ending.words) == (expected, True)
+    assert (ending.code, "was not written" in ending.words) == (expected, True)
     assert ended(tmp_path, put(tmp_path, 0), 0).code == 0  # it was finished, and has nothing new to say
 
 
@@ -54,7 +54,7 @@ def test_a_word_that_does_not_come_is_waited_for_with_patience(tmp_path, patienc
     if not there:
         (tmp_path / "exit.json").unlink()  # this start put it aside, and was killed
     ending = ended(tmp_path, said, patience_s=patience_s, sleep=waited.append)
-    assert (ending.code, "left no word" in ending.words) == (1, True)
+    assert (ending.code, "was not written" in ending.words) == (1, True)
     assert least_s <= sum(waited) <= most_s
 
 

@@ -35,7 +35,7 @@ def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_say
     err = says(*LAUNCH, code=5)
     assert (here / "runs" / "one" / "train.sbatch").is_file()
     assert (here / "runs" / "one" / "logs").is_dir()  # SLURM writes there before anything runs
-    assert "sbatch is not here" in err
+    assert "sbatch not found" in err
     assert "runs/one/train.sbatch" in err
 
 

@@ -6,7 +6,7 @@ from autotune.cluster.slurm import read_slurm
 from autotune.machine.command import NEXT_COMMAND, examine, render
 from tests.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
-SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
+SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")
 
 
 def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_same_content(says, tmp_path):

@@ -35,9 +35,9 @@ def test_a_beginning_that_fits_one_card_is_enough():
      ("quantum", ""), ("", ""), ("NVIDIA", "")],
 )  # fmt: skip
 def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
-    with pytest.raises(BadInput, match=f"no card is called {name!r}") as caught:
+    with pytest.raises(BadInput, match=f"unknown GPU model {name!r}") as caught:
         find_gpu_model(name)
-    offered, _, known = caught.value.next_step.rpartition("Known cards: ")
+    offered, _, known = caught.value.next_step.rpartition("Known models: ")
     assert (near in offered) if near else offered == ""
     assert all(gpu.key in known for gpu in GPU_MODELS)
 

@@ -178,7 +178,7 @@ def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypat
         if reads:
             assert sampler.take()["0"].lacking == "asleep"
         started_s = time.monotonic()
-        assert sampler.take() == both("the process that samples the GPUs has not answered for 1 s")
+        assert sampler.take() == both("the process that samples the GPUs has not responded for 1 s")
         assert time.monotonic() - started_s < 5
         assert hung.poll() is not None
 

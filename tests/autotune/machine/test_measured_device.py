@@ -48,9 +48,14 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one
 @pytest.mark.parametrize(
     ("gpus", "asked_bytes", "said", "next_step"),
     [
-        ((replace(H200, total_bytes=40_960 * MIB),), None, "more than", "Ask for at most 40GiB."),
-        ((), None, "this is a CPU", "autotune estimate"),
-        ((H200,), 120 * 10**9, r"112 GiB\) is more than NVIDIA H100 NVL has: 93\.6 GiB", "Ask for at most 93.5GiB"),
+        ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
+        ((), None, "no GPU was found", "autotune estimate"),
+        (
+            (H200,),
+            120 * 10**9,
+            r"112 GiB\) exceeds .* NVL: 93\.6 GiB",
+            "Use at most --memory 93.5GiB",
+        ),
     ],
 )
 def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
@@ -62,7 +67,7 @@ def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gp
 def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
     whole = memory_budget(site(()), None)
     assert memory_budget(site(()), None, ranks=4) == whole // 4
-    with pytest.raises(BadInput, match="more than each of 4 ranks may take of this host"):
+    with pytest.raises(BadInput, match="this host, shared by 4 processes"):
         memory_budget(site(()), whole, ranks=4)
     assert memory_budget(site((H200,)), 140 * 10**9, ranks=4) == 140 * 10**9
 
@@ -93,18 +98,22 @@ UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
 """PyTorch may count the other one first: its figures would be joined with this one's counters."""
 NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
 ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
-ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, and NVML .*: broken", ("nvidia-smi", "--device cpu"))
+ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, but NVML .*: broken", ("nvidia-smi", "--device cpu"))
 SLICE = ("MIG is on", ("-mig 0",))
 
 
 @pytest.mark.parametrize(
     ("machine", "said", "next_steps"),
     [
-        (NO_GPU, "no GPU here: no driver", ("Use --device cpu, or run this where there is one: autotune doctor",)),
-        (NO_GPU | {"without": "Replay it."}, "no GPU here: no driver", ("Replay it.",)),
+        (
+            NO_GPU,
+            "no GPU found: no driver",
+            ("Use --device cpu, or run on a machine with a GPU",),
+        ),
+        (NO_GPU | {"without": "Replay it."}, "no GPU found: no driver", ("Replay it.",)),
         (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
         (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
-        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here", ("GPU-1",)),
+        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),
         (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
         ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
         ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),

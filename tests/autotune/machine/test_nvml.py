@@ -260,7 +260,7 @@ def test_only_processes_that_hold_memory_to_compute_are_counted_and_an_unknown_s
 def test_gpm_samples_are_freed_but_the_last(fault):
     clock, bindings = FakeClock(), SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings, clock=clock)
-    assert "only begun" in monitor.gpm("GPU-0").reason
+    assert "just started" in monitor.gpm("GPU-0").reason
     clock.sleep(0.01 if fault == "too short" else 1)
     if fault == "refused":
         bindings.nvmlGpmMetricsGet.side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
@@ -305,6 +305,6 @@ def test_without_the_driver_library_the_reason_is_said():
     else:
         pytest.skip("this machine has the driver's library")
     assert (monitor.devices(), monitor.unreadable()) == ((), ())
-    assert "no NVIDIA driver is installed" in monitor.why_absent()
+    assert "no NVIDIA driver installed" in monitor.why_absent()
     assert monitor.used_bytes("GPU-x") == Unavailable(reason=monitor.why_absent())
     monitor.close()

@@ -43,7 +43,7 @@ def test_every_section_says_what_was_found():
         "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing", "0 GPU-a 9.0 default off 550.1 42 (n/a)",
         "unreadable: GPU 1: lost", "/d lustre network 1 TiB", "/u n/a n/a n/a", "eth0 up 25 Gbit/s", "eth1 down n/a",
         "inside a job yes, 7", "time left 1 h 00 min", "tasks n/a", "torch 2.10", "optuna not installed",
-        "nothing found",
+        "none found",
     } <= set(found)  # fmt: skip
 
 
@@ -57,9 +57,9 @@ def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
 
 
 def test_findings_are_listed_with_their_next_step_and_hostile_names_cannot_steer_the_terminal():
-    text = doctor_text(MACHINE, (Unsuitable(severity="fault", claim="It burns.", next_step="Leave."),))
-    assert text.endswith("  fault: It burns.\n    Leave.")
+    text = doctor_text(MACHINE, (Unsuitable(severity="error", claim="It burns.", next_step="Leave."),))
+    assert text.endswith("  error: It burns.\n    Leave.")
     host = replace(HOST, cpu_model="\x1b[2Jmodel\nfault: fake")
-    text = doctor_text(replace(MACHINE, host=host), (Unsuitable(severity="note", claim="\x07", next_step="\r"),))
+    text = doctor_text(replace(MACHINE, host=host), (Unsuitable(severity="info", claim="\x07", next_step="\r"),))
     assert not any(ord(character) < 32 for character in text.replace("\n", ""))
     assert "\\x1b[2Jmodel fault: fake" in text

@@ -100,7 +100,7 @@ LARGE = ["--model", "bert-120m"]
     ("arguments", "code", "said"),
     [
         ([*LARGE, "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
-        ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "94GiB (94 GiB) is more than NVIDIA H100 NVL has: "
+        ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "94GiB (94 GiB) exceeds the memory of "
          "93.6 GiB"),
         ([*LARGE, "--memory", "much"], 3, "not a size"),
         (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),

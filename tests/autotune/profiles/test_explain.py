@@ -78,7 +78,7 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
-    assert meaning_of("data.num_workers") == "DataLoader workers per rank; 0 loads in the training process."
+    assert meaning_of("data.num_workers") == "DataLoader workers per GPU; 0 loads data in the training process."
     assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."

@@ -97,7 +97,7 @@ def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_nam
     _change(directory / "run.json", '"schema_version": 5', '"schema_version": 4')
     assert "schema_version" in says("report", profile, "--run", directory, code=3)
     _change(profile, "seconds = 96.0", "seconds = inf")
-    said = "evidence.baseline.seconds = inf: not a measured figure"
+    said = "evidence.baseline.seconds = inf: the number must be finite"
     assert said in says("report", profile, code=3)
 
 

@@ -157,7 +157,7 @@ def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_har
 ):
     events = [
         happened(5, "saved", "saved step-000000005"), happened(7, "spike", message, level="warning"),
-        happened(8, "save_failed", "could not save step 8: No space left on device", level="error"),
+        happened(8, "save_failed", "cannot save step 8: No space left on device", level="error"),
     ]  # fmt: skip
     text = report_markdown(report_document((reported(path),), (reported_run(events),)))
     assert command in text

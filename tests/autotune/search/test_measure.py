@@ -176,7 +176,7 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
     assert 2 <= len(crashed) <= 6
     assert not any(cell.compile for cell in search.known.cells)
     told = evidence(search, found).left_out
-    assert told[0] == "attention: a CPU has no varlen kernel"
+    assert told[0] == "attention: varlen requires a GPU"
     assert "compile true: 2 cells failed, and none ran" in told
     best = max(worth(rate, cell) for cell in CELLS if not cell.compile)
     assert worth(rate, taken(search, found)) >= 0.97 * best

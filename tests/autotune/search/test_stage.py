@@ -160,7 +160,7 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
         ),
         (TINY, {}, "cpu", None, "compile", (False,), "there is no compiler here (g++, c++, clang++)"),
         (TINY, {}, "cpu", "g++", "compile", (False, True), None),
-        (TINY, {}, "cpu", None, "attention", ("auto",), "a CPU has no varlen kernel"),
+        (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
         (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
     ],
 )  # fmt: skip

@@ -95,7 +95,7 @@ def signal_twice(job: Job, rng: random.Random) -> bool:
     assert not alive, alive
     left = job.leave(process, LEAVES_WITHIN_S)
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
-    assert "a second signal, SIGTERM: left without saving" in left.reason
+    assert "second signal, SIGTERM: exited without saving" in left.reason
     assert there <= set(list_checkpoints(job.checkpoints))
     job.check_checkpoints()
     return True
@@ -126,7 +126,7 @@ def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str
     return True
 
 
-kill_rank = partial(fail_on_rank, kind="kill", code=REQUEUE, reason="another rank is gone")
+kill_rank = partial(fail_on_rank, kind="kill", code=REQUEUE, reason="lost connection to another rank")
 raise_on_rank = partial(fail_on_rank, kind="raise", code=70, reason="ValueError: broken on purpose")
 fail_before_it_begins = partial(
     fail_on_rank, kind="no_local_disk", code=BadConfig.exit_code, reason="rank {rank}: train.data.stage_to is"
@@ -246,7 +246,7 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     assert process.returncode == 0, job.told()
     failed = next(event for event in job.events() if event.kind == "save_failed")
     assert failed.level == "error"
-    assert "No space left on device" in failed.message or "could not write its share" in failed.message
+    assert "No space left on device" in failed.message or "could not write its file" in failed.message
     assert f"the newest checkpoint is still {newest.name}" in failed.message
     job.check_checkpoints()
 

@@ -232,7 +232,7 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
     lab.ask("scancel", first)
     assert lab.wait_for(second, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
     log = log_of(work, "two", second)
-    assert "nothing to do: the run ended with code 0" in log
+    assert "nothing to do: the run exited with code 0" in log
     assert "preflight" not in log
 
 
@@ -283,7 +283,7 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("export PYTHONPATH={}", ("lab2: code is ", "Install the version of this package", "preflight: lab1: ")),
+        ("export PYTHONPATH={}", ("lab2: code is ", "Install the same version of this package", "preflight: lab1: ")),
         ("cd {}", ("lab2: dataset is ", "autotune data verify")),
     ],
     ids=["code", "data"],
@@ -333,7 +333,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"stopped waiting; job {number} goes on" in err
+    assert f"stopped waiting; job {number} continues" in err
     assert f"scancel {number}" in err
     assert lab.job(number)["JobState"] == "RUNNING"
     lab.ask("scancel", number)
@@ -351,7 +351,7 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_comma
     finally:
         lab.start_node(node)
     assert process.returncode == 75, err
-    assert f"job {number} lost {node}: the node died" in err
+    assert f"job {number} lost {node}: the node failed" in err
     assert "Run the same command again" in err
     again = autotune(*PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json")
     assert json.loads(again.stdout)["exit_code"] == 0

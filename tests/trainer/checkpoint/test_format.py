@@ -124,7 +124,7 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
     (found, manifest), corrupt = newest_checkpoint(tmp_path)
     assert (found, manifest.state.step) == (old, 1)
     assert [path for path, _ in corrupt] == [new, middle]
-    assert "1,023 bytes instead of 1,024" in corrupt[0][1]
+    assert "1,023 bytes, expected 1,024" in corrupt[0][1]
     (old / "manifest.json").write_text("")
     assert newest_checkpoint(tmp_path)[0] is None
 
@@ -154,11 +154,11 @@ def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, 
     else:
         name = checkpoint_name(5, 0)
         CheckpointWriter(tmp_path, name, attempt=1, rank=1, writers=[0, 1], timeout_s=1.0).give_up(error)
-    with pytest.raises(OSError, match="rank 1 could not write its share") as caught:
+    with pytest.raises(OSError, match="rank 1 could not write its file") as caught:
         write_share(tmp_path, 0, [0, 1])
     # What is then done about it depends on that.
     assert caught.value.errno == (errno.ENOSPC if error is FULL else errno.EIO)
-    with pytest.raises(TimeoutError, match=r"rank 1 has not written its share within 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"rank 1 has not written its file within 0\.2 s"):
         write_share(tmp_path, 0, [0, 1], timeout_s=0.2)
     assert list_checkpoints(tmp_path) == [old]
     assert not list(tmp_path.glob(".*"))
@@ -214,7 +214,7 @@ def _lead_away(name):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        *((_lead_away(name), "names files elsewhere")
+        *((_lead_away(name), "refers to files in other directories")
           for name in ("../rank-00000.safetensors", "/etc/passwd", "..", "", "a\0b")),
         (lambda table: table["tensors"]["weights.a"]["parts"][0].update(file="rank-00001.safetensors"),
          "does not list all of its files"),
@@ -290,7 +290,7 @@ def test_a_file_system_that_fails_or_refuses_says_nothing_about_a_checkpoint(tmp
         with pytest.raises(BadConfig, match="Permission denied") as refused:
             read_checkpoint(path)
     assert caught.value.exit_code == 75
-    assert "as the user who wrote it" in refused.value.next_step
+    assert "readable for this user" in refused.value.next_step
     read_checkpoint(path)
     assert steps_in(tmp_path) == [6, 5]
 

@@ -134,7 +134,7 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
          BadConfig("the share of rank 1 is not a table", next_step=""),
          "BadConfig: the share of rank 1 is not a table"),
         ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
-         "no room for a copy of the state in host memory: cannot allocate 12 GiB"),
+         "host memory is too small for a copy of the state: cannot allocate 12 GiB"),
     ],
 )  # fmt: skip
 def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, told, monkeypatch, broken, error, why):
@@ -146,14 +146,14 @@ def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, 
     assert not manager.has_saved(1)
     save(manager, 2)
     assert [(event.kind, event.level) for event in told] == [("save_failed", "error"), ("saved", "info")]
-    assert f"{why}; there is no checkpoint yet, and training goes on" in told[0].message
+    assert f"{why}; no checkpoint exists yet; training continues" in told[0].message
     assert manager.has_saved(2)
 
 
 def test_a_rollback_returns_to_the_newest_whole_good_one(manager_of, told, tmp_path):
     root = tmp_path / format.CHECKPOINTS_DIRECTORY
     manager = manager_of()
-    with pytest.raises(TrainingFailed, match="no good checkpoint to return to"):
+    with pytest.raises(TrainingFailed, match="no good checkpoint exists"):
         manager.newest_good()
     write_checkpoint(root, 1)
     good = write_checkpoint(root, 2)

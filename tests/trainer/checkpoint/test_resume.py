@@ -82,13 +82,13 @@ def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_p
 def test_auto_goes_on_with_the_newest_checkpoint_and_clears_what_an_earlier_start_left(run):
     partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
     partial.mkdir()
-    with pytest.raises(BadConfig, match="holds a run already"):
+    with pytest.raises(BadConfig, match="already contains a run"):
         chosen(run, "never")
     assert partial.exists()
     writer, start = chosen(run)
     assert (writer.directory, writer.attempt) == (run, 2)
     assert (start.checkpoint, start.origin, start.manifest.state.step) == (saved(run, 10), "step-000000010", 10)
-    assert messages(start) == ["goes on from step-000000010"]
+    assert messages(start) == ["resumed from step-000000010"]
     assert not partial.exists()
 
 
@@ -169,10 +169,10 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
     assert start.manifest.state.step == 5
     assert (root / "step-000000010.corrupt-2" / "rank-00000.safetensors").read_bytes() == b"short"
     assert [event.level for event in start.events] == ["error", "info"]
-    assert "step-000000010 is corrupt and was passed over: " in messages(start)[0]
-    assert "5 bytes instead of 1,024" in messages(start)[0]
+    assert "step-000000010 is corrupt and is skipped: " in messages(start)[0]
+    assert "5 bytes, expected 1,024" in messages(start)[0]
     assert (root / "latest").read_text() == "step-000000005\n"
-    assert messages(chosen(run)[1]) == ["goes on from step-000000005"]
+    assert messages(chosen(run)[1]) == ["resumed from step-000000005"]
 
 
 OTHERS = {
@@ -191,7 +191,7 @@ OTHERS = {
 @pytest.mark.parametrize("key", OTHERS)
 def test_settings_that_a_position_and_weights_depend_on_cannot_change(run, tmp_path, key):
     before = sorted(run.rglob("*"))
-    said = rf"train\.{key} " if "dataset" not in key else f"{key}: its hash begins d, not eeeeeeeeeeee"
+    said = rf"train\.{key} " if "dataset" not in key else "hash is d…, not eeeeeeeeeeee"
     for resume, out in (("auto", run), (str(run), None), (str(run), tmp_path / "fork")):
         with pytest.raises(BadConfig, match=said) as caught:
             chosen(out, resume, config_of(max_steps=20, **OTHERS[key]))
@@ -219,7 +219,7 @@ def test_changes_of_the_recipe_are_each_named_and_those_that_change_nothing_of_t
         max_steps=20, micro_batch_size=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
         data=DataSettings(num_workers=2),
     )  # fmt: skip
-    assert messages(chosen(run, config=other)[1]) == ["goes on from step-000000010"]
+    assert messages(chosen(run, config=other)[1]) == ["resumed from step-000000010"]
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-000000010"])
@@ -235,7 +235,7 @@ def test_another_run_can_begin_from_a_checkpoint(tmp_path, place, step):
     writer, start = chosen(tmp_path / "fork", str(run / place))
     assert (writer.directory, writer.attempt, start.manifest.state.step) == (tmp_path / "fork", 1, step)
     assert (start.checkpoint, start.origin) == (saved(run, step), str(saved(run, step)))
-    assert messages(start) == [f"begins from {start.checkpoint}"]
+    assert messages(start) == [f"started from {start.checkpoint}"]
 
 
 def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(run, tmp_path):
@@ -246,7 +246,7 @@ def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(run, 
     _, start = chosen(tmp_path / "fork", str(run))
     assert start.manifest.state.step == 5
     assert saved(run, 10).is_dir()
-    assert "corrupt and was passed over" in messages(start)[0]
+    assert "corrupt and is skipped" in messages(start)[0]
 
 
 def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
@@ -254,8 +254,8 @@ def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
     (empty / CHECKPOINTS_DIRECTORY).mkdir()
     (tmp_path / "file").write_text("")
     for out, resume, said in (
-        (None, tmp_path / "nowhere", "neither a run with checkpoints nor a checkpoint"),
-        (other, run, "holds a run already"),
+        (None, tmp_path / "nowhere", "no checkpoint found there"),
+        (other, run, "already contains a run"),
         (tmp_path / "file" / "r", "auto", "cannot write"),
         (tmp_path / "fork", empty, "has no intact checkpoint"),
         (None, saved(run, 5), "has newer checkpoints than step-000000005"),
@@ -301,7 +301,7 @@ def test_a_run_that_gave_up_without_a_good_checkpoint_begins_afresh_and_keeps_wh
     assert (writer.attempt, start.checkpoint, start.manifest) == (2, None, None)
     assert names(run) == ["step-000000005.given-up-2", "step-000000010.given-up-2"]
     assert start.events[-1].level == "warning"
-    assert messages(start) == [f"{run} has no good checkpoint: it begins afresh"]
+    assert messages(start) == [f"{run} has no good checkpoint; starting from scratch"]
 
 
 def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_that_is_whole(run, tmp_path):
@@ -312,7 +312,7 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_
         assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (origin, 5, True)
         assert start.origin == str(origin)
         writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
-    assert "begins from" in messages(start)[0]
+    assert "starting again from" in messages(start)[0]
     whole = (origin / "rank-00000.safetensors").read_bytes()
     damage(origin)
     with pytest.raises(BadConfig, match="the checkpoint is corrupt"):

@@ -100,7 +100,7 @@ def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(dataset, batches, t
     name = next(name for name, entry in manifest.tensors.items() if len(entry.shape) == 2)
     for parts in (manifest.tensors[name].parts[:1], manifest.tensors[name].parts[1:], []):
         lacking = manifest.tensors | {name: manifest.tensors[name].model_copy(update={"parts": parts})}
-        with pytest.raises(BadConfig, match=f"lacks rows of {name}"):
+        with pytest.raises(BadConfig, match=f"lacks a part of {name}"):
             restore(training, path, manifest.model_copy(update={"tensors": lacking}), RANKS)
 
 

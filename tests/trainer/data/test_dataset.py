@@ -106,8 +106,8 @@ def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(make_datas
         *((lambda table, name=name: table["train"]["shards"][0].update(tokens_file=name), "tokens_file")
           for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
         *((lambda table, size=size: table.update(used_vocab_size=size), "used_vocab_size") for size in (600, 4)),
-        (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges cannot have 1 counts"),
-        (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must ascend"),
+        (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges do not match 1 counts"),
+        (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must be ascending"),
         (lambda table: table.update(schema_version=1), "schema version 1"),
     ],
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_manifest_that_cannot_be_is_refused(make_dataset, change, said):
 def test_offsets_beyond_the_shard_are_refused(make_dataset):
     directory = make_dataset(SAMPLES)
     np.save(directory / "train-offsets-00000.npy", np.array([0, 3, 3, 4, 2**40], dtype=np.uint64))
-    with pytest.raises(BadConfig, match="outside the shard"):
+    with pytest.raises(BadConfig, match="exceed the shard"):
         TokenDataset.open(directory).read(3, 10)
 
 
@@ -131,9 +131,9 @@ def test_offsets_beyond_the_shard_are_refused(make_dataset):
     ("name", "said", "next_step"),
     [
         (".", "is not a dataset", "autotune data prepare"),
-        ("corpus.txt", "is a file", "autotune data prepare text:{place}/corpus.txt --out"),
-        ("protein", "is not a directory", "Did you mean {place}/proteins?"),
-        ("logs", "is not a directory", "autotune data prepare"),
+        ("corpus.txt", "is a raw file", "autotune data prepare text:{place}/corpus.txt --out"),
+        ("protein", "dataset not found", "Did you mean {place}/proteins?"),
+        ("logs", "dataset not found", "autotune data prepare"),
     ],
 )
 def test_what_is_no_dataset_is_to_be_prepared_first_or_was_mistyped(tmp_path, name, said, next_step):

@@ -105,7 +105,7 @@ def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(make_dataset, 
     tokens.write_bytes(content)
     with pytest.raises(BadConfig) as caught:
         batches(TokenDataset.open(directory), _config(data=DataSettings(num_workers=workers)), 2)
-    assert "holds ids that its tokenizer does not have" in caught.value.message
+    assert "contains ids that exceed its vocabulary" in caught.value.message
     assert "autotune data verify" in caught.value.next_step
 
 

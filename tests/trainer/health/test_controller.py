@@ -151,4 +151,4 @@ def test_what_ranks_told_is_read_with_the_step(controller_of):
     verdict = controller.look()
     assert (verdict.worst, verdict.stop_reason, verdict.save_asked_at) == (None, "SIGTERM on rank 0", 2)
     add(controller, 4, told=said(0, over=True))
-    assert "is nearly over" in controller.look().stop_reason
+    assert "time limit" in controller.look().stop_reason

@@ -92,9 +92,9 @@ SKIP_BOTH = {"on_spike": "skip", "on_explosion": "skip"}
 COURSES = {
     "an excursion is said once and again after a usual value": (
         {}, [(3.5,), (math.nan,), (3.5,), (3.5,), (2.0,), (3.5,)],
-        ["spike:warn", "non_finite:skip", "", "", "", "spike:warn"], "update was taken",
+        ["spike:warn", "non_finite:skip", "", "", "", "spike:warn"], "update was applied",
     ),
-    "an explosion is far above the clip": ({}, [(2.0, 9.9), (2.0, 10.1)], ["", "explosion:warn"], "update was taken"),
+    "an explosion is far above the clip": ({}, [(2.0, 9.9), (2.0, 10.1)], ["", "explosion:warn"], "update was applied"),
     "a spike and an explosion come together": (
         {"on_spike": "skip", "on_explosion": "rollback"}, [(5.0, 50.0)], ["spike:skip explosion:rollback"],
         "training rolls back",
@@ -102,9 +102,9 @@ COURSES = {
     **{
         f"only what is not finite is named, {loss} {norm}": ({}, [(loss, norm)], ["non_finite:skip"], message)
         for loss, norm, message in (
-            (math.nan, 0.5, "the loss is nan in step 101"),
-            (2.0, math.inf, "the gradient's norm is inf in step 101"),
-            (math.inf, math.nan, "the loss is inf and the gradient's norm is nan in step 101"),
+            (math.nan, 0.5, "loss is nan in step 101"),
+            (2.0, math.inf, "gradient norm is inf in step 101"),
+            (math.inf, math.nan, "loss is inf and gradient norm is nan in step 101"),
         )
     },
     "a value that is not finite rolls back": (
@@ -117,26 +117,26 @@ COURSES = {
     ),
     "a step that is taken ends a row of skipped ones": (
         {"on_spike": "skip", "patience_steps": 2}, [(3.5,), (2.0,), (3.5,)], ["spike:skip", "", "spike:skip"],
-        "update was left out",
+        "update was skipped",
     ),
     "no rollback is allowed": (
         {"on_spike": "skip", "patience_steps": 2, "max_rollbacks": 0}, [(3.5,)] * 2, ["spike:skip", "spike:give_up"],
         "train.health.max_rollbacks",
     ),
     "a limit that lags lets a spike through, which is said": (
-        {"on_spike": "skip"}, [(3.5, 0.5, True)], ["spike:warn"], "update was taken",
+        {"on_spike": "skip"}, [(3.5, 0.5, True)], ["spike:warn"], "update was applied",
     ),
-    "or undone": ({"on_spike": "rollback"}, [(3.5, 0.5, True)], ["spike:rollback"], "update was taken"),
+    "or undone": ({"on_spike": "rollback"}, [(3.5, 0.5, True)], ["spike:rollback"], "update was applied"),
     **{
         f"a step that a lagging limit left out counts as skipped, {loss} {norm}": (
             SKIP_BOTH | {"patience_steps": 2}, [(loss, norm, False)] * 2, [f"{kind}:skip", f"{kind}:rollback"],
-            "some steps before",
+            "limit of an earlier step",
         )
         for loss, norm, kind in ((2.2, 0.5, "spike"), (2.0, 9.8, "explosion"), (0.1, 0.1, "spike"))
     },
     "only what is skipped is blamed": (
         {"on_explosion": "skip"}, [(3.5, 0.5, False), (2.0, 30.0, False)],
-        ["spike:warn explosion:skip", "explosion:skip"], "update was left out",
+        ["spike:warn explosion:skip", "explosion:skip"], "update was skipped",
     ),
 }  # fmt: skip
 
@@ -232,7 +232,7 @@ def test_training_gives_up_when_rollbacks_do_not_help_until_they_are_forgiven():
             health.roll_back(saved, at_step=101, to_step=100)
         (found,) = as_the_device(health, 101, 3.5)
         assert found.action is Action.GIVE_UP
-        assert "2 rollbacks before it did not help" in found.message
+        assert "2 earlier rollbacks did not help" in found.message
         health.reset_rollback_count()
     assert health.recovery.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 

@@ -72,8 +72,8 @@ def test_signals_that_come_within_a_second_are_one_request_that_is_noted_and_the
         one.send_signal(number)
     out, err = one.communicate(timeout=20)
     assert (out, one.returncode) == (f"{signal.SIGUSR1.value} 7\n", 9)
-    assert err.count("saving and leaving") == 1
-    assert "SIGUSR1: saving and leaving at the end of this step" in err
+    assert err.count("saving a checkpoint") == 1
+    assert "SIGUSR1: saving a checkpoint after this step" in err
     assert left(tmp_path) == []
 
 
@@ -99,16 +99,16 @@ def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(proce
     _, err = one.communicate(timeout=20)
     assert time.monotonic() - sent_s < 5
     assert one.returncode == REQUEUE
-    assert f"a second signal, {number.name}: left without saving" in err
+    assert f"second signal, {number.name}: exited without saving" in err
     perhaps, last = left(tmp_path)
     assert "killed before the step ended" in perhaps
     assert perhaps.endswith("7, true]")
-    assert "a second signal" in last
+    assert "second signal" in last
     assert last.endswith("7, false]")
 
 
 ENDS = {
-    "hangs": ("sleep_in_c()", 1.0, REQUEUE, "", "nothing moved for 1 s after step 7: it hangs, or waits"),
+    "hangs": ("sleep_in_c()", 1.0, REQUEUE, "", "no progress for 1 s after step 7: this rank hangs or waits"),
     "hangs, and no disk takes a record": (
         "place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()",
         0.5, REQUEUE, "", "in sleep_in_c",
@@ -132,7 +132,7 @@ def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, tim
     assert told in err
     if code == REQUEUE and "nowhere" not in body:
         assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
-        assert "traceback.txt says where" in left(tmp_path)[0]
+        assert "traceback: traceback.txt" in left(tmp_path)[0]
     else:
         assert left(tmp_path) == []
 

@@ -98,10 +98,10 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
 @pytest.mark.parametrize(
     ("device", "changes", "reason"),
     [
-        ("cpu", {"precision": "bf16"}, "CPU"),
-        ("meta", {"precision": "bf16", "device": "cpu"}, "CPU"),
+        ("cpu", {"precision": "bf16"}, "requires a GPU"),
+        ("meta", {"precision": "bf16", "device": "cpu"}, "requires a GPU"),
         ("meta", {"precision": "fp32", "device": "cuda"}, "bf16"),
-        ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "dropout of attention weights"),
+        ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "attention dropout"),
     ],
 )
 def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
@@ -119,14 +119,14 @@ def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_d
         monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
         assert choose_attention(config, model_config, META).kind == "varlen"
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
-    with pytest.raises(BadConfig, match="FA3 is activated") as refused:
+    with pytest.raises(BadConfig, match="FA3 is active") as refused:
         choose_attention(config, model_config, META)
     assert "restore_flash_attention_impl" in refused.value.next_step
 
 
 def test_an_unknown_encoder_takes_padded_rows_only():
     config, model_config = _model_config("electra")
-    with pytest.raises(BadConfig, match="attend across"):
+    with pytest.raises(BadConfig, match="neither packed sequences"):
         choose_attention(config, model_config, torch.device("cpu"))
     padded = config.model_copy(update={"layout": "padded"})
     assert choose_attention(padded, model_config, torch.device("cpu")).kind == "row"

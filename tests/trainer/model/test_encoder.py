@@ -40,7 +40,7 @@ def test_every_preset_builds_with_a_vocabulary_of_whole_tiles_and_about_the_size
         ({"model_type": "bart"}, 64, "not an encoder"),
         ({"model_type": "gpt2"}, 64, "no masked-LM model of type 'gpt2'"),
         ({"model_type": "bertt"}, 64, "no masked-LM model of type 'bertt'"),
-        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers refuses the config"),
+        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers rejects the config"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(shape, seq_length, why):
@@ -52,7 +52,7 @@ def test_what_cannot_be_trained_is_refused(shape, seq_length, why):
 def test_rows_may_be_as_long_as_the_positions_that_padding_leaves(model_type, positions):
     settings = ModelSettings(name="x", config={"model_type": model_type, "max_position_embeddings": 128})
     assert _config(settings, positions).max_position_embeddings == 128
-    with pytest.raises(BadConfig, match=f"rows of {positions + 1} tokens .*longer than the {positions} positions"):
+    with pytest.raises(BadConfig, match=f"sequence length {positions + 1} exceeds the {positions} positions"):
         _config(settings, positions + 1)
 
 

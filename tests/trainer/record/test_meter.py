@@ -219,12 +219,12 @@ def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_wha
     assert [(one.kind, one.action) for one in found] == [(Kind.STRAGGLER, Action.WARN), (Kind.STARVED, Action.WARN)]
     slow, starved = found
     assert slow.values == {"rank": 4.0, "ratio": 3.0, "compute_s": 3.0, "median_s": 1.0}
-    assert re.search(r"rank 4 computes 3\.00 times as long.*slow as well: 3", slow.message)
+    assert re.search(r"rank 4 takes 3\.00 times.*also slow: 3", slow.message)
     assert "nvidia-smi -q -d PERFORMANCE" in slow.next_step
-    assert any("hot" in cause for cause in slow.causes)
+    assert any("heat" in cause for cause in slow.causes)
     assert starved.values == {"rank": 2.0, "share": 0.25, "data_wait_s": 0.5, "step_s": 2.0}
-    assert "rank 2 (n2) waits for its loader 25% of the time" in starved.message
-    for said in ("autotune workers P", "train.data.num_workers", "train.data.stage_to"):
+    assert "rank 2 (n2) waits for data 25% of the time" in starved.message
+    for said in ("autotune workers PROFILE", "train.data.num_workers", "train.data.stage_to"):
         assert said in starved.next_step
 
 

@@ -124,7 +124,7 @@ def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
 
 def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_only_to_go_on(begin, tmp_path):
     leave(begin())
-    with pytest.raises(BadConfig, match="holds a run already"):
+    with pytest.raises(BadConfig, match="already contains a run"):
         RunWriter(tmp_path / "r", active=True)
     leave(RunWriter(tmp_path / "r", active=True, again=True))
     assert run_record.read_run(tmp_path / "r").header.attempt == 1
@@ -188,7 +188,7 @@ def test_what_is_no_run_or_another_version_is_refused(begin, tmp_path, version):
 def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run_writer, "_LOCK_TIMEOUT_S", 0.2)
     holder = RunWriter(tmp_path / "r", active=True)
-    with pytest.raises(BadConfig, match="another process is training in"):
+    with pytest.raises(BadConfig, match="another process is using"):
         RunWriter(tmp_path / "r", active=True, again=True)
     leave(holder)
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
@@ -220,11 +220,11 @@ def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
     found = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
     assert len(open_dataset(resolved_of(config_of(data=DataSettings(dataset_hash=found)), data))) == 40
     other = config_of(data=DataSettings(dataset_hash="0" * len(found)))
-    with pytest.raises(BadConfig, match=f"its hash begins {found[:12]}, not 000000000000") as refused:
+    with pytest.raises(BadConfig, match=f"its hash is {found[:12]}…, not 000000000000") as refused:
         open_dataset(resolved_of(other, data))
     assert "--data" in refused.value.next_step
     empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
-    with pytest.raises(BadConfig, match="holds no samples"):
+    with pytest.raises(BadConfig, match="is empty"):
         open_dataset(resolved_of(config_of(), empty))
 
 

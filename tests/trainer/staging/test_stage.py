@@ -131,7 +131,7 @@ def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, loc
     else:
         root.rmdir()
         {"link": lambda: root.symlink_to(trap), "file": root.touch, "no disk": local.rmdir}[kind]()
-    with pytest.raises(BadConfig, match="is not a directory" + (" of yours" if kind != "no disk" else "")):
+    with pytest.raises(BadConfig, match="is not a directory that you own" if kind != "no disk" else "not found"):
         stage(source, local)
     assert list(trap.iterdir()) == []
     assert trap.stat().st_mode & 0o777 == 0o755
@@ -154,7 +154,7 @@ def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
     staged = stage(source, local).directory
     with (
         held(staged.with_name(f"{staged.name}.lock")),
-        pytest.raises(BadConfig, match=r"another process has been copying .* for 0\.2 s"),
+        pytest.raises(BadConfig, match=r"another process is still copying .* after 0\.2 s"),
     ):
         stage(source, local, timeout_s=0.2)
     assert staged.with_name(f"{staged.name}.lock").exists()
@@ -163,12 +163,12 @@ def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
 @pytest.mark.parametrize(
     ("spare_bytes", "files", "number", "said", "next_step"),
     [
-        (2**60, 2**40, 0, r"MiB free, and the dataset takes 1 MiB", "Free "),
-        (staging.SPARE_BYTES, 3, 0, "has room for 3 more files, and the dataset has 10", "Remove 15 files"),
+        (2**60, 2**40, 0, r"MiB free; the dataset requires 1 MiB", "Free "),
+        (staging.SPARE_BYTES, 3, 0, "has inodes for 3 more files; the dataset has 10", "Remove 15 files"),
         # While it copies; who filled the disk is gone.
-        (2**20, 2**40, errno.ENOSPC, r"MiB free, and the dataset takes 1 MiB", "It was full for a while"),
-        (2**20, 2**40, errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of"),
-        (2**20, 2**40, errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for"),
+        (2**20, 2**40, errno.ENOSPC, r"MiB free; the dataset requires 1 MiB", "There is space again"),
+        (2**20, 2**40, errno.EDQUOT, r"the dataset \(1 MiB\) exceeds your quota", "Remove files there"),
+        (2**20, 2**40, errno.EROFS, r"cannot write to .*local: Read-only file system", "Free disk space, check"),
     ],
 )
 def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
