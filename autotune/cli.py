@@ -1,15 +1,19 @@
 """The command line: registers the commands, and turns errors into messages and exit codes."""
 
 import sys
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
 from autotune.compare.command import compare
+from autotune.console.help import Command, Group, usage_error
 from autotune.console.slurm_job import plain_arguments
 from autotune.corpus.command import app as data
-from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError, UsageError
 from autotune.export.command import export
 from autotune.launch.command import status, train
 from autotune.launch.job_commands import app as job
@@ -21,17 +25,17 @@ from autotune.profiles.command import app as profile
 from autotune.report.command import report
 from autotune.tune.command import tune, tune_between_nodes
 from autotune.workers.command import workers
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, error_text
 
 app = typer.Typer(
     name="autotune",
-    help="Find out what fits, what is enough, and what to change before an encoder is pretrained.",
+    cls=Group,
+    help="Find the fastest settings for a BERT pretraining run before you pay for it.",
     no_args_is_help=True,
-    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# In the order in which they are typed.
 for command in (
     doctor,
     estimate,
@@ -48,11 +52,28 @@ for command in (
     status,
 ):
     app.command()(command)
-app.add_typer(data, name="data")
 profile.command()(export)
-app.add_typer(profile, name="profile")
 app.command(hidden=True)(tune_between_nodes)
-app.add_typer(job, name="job", hidden=True)
+for name, group in {"data": data, "profile": profile, "job": job}.items():
+    app.add_typer(group, name=name, cls=Group, hidden=group is job)
+for group in (app, data, profile, job):
+    for registered in group.registered_commands:
+        registered.cls = Command
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import importlib.metadata
+
+        print(f"autotune {importlib.metadata.version('encoder-autotune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *, version: Annotated[bool, typer.Option("--version", callback=_show_version, help="Show the version.")] = False
+) -> None:
+    """Declare the options that stand before a command."""
 
 
 def main() -> None:
@@ -67,13 +88,22 @@ def run(arguments: list[str]) -> int:
         The exit code; a message has been written to standard error for every code but 0.
     """
     try:
-        plain = plain_arguments(arguments)
-        app(list(plain), obj=plain, prog_name="autotune")
+        code = _run_plain(plain_arguments(arguments))
     except (AutotuneError, TrainerError) as error:
-        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+        sys.stderr.write(error_text(error.message, error.next_step, error.docs))
         return error.exit_code
-    except SystemExit as stop:  # how the parser returns, usage errors included
-        if stop.code == EXIT_INTERRUPTED:
-            sys.stderr.write(INTERRUPTED)
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    if code == EXIT_INTERRUPTED:
+        sys.stderr.write(INTERRUPTED)
+    return code
+
+
+def _run_plain(arguments: Sequence[str]) -> int:
+    try:
+        return int(app(list(arguments), obj=arguments, prog_name="autotune", standalone_mode=False) or 0)
+    except TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{error.format_message()}\n")
+            return UsageError.exit_code
+        raise usage_error(error, arguments) from error

@@ -138,7 +138,7 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
 
 
 def _train(profile: Path, data: Path, out: Path, *, steps: int, resume: Path | None = None) -> None:
-    command = [sys.executable, "-m", "trainer", "--profile", str(profile), "--data", str(data), "--out", str(out)]
+    command = [sys.executable, "-m", "trainer", str(profile), "--data", str(data), "--out", str(out)]
     command += ["--set", f"train.max_steps={steps}", *(["--resume", str(resume)] if resume else [])]
     run_program(command, timeout_s=3600.0)
 

@@ -126,7 +126,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
     """Return the command of each rank; the dataset is staged to ``stage_to`` unless the configuration says where."""
-    words = ["-m", "trainer", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
+    words = ["-m", "trainer", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
         words += ["--expect-profile-sha256", request.approved_sha256]

@@ -73,7 +73,7 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:
     """Return the commands that run a profile and then report the run."""
     ranks = one.profile.local_ranks
-    train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
+    train = f"torchrun --nproc-per-node {ranks} -m trainer {one.quoted} --data DIR --out runs/NAME"
     return (train, f"autotune report {one.quoted} --run runs/NAME")
 
 

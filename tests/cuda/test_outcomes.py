@@ -39,7 +39,7 @@ def workplace(machine, folder):
 def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, tmp_path, faults, memory, code):
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
     place, run = workplace(machine, tmp_path), tmp_path / "run"
-    words = ("--profile", place.profile, "--data", place.data, "--out", run)
+    words = (place.profile, "--data", place.data, "--out", run)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in ON_GPUS.items()]
     ended = machine.run("-m", "trainer", *words, *sets)
     assert ended.code == code, ended

@@ -46,7 +46,7 @@ def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rej
 def test_a_run_tells_its_driver_by_which_its_rates_are_rejected(machine, data, profile):
     place = machine.folder / "run"
     sets = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
-    ended = machine.torchrun("-m", "trainer", "--profile", profile, "--data", data, "--out", place, *sets)
+    ended = machine.torchrun("-m", "trainer", profile, "--data", data, "--out", place, *sets)
     assert ended.code == 0, ended
     assert json.loads((place / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
     advised = machine.autotune("advise", place)

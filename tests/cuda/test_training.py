@@ -60,7 +60,7 @@ def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place, tmp_path, ranks
         settings |= {"train.max_steps": steps, "train.checkpoint.enabled": False, "train.log_interval_steps": 10}
         settings |= {"train.global_batch_size": 4, "train.model.config.num_hidden_layers": 2}
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
-        words = ("--profile", place.profile, "--data", place.data, "--out", tmp_path / f"{steps}", *sets)
+        words = (place.profile, "--data", place.data, "--out", tmp_path / f"{steps}", *sets)
         ended = null_gpu(devices=ranks, values=True).torchrun("-m", "trainer", *words)
         assert ended.code == 0, ended
         counts[steps] = ended.counts

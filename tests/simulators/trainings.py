@@ -103,7 +103,7 @@ def train_over_network(
 
 
 def _arguments(profile: Path, place: CacheDirectory, out: Path) -> list[str]:
-    return ["--profile", str(profile), "--data", str(place.data), "--out", str(out)]
+    return [str(profile), "--data", str(place.data), "--out", str(out)]
 
 
 def _finish(commands: Sequence[Sequence[str]]) -> None:

@@ -57,7 +57,7 @@ def profile(work, probes) -> Path:
 
 @pytest.fixture(scope="module")
 def run(work, data, profile) -> Path:
-    arguments = ["--profile", str(profile), "--data", "data", "--out", "runs/two"]
+    arguments = [str(profile), "--data", "data", "--out", "runs/two"]
     for setting in ("max_steps=16", "warmup_steps=2", "learning_rate=1e-3"):
         arguments += ["--set", f"train.{setting}"]
     done = torchrun(2, *arguments, cwd=work)
@@ -144,6 +144,6 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long
     # ESM has parameters that the loss does not depend on, which must not stop the ranks.
-    done = torchrun(2, "--profile", found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
+    done = torchrun(2, found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
                     "train.global_batch_size=4", "--out", "runs/mine", cwd=work)  # fmt: skip
     assert done.returncode == 0, done.stderr

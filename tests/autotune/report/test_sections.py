@@ -112,7 +112,7 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     lines = text.splitlines()
     assert lines[0] == "loader workers: 1 (so). 0 is slow."
     assert lines[-2:] == [
-        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
+        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer p.toml --data data",
     ]  # fmt: skip
     assert "0 is slow" not in workers_of(sweep(next_smaller=None))
 

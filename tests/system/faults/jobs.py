@@ -140,7 +140,7 @@ class Job:
         command = [
             str(self.place.python), "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={self.ranks}", str(JOB),
-            "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
+            str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
         ]  # fmt: skip
         # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

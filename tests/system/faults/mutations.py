@@ -100,7 +100,7 @@ def write_originals(place: Path) -> None:
     (place / "profile.toml").write_text(tuned, encoding="utf-8")
     shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
     few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
-    train = f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run {few}"
+    train = f"trainer {place}/profile.toml --data {place}/data --out {place}/run {few}"
     run_program([sys.executable, "-m", *train.split()], cwd=ROOT)
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
     (place / "site.toml").write_text(

@@ -154,7 +154,7 @@ def test_a_profile_is_known_by_what_it_says_and_one_that_says_something_else_is_
 
 
 def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(profile, tmp_path):
-    command = [sys.executable, "-m", "trainer", "--profile", profile, "--data", "d", "--out", tmp_path / "run"]
+    command = [sys.executable, "-m", "trainer", profile, "--data", "d", "--out", tmp_path / "run"]
     command += ["--expect-profile-sha256", "0" * 64]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 6
