@@ -33,7 +33,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     "tune": ("tune.md", "--model bert-120m --data data", "--model bert-120m --data data --time-limit 30min --slurm"),
     "probe": ("tune.md", "--model bert-120m --data data", "--model bert-mini --data data --memory 8GiB"),
     "workers": ("tune.md", _PROFILE, f"{_PROFILE} --step-time 120ms"),
-    "network": ("tune.md", f"{_PROFILE} --slurm", f"{_PROFILE} --predict --nodes 1,2,4 --bandwidth 25Gbit"),
+    "network": ("tune.md", f"{_PROFILE} --slurm", f"{_PROFILE} --predict --nodes 1,2,4"),
     "baseline": ("tune.md", _PROFILE, f"{_PROFILE} --time-limit 10min"),
     "report": ("reports.md", _PROFILE, f"{_PROFILE} --run runs/first"),
     "compare": ("reports.md", "runs/first runs/second --fail-if-slower 5%"),
@@ -41,7 +41,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     "profile show": ("reports.md", _PROFILE, f"{_PROFILE} data.num_workers"),
     "profile verify": ("reports.md", _PROFILE),
     "profile approve": ("reports.md", f"{_PROFILE} --by NAME"),
-    "profile export": ("plan.md", f"{_PROFILE} --to hf-trainer --out training_arguments.json"),
+    "profile export": ("plan.md", f"{_PROFILE} --to hf-trainer"),
     "advise": ("reports.md", "runs/first", f"{_PROFILE} --apply"),
     "plan": ("plan.md", "--model bert-120m --gpu h100-sxm-80gb --tokens 10B", f"{_PROFILE} --steps 1000"),
     "train": ("train.md", f"{_PROFILE} --out runs/first", f"{_PROFILE} --nodes 4 --slurm"),
@@ -70,8 +70,6 @@ Parameter = Any  # typer keeps its own copy of click private
 
 
 class _Helped:
-    commands: Mapping[str, Any] = {}
-
     def get_help_option_names(self: Any, ctx: typer.Context) -> list[str]:
         # In this order, not that of a set.
         return [*ctx.help_option_names, "--help-all"]
@@ -82,7 +80,7 @@ class _Helped:
 
     def collect_usage_pieces(self: Any, ctx: typer.Context) -> list[str]:
         arguments = [_name(one) for one in self.params if one.param_type_name == "argument"]
-        return [*arguments, *["COMMAND"][: len(self.commands)], "[OPTIONS]"]
+        return [*arguments, *(["COMMAND"] if isinstance(self, Group) else []), "[OPTIONS]"]
 
     def get_help(self: Any, ctx: typer.Context) -> str:
         advanced = any(map(_is_advanced, self.params)) and "--help-all" not in (ctx.find_root().obj or ())
@@ -93,7 +91,8 @@ class _Helped:
             record = one.get_help_record(ctx)  # None if it is hidden
             if record is not None and not (advanced and _is_advanced(one)):
                 rows[one.param_type_name].append(record)
-        told = {name: one.get_short_help_str() for name, one in self.commands.items() if not one.hidden}
+        commands = getattr(self, "commands", {})
+        told = {name: one.get_short_help_str() for name, one in commands.items() if not one.hidden}
         listed = SECTIONS if ctx.parent is None else {"Commands": " ".join(told)}
         sections = {
             "Arguments": [(name.partition(" <")[0], text.replace("[required]", "")) for name, text in rows["argument"]],

@@ -26,7 +26,7 @@ def _every(command, *path):
 
 
 COMMANDS = dict(_every(typer.main.get_command(app)))
-LEAVES = [path for path, command in COMMANDS.items() if not hasattr(command, "commands")]
+LEAVES = [path for path, command in COMMANDS.items() if not getattr(command, "commands", None)]
 
 
 def test_every_command_is_in_one_section_and_has_a_guide():
@@ -67,7 +67,7 @@ def _examples():
             yield next(words[:n] for n in (2, 1) if tuple(words[:n]) in COMMANDS), words
 
 
-@pytest.mark.parametrize(("path", "words"), _examples(), ids=lambda words: " ".join(words))
+@pytest.mark.parametrize(("path", "words"), list(_examples()), ids=" ".join)
 def test_an_example_is_a_command_as_its_parser_takes_it(path, words):
     COMMANDS[tuple(path)].make_context("example", list(plain_arguments(words[len(path) :])))
 
