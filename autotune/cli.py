@@ -1,7 +1,7 @@
 """The command line: registers the commands, and turns errors into messages and exit codes."""
 
+import importlib.metadata
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,7 +13,7 @@ from autotune.compare.command import compare
 from autotune.console.help import Command, Group, usage_error
 from autotune.console.slurm_job import plain_arguments
 from autotune.corpus.command import app as data
-from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError, UsageError
+from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from autotune.export.command import export
 from autotune.launch.command import status, train
 from autotune.launch.job_commands import app as job
@@ -31,7 +31,6 @@ app = typer.Typer(
     name="autotune",
     cls=Group,
     help="Find the fastest settings for a BERT pretraining run before you pay for it.",
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -61,19 +60,9 @@ for group in (app, data, profile, job):
         registered.cls = Command
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        import importlib.metadata
-
-        print(f"autotune {importlib.metadata.version('encoder-autotune')}")
-        raise typer.Exit
-
-
 @app.callback()
-def options(
-    *, version: Annotated[bool, typer.Option("--version", callback=_show_version, help="Show the version.")] = False
-) -> None:
-    """Declare the options that stand before a command."""
+def options(*, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    """Declare the options that stand before a command; ``run`` answers ``--version``."""
 
 
 def main() -> None:
@@ -87,23 +76,22 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code; a message has been written to standard error for every code but 0.
     """
+    if arguments == ["--version"]:
+        print(f"autotune {importlib.metadata.version('encoder-autotune')}")
+        return 0
+    plain = plain_arguments(arguments)
+    failure: AutotuneError | TrainerError
     try:
-        code = _run_plain(plain_arguments(arguments))
-    except (AutotuneError, TrainerError) as error:
-        sys.stderr.write(error_text(error.message, error.next_step, error.docs))
-        return error.exit_code
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    if code == EXIT_INTERRUPTED:
-        sys.stderr.write(INTERRUPTED)
-    return code
-
-
-def _run_plain(arguments: Sequence[str]) -> int:
-    try:
-        return int(app(list(arguments), obj=arguments, prog_name="autotune", standalone_mode=False) or 0)
+        code = int(app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False) or 0)
     except TyperException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            sys.stderr.write(f"{error.format_message()}\n")
-            return UsageError.exit_code
-        raise usage_error(error, arguments) from error
+        failure = usage_error(error, plain)
+    except (AutotuneError, TrainerError) as error:
+        failure = error
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    else:
+        if code == EXIT_INTERRUPTED:
+            sys.stderr.write(INTERRUPTED)
+        return code
+    sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
+    return failure.exit_code

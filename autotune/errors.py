@@ -77,4 +77,4 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C; finished work is saved."""
 EXIT_TERMINATED = 143
 """Exit code after SIGTERM; finished work is saved."""
-INTERRUPTED = "interrupted: finished work is saved, and the same command goes on from it\n"
+INTERRUPTED = "interrupted: finished work is saved; run the same command again to resume\n"

@@ -49,8 +49,8 @@ def refused(here, capsys):
         (["doctor", "--json=1"], 2, ["--json takes no value"]),
         (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
         (["probe", "--model", "m", "--data", "d", "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
-        (["probe", "--model", "m", "--data", "d", "--seq-length", "many"], 2, ["'many' is not a whole number"]),
-        (["probe", "--model", "m", "--data", "d", "--seq-length", "2"], 2, ["--seq-length '2' is less than 8"]),
+        (["probe", "--model", "m", "--data", "d", "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
+        (["probe", "--model", "m", "--data", "d", "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
     ],
 )  # fmt: skip
 def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):
