@@ -56,8 +56,7 @@ def main() -> int:
             expect_sha256=arguments.expect_profile_sha256,
         )
         if resolved.config.device == "cpu":
-            # Before torch is imported: its threads wait by spinning, and if other processes use a core too, one of
-            # them then keeps the next from its turn for seconds.
+            # Before torch is imported: its threads spin while they wait, which takes the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
             clock.ended("import")
@@ -77,7 +76,7 @@ def main() -> int:
         _record(opened[0] if opened else None, code, reason, clock)
         return code
     except TrainerError as error:
-        # One rank of each node: what is wrong may be wrong there only.
+        # From one rank of each node, as the cause may be only on that node.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(error_text(error.message, error.next_step, error.docs))
         if not leads:
@@ -91,7 +90,7 @@ class _Signalled(BaseException):
 
 
 def _raise_signalled(number: int, frame: object) -> None:
-    for other in SIGNALS:  # one is enough, and another must not disturb the leaving
+    for other in SIGNALS:  # one is enough, and another must not disturb the exit
         signal.signal(other, signal.SIG_IGN)
     raise _Signalled(number)
 
@@ -109,7 +108,7 @@ class _Job:
 
     def prepare(self) -> None:
         """Import torch and the training loop, and stage the dataset."""
-        # Heavy: bad input has been answered by now, in a fraction of a second.
+        # Slow: bad input has been reported by now.
         import trainer.loop  # noqa: F401
 
         self.clock.ended("import")
@@ -172,7 +171,7 @@ class _Job:
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
-            # Threads of a broken process group may wait for their peers for ever.
+            # Threads of a broken process group may wait for their peers forever.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -197,7 +196,7 @@ class _Job:
         """Print the result of a run that has already finished; return the exit code."""
         if self.rank == 0:
             writer.finish(end)
-            sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
+            sys.stderr.write(f"train: nothing to do: the run finished at step {end.steps}\n")
             _print_result(writer)
         code, _ = self._leave_together(0, leave)
         self._watch.stop()
@@ -205,7 +204,6 @@ class _Job:
 
     def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
-        # The others wait for the first one to write the model, which may take long.
         self._watch.end_within(min(_LAST_WAIT_S, self._watch.timeout_s) if self.rank == 0 else self._watch.timeout_s)
         try:
             leave(together=True)
@@ -214,7 +212,7 @@ class _Job:
 
             _, reason, next_step = explain(error, lost=True)
             code = self._settle(RanksLost.exit_code, reason)
-            next_step = next_step if code else "none: the run is finished"
+            next_step = next_step if code else "Nothing: the run is finished."
             sys.stderr.write(error_text(f"rank {self.rank}: after the last step, {reason}", next_step, RanksLost.docs))
             return code, False
         return code, True
@@ -239,12 +237,12 @@ class _Job:
             return
         known = read_exit(self.writer.directory)
         if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
-            return  # another rank knows better
+            return  # another rank has recorded the cause
         word = None if step else read_failure(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
         _record(self.writer, code, reason, self.clock, steps=step)
         if word is not None:
-            # It waits for a rank that will not come any more.
+            # Otherwise it would wait for a rank that is gone.
             sys.stderr.write(f"error: {reason}\n")
             sys.stderr.flush()
             os._exit(code)
@@ -256,7 +254,7 @@ class _Job:
             try:
                 self._watch.traceback_file.write_text(text)
             except OSError as error:
-                sys.stderr.write(f"cannot keep it in {self._watch.traceback_file}: {error.strerror}\n")
+                sys.stderr.write(f"cannot save the traceback to {self._watch.traceback_file}: {error.strerror}\n")
 
 
 def _record(
@@ -284,7 +282,7 @@ def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str)
 
     torchrun ends all ranks as soon as one fails, and rank 0 then only sees a signal.
     """
-    with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
+    with contextlib.suppress(Exception):  # optional: the error itself is already being reported
         store, key = _torchruns_store(environment)
         store.set(key, json.dumps([exit_code, reason]))
 
@@ -303,7 +301,7 @@ def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return the key-value store of torchrun's agent, and the key of this start's failure note."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise LookupError("no torchrun")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exists, though not exported
 
     host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
     store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -367,6 +365,5 @@ if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Anything still running, such as a DataLoader worker that reads from a file system that does not answer, must not
-    # keep a run from ending that has recorded its exit.
+    # A thread that still runs, such as a DataLoader worker on a hung file system, must not delay the end of a run.
     os._exit(exit_code)

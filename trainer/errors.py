@@ -26,10 +26,11 @@ class TrainerError(Exception):
     docs: str | None = None
     """Section of ``docs/faq.md`` that explains it."""
 
-    def __init__(self, message: str, *, next_step: str) -> None:
+    def __init__(self, message: str, *, next_step: str, docs: str | None = None) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)
+        self.docs = docs or self.docs
 
 
 class BadConfig(TrainerError):

@@ -54,6 +54,7 @@ _RENAMED_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--timeout-s": ("--timeout", "s"), "--row-tokens": ("--seq-length", ""), "--local-ranks": ("--ranks", ""),
     "--max-rows": ("--max-micro-batch-size", ""), "--rows": ("--max-micro-batch-size", ""), "--as-gpu": ("--gpu", ""),
     "--head": ("--mlm-head", ""), "--checkpointing": ("--activation-checkpointing", ""),
+    "--hours": ("--duration", "h"), "--gpus-per-node": ("--ranks", ""),
 }  # fmt: skip
 """New name of each option, and the unit that its value requires now; without a name, the value is an argument."""
 

@@ -226,7 +226,7 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
         next_step = "Run: pip install 'encoder-autotune[slurm]'"
-        raise MachineLacks("submitting workers needs dask-jobqueue, not installed here", next_step=next_step)
+        raise MachineLacks("--slurm-workers requires dask-jobqueue", next_step=next_step, docs="missing-extra")
     if shutil.which("sbatch") is None:
         next_step = "Run this on a login node of the cluster."
         raise MachineLacks("cannot submit jobs: sbatch is not here", next_step=next_step)

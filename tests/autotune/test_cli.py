@@ -33,6 +33,9 @@ def refused(here, capsys):
     return call
 
 
+PROBE = ["probe", "--model", "m", "--data", "d"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -48,9 +51,9 @@ def refused(here, capsys):
         (["probe", "--model"], 2, ["--model requires a value"]),
         (["doctor", "--json=1"], 2, ["--json takes no value"]),
         (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
-        (["probe", "--model", "m", "--data", "d", "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
-        (["probe", "--model", "m", "--data", "d", "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
-        (["probe", "--model", "m", "--data", "d", "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
+        ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
+        ([*PROBE, "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
+        ([*PROBE, "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
     ],
 )  # fmt: skip
 def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):

@@ -159,7 +159,7 @@ def typed(text: str) -> Command:
         ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
         ("autotune data", "needs a command behind it"),
         ("autotune data inspect a b", "unexpected extra argument"),
-        ("python -m trainer --profile P --data d", "PROFILE"),
+        ("python -m trainer --profile P --data d", "--profile"),
         ("python -m benchmarks.nothing", "no module"),
         ("torchrun --nproc-per-node 2 -m trainer --data d", "PROFILE"),
         ("torchrun --no-such-option -m trainer P", "no-such-option"),
