@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
@@ -21,23 +20,20 @@ _PROFILE = "profiles/bert-mini-cpu.toml"
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "": ("index.md", "estimate --model bert-120m --gpu h100-sxm-80gb", "data prepare text:corpus --out data",
          "tune --model bert-120m --data data"),
-    "doctor": ("install.md", "", "--path /scratch"), "status": ("train.md", "", "runs/first"),
-    "estimate": ("how-it-works.md", "--model bert-120m --gpu h100-sxm-80gb", "--model bert-mini --memory 24GiB"),
-    "data": ("data.md", "prepare text:corpus --out data", "inspect data"), "data verify": ("data.md", "data"),
+    "doctor": ("install.md", ""), "estimate": ("how-it-works.md", "--model bert-120m --gpu h100-sxm-80gb"),
+    "data": ("data.md", "inspect data"), "data inspect": ("data.md", "data --seq-length 512"),
     "data prepare": ("data.md", "text:corpus --out data", "elf:/usr/bin --out data --max-tokens 512"),
-    "data inspect": ("data.md", "data --seq-length 512"), "data stage": ("data.md", "data --to /tmp/data"),
+    "data verify": ("data.md", "data"), "data stage": ("data.md", "data --to /tmp/data"),
     "tune": ("tune.md", "--model bert-120m --data data", "--model bert-120m --data data --time-limit 30min --slurm"),
     "probe": ("tune.md", "--model bert-120m --data data", "--model bert-mini --data data --memory 8GiB"),
-    "workers": ("tune.md", _PROFILE, f"{_PROFILE} --step-time 120ms"),
+    "workers": ("tune.md", _PROFILE, f"{_PROFILE} --step-time 120ms"), "baseline": ("tune.md", _PROFILE),
     "network": ("tune.md", f"{_PROFILE} --slurm", f"{_PROFILE} --predict --nodes 1,2,4"),
-    "baseline": ("tune.md", _PROFILE, f"{_PROFILE} --time-limit 10min"),
-    "report": ("reports.md", _PROFILE, f"{_PROFILE} --run runs/first"),
+    "report": ("reports.md", f"{_PROFILE} --run runs/first"), "advise": ("reports.md", "runs/first"),
     "compare": ("reports.md", "runs/first runs/second --fail-if-slower 5%"),
-    "profile": ("reports.md", f"show {_PROFILE}", f"verify {_PROFILE}"), "profile verify": ("reports.md", _PROFILE),
-    "profile show": ("reports.md", _PROFILE, f"{_PROFILE} data.num_workers"),
+    "profile": ("reports.md", f"show {_PROFILE}"), "profile verify": ("reports.md", _PROFILE),
+    "profile show": ("reports.md", _PROFILE, f"{_PROFILE} data.num_workers"), "status": ("train.md", "runs/first"),
     "profile approve": ("reports.md", f"{_PROFILE} --by NAME"),
     "profile export": ("plan.md", f"{_PROFILE} --to hf-trainer"),
-    "advise": ("reports.md", "runs/first", f"{_PROFILE} --apply"),
     "plan": ("plan.md", "--model bert-120m --gpu h100-sxm-80gb --tokens 10B", f"{_PROFILE} --steps 1000"),
     "train": ("train.md", f"{_PROFILE} --out runs/first", f"{_PROFILE} --nodes 4 --slurm"),
 }  # fmt: skip
@@ -57,20 +53,23 @@ _RENAMED_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--hours": ("--duration", "h"), "--gpus-per-node": ("--ranks", ""),
 }  # fmt: skip
 """New name of each option, and the unit that its value requires now; without a name, the value is an argument."""
+_Typer = Any  # classes of click, of which typer has a private copy
 
 
 class _Helped:
-    def get_help_option_names(self, ctx: typer.Context) -> list[str]:
+    params: list[_Typer]
+
+    def get_help_option_names(self: _Typer, ctx: _Typer) -> list[str]:
         return [*ctx.help_option_names, "--help-all"]
 
-    def get_short_help_str(self: Any, limit: int = 0) -> str:
+    def get_short_help_str(self: _Typer, limit: int = 0) -> str:
         return " ".join(self.help.split("\n\n")[0].split()).rstrip(".")  # never cut
 
-    def collect_usage_pieces(self: Any, ctx: typer.Context) -> list[str]:
+    def collect_usage_pieces(self: _Typer, ctx: _Typer) -> list[str]:
         arguments = [_name(one) for one in self.params if one.param_type_name == "argument"]
         return [*arguments, *(["COMMAND"] if isinstance(self, Group) else []), "[OPTIONS]"]
 
-    def get_help(self: Any, ctx: typer.Context) -> str:
+    def get_help(self: _Typer, ctx: _Typer) -> str:
         path = ctx.command_path
         page, *examples = GUIDES.get(path.partition(" ")[2], GUIDES[""])
         advanced = [one for one in self.params if one.rich_help_panel == "Advanced"]
@@ -103,7 +102,7 @@ class _Helped:
 class Command(_Helped, TyperCommand):
     """Command whose help shows its usual options; ``--help-all`` also shows those of the panel ``Advanced``."""
 
-    def __init__(self, *given: Any, **settings: Any) -> None:  # noqa: ANN401 - typer's
+    def __init__(self, *given: _Typer, **settings: _Typer) -> None:
         super().__init__(*given, **settings)
         for one in self.params:
             one.min = one.max = None  # errors tell the bounds
@@ -116,11 +115,11 @@ class Command(_Helped, TyperCommand):
 class Group(_Helped, TyperGroup):
     """Group that lists its commands in the order of work, and leads from old names to new ones."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: _Typer, args: list[str]) -> list[str]:
         """Parse; without arguments, show help."""
         return super().parse_args(ctx, args or ["--help"])
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # noqa: ANN401 - typer's
+    def resolve_command(self, ctx: _Typer, args: list[str]) -> _Typer:
         """Find the command; raise ``UsageError`` with its new name, or the most similar one, if there is none."""
         words = [*ctx.command_path.split()[1:], *args]
         old = next((name for name in (" ".join(words[:2]), words[0]) if name in _RENAMED), None)
@@ -168,18 +167,19 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
         said = f"{path} requires {_name(one)}"
         step = " ".join([path, *GUIDES.get(path.partition(" ")[2], ("",))[1:2]])
     else:
-        value = error.__cause__.errors()[0]["input"] if hasattr(error.__cause__, "errors") else ""
+        cause: _Typer = error.__cause__
+        value = cause.errors()[0]["input"] if hasattr(cause, "errors") else ""
         near = next(iter(difflib.get_close_matches(str(value), _choices(one), n=1)), None)
         said = f"{_name(one)} {value!r}: {said.removeprefix('Value error, ').replace('Input', 'it')}"
         step = f"Did you mean {_name(one)} {near}?" if near else step
     return UsageError(said, next_step=step)
 
 
-def _choices(one: Any) -> list[str]:  # noqa: ANN401 - typer's parameters are its private copy of click's
+def _choices(one: _Typer) -> list[str]:
     return [str(getattr(choice, "value", choice)) for choice in one.type_descriptor.choices or ()]
 
 
-def _name(one: Any) -> str:  # noqa: ANN401
+def _name(one: _Typer) -> str:
     """Return an option's name, or an argument's with brackets if it is optional, and dots if it may be repeated."""
     if one.param_type_name == "option":
         return str(one.opts[0])
