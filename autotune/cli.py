@@ -1,12 +1,16 @@
 """The command line: registers the commands, and turns errors into messages and exit codes."""
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from autotune.advice.command import advise
 from autotune.baseline.command import baseline
 from autotune.compare.command import compare
+from autotune.console.help import Command, Group, usage_error
 from autotune.console.slurm_job import plain_arguments
 from autotune.corpus.command import app as data
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
@@ -21,17 +25,16 @@ from autotune.profiles.command import app as profile
 from autotune.report.command import report
 from autotune.tune.command import tune, tune_between_nodes
 from autotune.workers.command import workers
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, error_text
 
 app = typer.Typer(
     name="autotune",
-    help="Find out what fits, what is enough, and what to change before an encoder is pretrained.",
-    no_args_is_help=True,
-    add_completion=True,
+    cls=Group,
+    help="Find the fastest settings for a BERT pretraining run before you pay for it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# In the order in which they are typed.
 for command in (
     doctor,
     estimate,
@@ -48,11 +51,18 @@ for command in (
     status,
 ):
     app.command()(command)
-app.add_typer(data, name="data")
 profile.command()(export)
-app.add_typer(profile, name="profile")
 app.command(hidden=True)(tune_between_nodes)
-app.add_typer(job, name="job", hidden=True)
+for name, group in {"data": data, "profile": profile, "job": job}.items():
+    app.add_typer(group, name=name, cls=Group, hidden=group is job)
+for group in (app, data, profile, job):
+    for registered in group.registered_commands:
+        registered.cls = Command
+
+
+@app.callback()
+def options(*, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    """Declare the options that stand before a command; ``run`` answers ``--version``."""
 
 
 def main() -> None:
@@ -66,14 +76,22 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code; a message has been written to standard error for every code but 0.
     """
+    if arguments == ["--version"]:
+        print(f"autotune {importlib.metadata.version('encoder-autotune')}")
+        return 0
+    plain = plain_arguments(arguments)
+    failure: AutotuneError | TrainerError
     try:
-        plain = plain_arguments(arguments)
-        app(list(plain), obj=plain, prog_name="autotune")
+        code = int(app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False) or 0)
+    except TyperException as error:
+        failure = usage_error(error, plain)
     except (AutotuneError, TrainerError) as error:
-        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
-        return error.exit_code
-    except SystemExit as stop:  # how the parser returns, usage errors included
-        if stop.code == EXIT_INTERRUPTED:
-            sys.stderr.write(INTERRUPTED)
+        failure = error
+    except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return 0
+    else:
+        if code == EXIT_INTERRUPTED:
+            sys.stderr.write(INTERRUPTED)
+        return code
+    sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
+    return failure.exit_code

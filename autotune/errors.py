@@ -1,18 +1,4 @@
-"""Errors that you can meet, and the exit code of each.
-
-AutotuneError
-├── UsageError        2   the command line is wrong
-├── BadInput          3   a given file, name or value cannot be used
-├── ExceedsMemory     4   not even the smallest case fits the memory budget
-├── MachineLacks      5   this machine lacks a device, a library or a permission
-├── ProfileRejected   6   the profile does not match this machine, model or data
-├── NotCheckable      7   the check cannot be made on this machine
-├── Undecided         8   the measurements ran, but do not support an answer
-├── Slower            9   the comparison is slower than allowed, beyond noise
-├── InternalError    70   a bug in this project
-├── StartAgain       75   time ran out, or a node was lost; the same command continues
-└── StoppedWaiting  130   Ctrl-C while waiting for a job, which continues
-"""
+"""Errors that you can act on, and the exit code of each."""
 
 from trainer.errors import printable
 
@@ -23,17 +9,20 @@ class AutotuneError(Exception):
     Args:
         message: Description of the failure, with the value that caused it.
         next_step: Action to take or command to run next.
+        docs: Section of ``docs/faq.md`` that explains it, if not that of its class.
     """
 
     exit_code = 70
+    docs: str | None = None
 
-    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
-        cls.exit_code = exit_code or cls.exit_code
+    def __init_subclass__(cls, *, exit_code: int | None = None, docs: str | None = None) -> None:
+        cls.exit_code, cls.docs = exit_code or cls.exit_code, docs or cls.docs
 
-    def __init__(self, message: str, *, next_step: str) -> None:
+    def __init__(self, message: str, *, next_step: str, docs: str | None = None) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)
+        self.docs = docs or self.docs
 
 
 class UsageError(AutotuneError, exit_code=2):
@@ -44,7 +33,7 @@ class BadInput(AutotuneError, exit_code=3):
     """A given file, name or value cannot be used."""
 
 
-class ExceedsMemory(AutotuneError, exit_code=4):
+class ExceedsMemory(AutotuneError, exit_code=4, docs="out-of-memory"):
     """Not even the smallest case fits the memory budget."""
 
 
@@ -52,7 +41,7 @@ class MachineLacks(AutotuneError, exit_code=5):
     """This machine lacks a device, a library or a permission."""
 
 
-class ProfileRejected(AutotuneError, exit_code=6):
+class ProfileRejected(AutotuneError, exit_code=6, docs="profile-mismatch"):
     """The profile does not match this machine, model or data, or tuning steps were run out of order."""
 
 
@@ -60,7 +49,7 @@ class NotCheckable(AutotuneError, exit_code=7):
     """The check cannot be made on this machine."""
 
 
-class Undecided(AutotuneError, exit_code=8):
+class Undecided(AutotuneError, exit_code=8, docs="noisy-measurements"):
     """Trials ran, but their results do not support an answer."""
 
 
@@ -76,7 +65,7 @@ class InternalError(AutotuneError, exit_code=70):
     """A bug in this project."""
 
 
-class StartAgain(AutotuneError, exit_code=75):
+class StartAgain(AutotuneError, exit_code=75, docs="resume"):
     """Time ran out, or a node was lost; finished work is saved, and the same command continues."""
 
 
@@ -88,4 +77,4 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C; finished work is saved."""
 EXIT_TERMINATED = 143
 """Exit code after SIGTERM; finished work is saved."""
-INTERRUPTED = "interrupted: finished work is saved, and the same command goes on from it\n"
+INTERRUPTED = "interrupted: finished work is saved; run the same command again to resume\n"

@@ -1,6 +1,4 @@
-"""``python -m trainer --profile P.toml [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
-
-``--expect-profile-sha256 HASH`` rejects a profile whose hash differs, such as after an edit.
+"""``python -m trainer PROFILE [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
 
 Run it under torchrun for several ranks. ``exit.json`` in the run directory has the exit code and reason, as torchrun
 itself returns 1 for any failure of its ranks.
@@ -9,6 +7,7 @@ itself returns 1 for any failure of its ranks.
 import argparse
 import contextlib
 import datetime
+import importlib.metadata
 import json
 import os
 import signal
@@ -18,16 +17,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, resolve
-from trainer.config.train_config import dotted
-from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError
+from trainer.config.train_config import TrainConfig, dotted
+from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
 from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
-from trainer.record.run_record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
+from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE, RunExit, StartClock, process_started_s, read_exit
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 
@@ -57,14 +56,13 @@ def main() -> int:
             expect_sha256=arguments.expect_profile_sha256,
         )
         if resolved.config.device == "cpu":
-            # Before torch is imported: its threads wait by spinning, and if other processes use a core too, one of
-            # them then keeps the next from its turn for seconds.
+            # Before torch is imported: its threads spin while they wait, which takes the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
             clock.ended("import")
             writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
             clock.ended("restore")
-            _print_settings(resolved)
+            _print_settings(resolved, writer.directory / RUN_FILE)
         job = _Job(resolved, rank, writer, start, clock)
         job.prepare()
         return job.run()
@@ -78,9 +76,9 @@ def main() -> int:
         _record(opened[0] if opened else None, code, reason, clock)
         return code
     except TrainerError as error:
-        # One rank of each node: what is wrong may be wrong there only.
+        # From one rank of each node, as the cause may be only on that node.
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+            sys.stderr.write(error_text(error.message, error.next_step, error.docs))
         if not leads:
             publish_failure(os.environ, error.exit_code, f"rank {rank}: {error.message}")
         _record(opened[0] if opened else None, error.exit_code, error.message, clock)
@@ -92,7 +90,7 @@ class _Signalled(BaseException):
 
 
 def _raise_signalled(number: int, frame: object) -> None:
-    for other in SIGNALS:  # one is enough, and another must not disturb the leaving
+    for other in SIGNALS:  # one is enough, and another must not disturb the exit
         signal.signal(other, signal.SIG_IGN)
     raise _Signalled(number)
 
@@ -110,7 +108,7 @@ class _Job:
 
     def prepare(self) -> None:
         """Import torch and the training loop, and stage the dataset."""
-        # Heavy: bad input has been answered by now, in a fraction of a second.
+        # Slow: bad input has been reported by now.
         import trainer.loop  # noqa: F401
 
         self.clock.ended("import")
@@ -130,7 +128,7 @@ class _Job:
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
-        next_step = ""
+        next_step, docs = "", None
         ending: RunExit | None = None
         try:
             ranks = join_ranks(self.resolved.config)
@@ -154,13 +152,15 @@ class _Job:
                 )
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
-            code, reason, next_step = error.exit_code, error.message, error.next_step
+            code, reason, next_step, docs = error.exit_code, error.message, error.next_step, error.docs
         except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
             code, reason, next_step = explain(error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed))
-            if code != DeviceOutOfMemory.exit_code:
+            if code == DeviceOutOfMemory.exit_code:
+                docs = DeviceOutOfMemory.docs
+            else:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
-            sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
+            sys.stderr.write(error_text(f"rank {self.rank}: {reason}", next_step, docs))
         code = self._settle(code, reason, ending)
         together = False
         if ending is not None:
@@ -171,7 +171,7 @@ class _Job:
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
-            # Threads of a broken process group may wait for their peers for ever.
+            # Threads of a broken process group may wait for their peers forever.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -196,7 +196,7 @@ class _Job:
         """Print the result of a run that has already finished; return the exit code."""
         if self.rank == 0:
             writer.finish(end)
-            sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
+            sys.stderr.write(f"train: nothing to do: the run finished at step {end.steps}\n")
             _print_result(writer)
         code, _ = self._leave_together(0, leave)
         self._watch.stop()
@@ -204,7 +204,6 @@ class _Job:
 
     def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
-        # The others wait for the first one to write the model, which may take long.
         self._watch.end_within(min(_LAST_WAIT_S, self._watch.timeout_s) if self.rank == 0 else self._watch.timeout_s)
         try:
             leave(together=True)
@@ -213,8 +212,8 @@ class _Job:
 
             _, reason, next_step = explain(error, lost=True)
             code = self._settle(RanksLost.exit_code, reason)
-            next_step = next_step if code else "none: the run is finished"
-            sys.stderr.write(f"error: rank {self.rank}: after the last step, {reason}\n  next: {next_step}\n")
+            next_step = next_step if code else "Nothing: the run is finished."
+            sys.stderr.write(error_text(f"rank {self.rank}: after the last step, {reason}", next_step, RanksLost.docs))
             return code, False
         return code, True
 
@@ -238,12 +237,12 @@ class _Job:
             return
         known = read_exit(self.writer.directory)
         if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
-            return  # another rank knows better
+            return  # another rank has recorded the cause
         word = None if step else read_failure(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
         _record(self.writer, code, reason, self.clock, steps=step)
         if word is not None:
-            # It waits for a rank that will not come any more.
+            # Otherwise it would wait for a rank that is gone.
             sys.stderr.write(f"error: {reason}\n")
             sys.stderr.flush()
             os._exit(code)
@@ -255,7 +254,7 @@ class _Job:
             try:
                 self._watch.traceback_file.write_text(text)
             except OSError as error:
-                sys.stderr.write(f"cannot keep it in {self._watch.traceback_file}: {error.strerror}\n")
+                sys.stderr.write(f"cannot save the traceback to {self._watch.traceback_file}: {error.strerror}\n")
 
 
 def _record(
@@ -275,7 +274,7 @@ def _record(
         checkpoint = newest[0].name if newest else None
         writer.finish(ending or clock.exit(code, reason, steps, checkpoint))
     except OSError as error:
-        sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
+        sys.stderr.write(error_text(f"cannot write exit.json: {error.strerror}", "Check the disk of the run."))
 
 
 def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
@@ -283,7 +282,7 @@ def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str)
 
     torchrun ends all ranks as soon as one fails, and rank 0 then only sees a signal.
     """
-    with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
+    with contextlib.suppress(Exception):  # optional: the error itself is already being reported
         store, key = _torchruns_store(environment)
         store.set(key, json.dumps([exit_code, reason]))
 
@@ -302,7 +301,7 @@ def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return the key-value store of torchrun's agent, and the key of this start's failure note."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise LookupError("no torchrun")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exists, though not exported
 
     host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
     store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -314,41 +313,57 @@ def _print_result(writer: RunWriter) -> None:
     print(f"model: {writer.directory / MODEL_DIRECTORY}")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        old = any(word.partition("=")[0] == "--profile" for word in sys.argv)
+        step = "Name the profile without an option: python -m trainer PROFILE" if old else "See: python -m trainer -h"
+        self.exit(2, error_text(message, step))
+
+
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a masked-LM encoder from a profile.")
-    parser.add_argument("--profile", type=Path, required=True, help="a TOML profile, as autotune probe writes it")
-    parser.add_argument(
-        "--data", type=Path, help="dataset directory (else AUTOTUNE_DATA, else the profile's data.path)"
+    parser = _Parser(
+        prog="python -m trainer",
+        usage="python -m trainer PROFILE [OPTIONS]",
+        description="Train a masked-LM encoder from a profile.",
+        epilog="Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out runs/first\n"
+        "  torchrun --nproc-per-node 8 -m trainer PROFILE --set train.max_steps=1000\n\nDocs: docs/train.md",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "--expect-profile-sha256",
-        metavar="HASH",
-        help="refuse the profile (6) unless it has this hash, by which run.json names it; --set is not part of it",
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="train.KEY=VALUE", help="override a setting")
-    parser.add_argument("--out", type=Path, help="run directory (default: runs/<UTC>-<model>)")
-    parser.add_argument(
+    version = next((one.version for one in importlib.metadata.distributions(name="encoder-autotune")), "not installed")
+    option = parser.add_argument
+    option("profile", metavar="PROFILE", type=Path, help="Profile (TOML), as autotune tune writes it.")
+    option("--data", type=Path, metavar="DIR", help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.")
+    option("--set", action="append", default=[], metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
+    option("--out", type=Path, metavar="DIR", help="Run directory. Default: runs/<UTC>-<model>.")
+    option(
         "--resume",
         default=AUTO,
         metavar=f"{AUTO}|PATH|{NEVER}",
-        help="auto: go on with the run in --out, or with this job's own after it was requeued; PATH: a run or a "
-        "checkpoint; never: begin afresh (default: auto)",
+        help="auto: the run in --out, or this job's run after a requeue; PATH: a run or checkpoint; never: start from "
+        "scratch. Default: auto.",
     )
+    option("--expect-profile-sha256", metavar="HASH", help="Fail with exit code 6 if the profile has another hash.")
+    option("--version", action="version", version=f"trainer {version}", help="Show the version.")
+    option("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
 
-def _print_settings(resolved: ResolvedConfig) -> None:
-    """Print every setting and its source to standard error."""
-    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": resolved.data_dir}
-    for key, source in sorted(resolved.sources.items()):
-        sys.stderr.write(f"{key} = {values.get(key)}  ({source})\n")
+def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
+    """Print the model and every setting that differs from its default, with its source, to standard error."""
+    model = resolved.config.model
+    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.") | {"train.model.name": None}
+    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": str(resolved.data_dir)}
+    changed = [key for key, value in sorted(values.items()) if value != defaults[key]]
+    lines = [f"  {key} = {values[key]}  ({resolved.sources[key]})\n" for key in changed]
+    sys.stderr.write(f"train: settings that differ from the defaults; {record} has all of them\n{''.join(lines)}")
 
 
 if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Anything still running, such as a DataLoader worker that reads from a file system that does not answer, must not
-    # keep a run from ending that has recorded its exit.
+    # A thread that still runs, such as a DataLoader worker on a hung file system, must not delay the end of a run.
     os._exit(exit_code)

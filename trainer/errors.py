@@ -1,14 +1,4 @@
-"""Errors of the trainer and their exit codes (the same numbers as autotune's).
-
-TrainerError
-├── BadConfig          3   a profile, dataset or setting cannot be used
-├── DeviceOutOfMemory  4   the device is out of memory
-├── DeviceMissing      5   the requested device is not on this machine
-├── ProfileMismatch    6   the profile has changed, or was tuned for a larger GPU
-├── DiskTrouble       75   a disk or file system failed; nothing was changed, and a restart resumes the run
-├── RanksLost         75   another rank is gone; a restart resumes from the newest checkpoint
-└── TrainingFailed    76   the run cannot continue, and a restart would not help
-"""
+"""Errors of the trainer and their exit codes, the same numbers as autotune's; and the form of errors at the console."""
 
 import re
 
@@ -24,15 +14,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def error_text(message: str, next_step: str, docs: str | None = None) -> str:
+    """Return an error as the console shows it, with the section of ``docs/faq.md`` that explains it, if any."""
+    return f"error: {message}\n  next: {next_step}\n" + (f"  docs: docs/faq.md#{docs}\n" if docs else "")
+
+
 class TrainerError(Exception):
     """Error that the user can act on, with a message and a next step, both safe to print."""
 
     exit_code = 70
+    docs: str | None = None
+    """Section of ``docs/faq.md`` that explains it."""
 
-    def __init__(self, message: str, *, next_step: str) -> None:
+    def __init__(self, message: str, *, next_step: str, docs: str | None = None) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)
+        self.docs = docs or self.docs
 
 
 class BadConfig(TrainerError):
@@ -45,6 +43,7 @@ class DeviceOutOfMemory(TrainerError):
     """The device ran out of memory."""
 
     exit_code = 4
+    docs = "out-of-memory"
 
 
 class DeviceMissing(TrainerError):
@@ -57,12 +56,14 @@ class ProfileMismatch(TrainerError):
     """The profile does not match the expected hash, or was tuned for a GPU with more memory."""
 
     exit_code = 6
+    docs = "profile-mismatch"
 
 
 class RanksLost(TrainerError):
     """Another rank died, hung or was cut off; what was saved is intact."""
 
     exit_code = 75
+    docs = "hung-run"
 
 
 class DiskTrouble(TrainerError):
@@ -75,3 +76,4 @@ class TrainingFailed(TrainerError):
     """The run cannot continue, and restarting it unchanged would not help."""
 
     exit_code = 76
+    docs = "diverged-run"

@@ -152,6 +152,7 @@ class JobOptions(SlurmOptions):
                 "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a "
                 "compute node",
                 next_step=f"Submit it: {as_job}. To measure here all the same: --here.",
+                docs="login-node",
             )
         return False
 

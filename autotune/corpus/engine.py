@@ -229,7 +229,9 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
-        raise MachineLacks("workers as SLURM jobs require dask-jobqueue", next_step=install_step("dask-jobqueue"))
+        raise MachineLacks(
+            "--slurm-workers requires dask-jobqueue", next_step=install_step("dask-jobqueue"), docs="missing-extra"
+        )
     if shutil.which("sbatch") is None:
         next_step = "Run this on a login node of the cluster."
         raise MachineLacks("cannot submit jobs: sbatch not found", next_step=next_step)

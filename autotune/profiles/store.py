@@ -182,9 +182,9 @@ def require_local_probe(
         if check.found == "refuse":
             refusals.append(text)
         else:
-            sys.stderr.write(f"{check.found}: {text}\n")
+            sys.stderr.write(f"{'info' if check.found == 'inform' else 'warning'}: {text}\n")
     if here is not None and not stored.intact:
-        sys.stderr.write(f"inform: {path} was edited by hand since it was written\n")
+        sys.stderr.write(f"info: {path} was modified after it was written\n")
     if probe is None:
         why, first = f"{path} has no probed micro-batch, at which everything else is measured", "Probe first"
     elif refusals:

@@ -33,6 +33,9 @@ def refused(here, capsys):
     return call
 
 
+PROBE = ["probe", "--model", "m", "--data", "d"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -40,8 +43,17 @@ def refused(here, capsys):
         (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
         (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["dataset not found: nowhere"]),
         (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
-        *((words, 2, ["Error:"]) for words in (["prob"], ["probe"], ["probe", "--zzz"], ["probe", "--model"],
-                                               ["profile", "aprove"])),
+        (["prob"], 2, ["error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"]),
+        (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
+        (["probe"], 2, ["autotune probe requires --model\n  next: autotune probe --model bert-120m --data"]),
+        (["probe", "--zzz"], 2, ["autotune probe has no option '--zzz'\n  next: See: autotune probe -h"]),
+        (["probe", "--modle=m"], 2, ["next: Did you mean --model?"]),
+        (["probe", "--model"], 2, ["--model requires a value"]),
+        (["doctor", "--json=1"], 2, ["--json takes no value"]),
+        (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
+        ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
+        ([*PROBE, "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
+        ([*PROBE, "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
     ],
 )  # fmt: skip
 def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):

@@ -17,7 +17,7 @@ Update = Callable[[float, float | None, str], None]
 
 PLAIN_INTERVAL_S = 5.0
 _RATE_LINES = 12
-"""Number of lines for estimating the remaining time: a minute, as the rate may have been different before."""
+"""Lines that the estimate of the remaining time uses: about a minute."""
 
 
 @contextlib.contextmanager
@@ -48,10 +48,10 @@ def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
 
 
 def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
-    """Return the time left at the rate of the last lines, as text; empty if unknown."""
+    """Return the estimated time left, as text, from the rate of the last lines; empty if unknown."""
     (first_s, first), (last_s, last) = told[0], told[-1]
     if ends_s is not None and last_s > ends_s:
-        return "its time is over, the least is finished"
+        return "over the time limit; finishing the minimum"
     bounds = [] if ends_s is None else [ends_s - last_s]
     if total is not None and last > first:
         bounds.append((total - last) * (last_s - first_s) / (last - first))
@@ -104,15 +104,15 @@ class ProgressScreen:
         if isinstance(row, StepRow):
             mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
             loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-            note = f"step {row.step}/{self._steps} loss {loss} {row.tokens_per_s:,.0f} real tokens/s{mfu}"
+            note = f"step {row.step}/{self._steps} loss {loss} {row.tokens_per_s:,.0f} non-padding tokens/s{mfu}"
             self._update(row.step, self._steps, note)
             return
         if isinstance(row, RunHeader):
-            rows = f"{row.layout} rows, {row.global_batch_size} a step"
-            lines = [f"train: {rows}; attention: {row.attention} ({row.attention_reason})"]
+            batch = f"{row.global_batch_size} {row.layout} sequences per step"
+            lines = [f"train: {batch}; attention: {row.attention} ({row.attention_reason})"]
             if row.config["compile"]:
-                lines.append("train: layers are compiled before the first step, which takes minutes")
-            lines += [f"train: change of recipe: {change}" for change in row.recipe_changes]
+                lines.append("train: compiling layers before the first step; this takes minutes")
+            lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
         elif isinstance(row, EvaluationRow):
             lines = [
                 f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "

@@ -118,6 +118,7 @@ def test_a_login_node_is_refused_with_the_job_to_submit_instead(says, sbatch, pa
     typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
     err = says(*typed, code=5)
     assert "looks like a login node" in err
+    assert err.endswith("\n  docs: docs/faq.md#login-node\n")
     assert f"autotune {shlex.join(typed)} --slurm. To measure here all the same: --here." in err
     assert not sbatch.exists()
 

@@ -32,7 +32,7 @@ def lines_of(capsys, monkeypatch):
                                                                          "100 % note"]),
         ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
         ([(0, 0), (5, 1), (10, 2), (30, 3)], 20, ["  0 % note, 0:00:20 left", "  1 % note, 0:00:15 left",
-         "  2 % note, 0:00:10 left", "  3 % note, its time is over, the least is finished"]),
+         "  2 % note, 0:00:10 left", "  3 % note, over the time limit; finishing the minimum"]),
     ],
     ids=["every few seconds and at the end", "no time left while nothing moves", "never longer than the budget"],
 )  # fmt: skip

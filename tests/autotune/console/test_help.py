@@ -1,0 +1,140 @@
+"""Help, examples, and where old names lead."""
+
+import itertools
+import re
+import shlex
+
+import pytest
+import typer
+
+from autotune.cli import app
+from autotune.console.help import GUIDES, SECTIONS, modern
+from autotune.console.slurm_job import plain_arguments
+from autotune.trials import session
+from tests.documentation.blocks import ROOT
+from trainer.__main__ import command_line
+
+SUMMARY_CHARACTERS = 50
+SHOWN_OPTIONS = 14
+
+
+def _every(command, *path):
+    if not command.hidden:
+        yield path, command
+        for name, one in getattr(command, "commands", {}).items():
+            yield from _every(one, *path, name)
+
+
+COMMANDS = dict(_every(typer.main.get_command(app)))
+LEAVES = [path for path, command in COMMANDS.items() if not getattr(command, "commands", None)]
+
+
+def test_every_command_is_in_one_section_and_has_a_guide():
+    assert sorted(" ".join(SECTIONS.values()).split()) == sorted(path[0] for path in COMMANDS if len(path) == 1)
+    assert set(GUIDES) == {" ".join(path) for path in COMMANDS}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_fits_80_columns_with_a_short_summary_an_example_and_a_page(says, monkeypatch, path):
+    monkeypatch.setenv("COLUMNS", "80")
+    told = says(*path, "-h")
+    assert told == says(*path, "--help")
+    assert max(map(len, told.splitlines())) <= 80
+    assert f"\nExamples:\n  autotune {' '.join(path)}".rstrip() in told
+    assert re.search(r"\nDocs: docs/[a-z-]+\.md\n$", told)
+    assert not re.search(r"<[a-z]|\d<=x|x>=", told)  # no types of Python
+    for name, command in getattr(COMMANDS[path], "commands", {}).items():
+        if not command.hidden:
+            summary = command.get_short_help_str()
+            assert 0 < len(summary) <= SUMMARY_CHARACTERS
+            assert re.search(rf"^  {name} +{re.escape(summary)}$", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_help_shows_few_options_and_names_how_to_see_the_others(says, path):
+    short, long = says(*path, "-h"), says(*path, "--help-all")
+    shown = re.findall(r"^  (--[a-z-]+)", short, re.MULTILINE)
+    assert len(shown) <= SHOWN_OPTIONS
+    every = [option for one in COMMANDS[path].params if one.param_type_name == "option" for option in one.opts]
+    assert re.findall(r"^  (--[a-z-]+)", long, re.MULTILINE) == every
+    assert (f"More options: autotune {' '.join(path)} --help-all" in short) == (shown != every)
+
+
+def _examples():
+    for path, (_, *examples) in GUIDES.items():
+        for example in examples:
+            words = shlex.split(f"{path} {example}")
+            yield next(words[:n] for n in (2, 1) if tuple(words[:n]) in COMMANDS), words
+
+
+@pytest.mark.parametrize(("path", "words"), list(_examples()), ids=" ".join)
+def test_an_example_is_a_command_as_its_parser_takes_it(path, words):
+    COMMANDS[tuple(path)].make_context("example", list(plain_arguments(words[len(path) :])))
+
+
+def test_pages_that_help_and_errors_point_to_exist():
+    sources = [*(ROOT / "autotune").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")]
+    texts = [path.read_text() for path in sources]
+    anchors = set(itertools.chain(*(re.findall(r"\bdocs ?= ?\"([a-z-]+)\"", text) for text in texts)))
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs/faq.md").read_text(), re.MULTILINE)
+    named = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    named |= set(re.findall(r"\{ ?#([a-z-]+) ?\}|id=\"([a-z-]+)\"", (ROOT / "docs/faq.md").read_text()))
+    assert anchors <= named
+    assert [page for page, *_ in GUIDES.values() if not (ROOT / "docs" / page).is_file()] == []
+
+
+def test_the_version_is_told(says):
+    assert re.fullmatch(r"autotune \d+\.\d+\.\d+\n", says("--version"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "now"),
+    [
+        ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
+        ("launch local --profile=p.toml", "autotune train p.toml"),
+        ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
+        ("report review p.toml", "autotune profile approve p.toml"),
+        ("profile explain p.toml", "autotune profile show p.toml"),
+        ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
+        ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
+        ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
+        ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
+    ],
+)
+def test_an_old_name_leads_to_the_command_in_its_new_form(says, typed, now):
+    assert f"  next: {now}\n" in says(*shlex.split(typed), code=2)
+
+
+def test_options_that_a_command_knows_keep_their_names():
+    assert modern(["advise", "--profile", "p"], ["--profile"]) == ["advise", "--profile", "p"]
+
+
+@pytest.mark.parametrize("words", [[], ["--profile", "p.toml"], ["p.toml", "--no-such"], ["p.toml", "--resume"]])
+def test_the_trainer_answers_in_the_same_form(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command_line().parse_args(words)
+    assert stop.value.code == 2
+    assert re.fullmatch(r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("estimate --model bert-mini --memory 94", 2),
+        ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
+        ("probe --model bert-mini --data nowhere --here", 3),
+        ("probe --model bert-mini --data d --memory 900 --here", 2),
+        ("tune --model bert-mini --data nowhere --here", 3),
+        ("tune --model bert-mini --data d --seq-length 1 --here", 2),
+        ("plan p.toml --tokens 2X", 2),
+        ("plan --model bert-mini --steps 3", 2),
+        ("train p.toml --data nowhere", 3),
+        ("train p.toml --nodes 2", 2),
+    ],
+)
+def test_a_wrong_argument_is_rejected_before_torch_is_loaded(here, says, monkeypatch, line, code):
+    def load(*_):
+        raise AssertionError("torch is loaded")
+
+    monkeypatch.setattr(session, "ForkServerMachine", load)
+    assert "\n  next: " in says(*line.split(), code=code)
