@@ -13,6 +13,7 @@ from autotune.base.document import (
     FACTS,
     MOST_CELL_LETTERS,
     MOST_WORDS_LETTERS,
+    Beside,
     Block,
     Bullets,
     Chart,
@@ -52,8 +53,8 @@ def _on_console(block: Block) -> str:
         case Paragraph():
             return _line(block.words)
         case Missing():
-            would = f" ({' and then '.join(map(inert, block.commands))} would)" if block.commands else ""
-            return f"{inert(block.what)}: {block.state}{would}"
+            run = f" (run: {', then '.join(map(inert, block.commands))})" if block.commands else ""
+            return f"{inert(block.what)}: {block.state}{run}"
         case Bullets():
             return "\n".join(_line(item) for item in block.items)
         case Pairs():
@@ -67,10 +68,17 @@ def _on_console(block: Block) -> str:
         case Section():
             body = textwrap.indent(console_text(block.blocks), "  ")
             return f"{inert(block.title)}\n{body}"
+        case Beside():
+            return console_text([inner for group in block.groups for inner in group])
 
 
 def _line(words: Words) -> str:
     return rendered(words, inert, code=inert, strong=inert)
+
+
+def markdown_text(blocks: Sequence[Block]) -> str:
+    """Return blocks as Markdown without a final newline."""
+    return "\n\n".join(part for block in blocks for part in _in_markdown(block, 2))
 
 
 def report_markdown(document: Document) -> str:
@@ -86,8 +94,8 @@ def _in_markdown(block: Block, level: int, number: str = "") -> list[str]:
         case Paragraph():
             return [_words(block.words)]
         case Missing():
-            commands = " and then ".join(_code(command) for command in block.commands)
-            return [f"{_inert(block.what)}: {block.state}" + (f" ({commands} would)." if commands else ".")]
+            commands = ", then ".join(_code(command) for command in block.commands)
+            return [f"{_inert(block.what)}: {block.state}" + (f" (run: {commands})." if commands else ".")]
         case Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
         case Pairs():
@@ -98,15 +106,26 @@ def _in_markdown(block: Block, level: int, number: str = "") -> list[str]:
             return [f"*{_inert(block.caption)}*", markdown_table(headers, rows, align=block.align)]
         case Chart():
             said = f"**{_inert(block.title)}.** {_sentences(block.description)}"
-            return [said, *_in_markdown(block.table, level)]
+            return [said, "<details><summary>Data table</summary>", *_in_markdown(block.table, level), "</details>"]
         case Section():
             badge = f"({block.badge}) " if block.badge else ""
             title = f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
             return [title, *(part for inner in block.blocks for part in _in_markdown(inner, level + 1))]
+        case Beside():
+            return [
+                part for inner in itertools.chain.from_iterable(block.groups) for part in _in_markdown(inner, level)
+            ]
 
 
 def _words(words: Words) -> str:
-    return rendered(words, _sentences, code=_code, strong=lambda text: f"**{_sentences(text)}**")
+    return rendered(words, _sentences, code=_code, strong=_strong)
+
+
+def _strong(text: str) -> str:
+    """Return emphasised text; spaces stay outside the asterisks, which otherwise would not count."""
+    said = _sentences(text)
+    inner = said.strip()
+    return said.replace(inner, f"**{inner}**", 1) if inner else said
 
 
 def _code(text: str) -> str:
@@ -153,12 +172,13 @@ def report_html(document: Document) -> str:
 def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") -> str:
     match block:
         case Paragraph():
-            return f"<p>{_html_words(block.words)}</p>\n"
+            kind = ' class="headline"' if block.large else ""
+            return f"<p{kind}>{_html_words(block.words)}</p>\n"
         case Missing():
             commands = "".join(f"<li>{_html_code(command)}</li>" for command in block.commands)
-            would = f" This would:</p><ol>{commands}</ol>" if commands else "</p>"
+            run = f" Run:</p><ol>{commands}</ol>" if commands else "</p>"
             said = f"{_escaped_words(block.what)}: <strong>{block.state}.</strong>"
-            return f'<div class="missing"><p>{said}{would}</div>\n'
+            return f'<div class="missing"><p>{said}{run}</div>\n'
         case Bullets():
             return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
         case Pairs():
@@ -168,10 +188,12 @@ def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") 
             return _html_table(block)
         case Chart():
             title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
-            svg = drawn(block.drawing, key=f"chart-{next(charts)}", title=title, description=description)
+            key, drawing = f"chart-{next(charts)}", block.drawing
+            svg = drawn(drawing, key=key, title=title, description=description, small=block.small)
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
-            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{_html_table(block.table)}'
+            data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
+            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{data}\n'
         case Section():
             kind = badge = ""
             if block.badge is not None:
@@ -181,6 +203,9 @@ def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") 
             title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
             body = "".join(_in_html(inner, min(level + 1, _DEEPEST), charts) for inner in block.blocks)
             return f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
+        case Beside():
+            inner = ("".join(_in_html(one, level, charts) for one in group) for group in block.groups)
+            return f'<div class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
 
 
 def _html_table(table: Table) -> str:

@@ -18,21 +18,17 @@ from autotune.base.document import (
     table_of,
     told,
 )
-from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import (
     count,
-    hours,
     interval_of,
     number,
     of_windows,
     plural,
     setting_text,
     window_bounds,
-    with_interval,
 )
-from autotune.baseline.decide.pay_back import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back
 from autotune.baseline.values import BaselineEvidence, SettingDifference, SettingValue
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
@@ -118,47 +114,3 @@ def _told(one: SettingDifference) -> str:
 
 def _value(value: SettingValue) -> str:
     return "unset" if value is None else setting_text(value)
-
-
-def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return the GPU-hours of all trials, and the training that pays them back."""
-    rows = cost_rows(one.trials)
-    if not rows:
-        tune = f"autotune tune --model {one.name} --data DIR"
-        return (Missing(what="The cost (the trial log beside this report holds no trial)", commands=(tune,)),)
-    spent_s = sum(row.rank_seconds for row in rows)
-    unit = f"{one.unit}-hours"
-    trials, seconds = sum(row.trials for row in rows), sum(row.seconds for row in rows)
-    table = table_of(
-        "What the tuning cost", (*rows, CostRow(job="all", trials=trials, seconds=seconds, rank_seconds=spent_s)),
-        ("trials of", "l", lambda row: row.job),
-        ("number", "r", lambda row: str(row.trials)),
-        ("time", "r", lambda row: format_seconds(row.seconds)),
-        (unit, "r", lambda row: hours(row.rank_seconds / 3600)),
-    )  # fmt: skip
-    said = (
-        f"All trials of the trial log took {hours(spent_s / 3600)} of one {one.unit} "
-        f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
-        "beside a trial). "
-    )
-    found = pay_back(spent_s, one.profile.evidence.baseline)
-    if found is None:
-        command = f"autotune baseline --profile {one.quoted}"
-        return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
-    return (Paragraph(words=(said, *_paid(found, one.unit))), table)
-
-
-def _paid(found: PayBack, unit: str) -> Words:
-    if found.rank_hours is None:
-        undecided = found.rank_hours_low is not None
-        why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
-        return (f"Against transformers' Trainer it is not paid back by speed: {why}.",)
-    open_end = found.rank_hours_low is not None and found.rank_hours_high is None
-    doubt = " At the far end of the interval it never is." if open_end else ""
-    spent = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
-    large = hours(found.rank_hours / LARGE_JOB_RANKS)
-    return (
-        "Against transformers' Trainer it is paid back (predicted, if the measured ratio holds) after ",
-        Strong(text=f"{with_interval(spent, hours)} of training on one {unit}"),
-        f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
-    )

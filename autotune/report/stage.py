@@ -54,7 +54,7 @@ def build_report(
     known = out.suffix.lower() in {".html", ".md", ".json"}
     html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
     places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], json_rows(report_facts(reported, trained, document)))
+    write_atomically(places["json"], json_rows(report_facts(reported, trained)))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     return places

@@ -1,14 +1,13 @@
-"""Stages of a tuning while it runs, and its result, as text."""
+"""Phases of a tuning while it runs, and its result, as text."""
 
 import statistics
 from collections.abc import Sequence
 
-from autotune.base.document import Pairs, Section, told
+from autotune.base.document import Pairs, Paragraph
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds
 from autotune.profiles.values import Profile
-from autotune.report.page import profiles_table
-from autotune.search.sections import exploration_lines
+from autotune.report.sections import summary_table
 from autotune.trials.values import FinishedTrial, GradientSyncFigures, Measured, StepFigures, TrainingFigures
 from autotune.tune.values import Stage, Status, TuningResult
 
@@ -17,11 +16,11 @@ _NAMES, _TIMES = 10, 8
 
 
 def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
-    """Return all stages, one per line of at most ``width`` characters, below the elapsed time and the time left."""
+    """Return phases, one per line of at most ``width`` characters, below the elapsed time and the time left."""
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
-    lines = [f"tune: {over} of {len(stages)} stages, {format_seconds(seconds)} gone{left}"]
+    lines = [f"tune: {over} of {len(stages)} phases, {format_seconds(seconds)} elapsed{left}"]
     for one in stages:
         took = format_seconds(one.seconds) if one.status in ("running", "done", "failed") else ""
         head = f" {_MARKS[one.status]} {one.name:<{_NAMES}}{one.model:<{models}}  {took:>{_TIMES}}  "
@@ -32,9 +31,9 @@ def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width
 
 
 def stage_words(stage: Stage) -> str:
-    """Return the progress or result of a stage in a few words."""
+    """Return the progress or result of a phase in a few words."""
     if stage.status == "waiting":
-        return "waits"
+        return "waiting"
     if stage.status != "running":
         return f"{stage.status}: {stage.summary}" if stage.status != "done" else stage.summary
     trials = f"{stage.done:g} of about {stage.expected:g}: " if stage.expected else ""
@@ -42,7 +41,7 @@ def stage_words(stage: Stage) -> str:
 
 
 def best_words(finished: Sequence[FinishedTrial]) -> str:
-    """Return the best of a stage's trials so far; empty while nothing ran."""
+    """Return the best of a phase's trials so far; empty until one has run."""
     ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
     fitted = [
         int(one.trial.config["micro_batch_size"])
@@ -56,7 +55,7 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
         for one, outcome in ran
         if not (keeps_up and one.trial.measured.get("cached")) and (rate := _rate(one, outcome)) is not None
     ]
-    words = [f"{max(fitted)} rows fit"] if fitted else []
+    words = [f"{max(fitted)} sequences fit"] if fitted else []
     if rates:
         fastest, name = max(rates)
         words.append(f"{fastest:,.0f} tokens/s ({name})")
@@ -81,14 +80,8 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """Return the result of a tuning, its profiles as they are now, and the next commands."""
-    table = profiles_table(profiles, [one.train.model.name for one in profiles])
-    explored = tuple(
-        Section(
-            title=f"{one.train.model.name}, explored", key="", blocks=(told(exploration_lines(one.evidence.explore)),)
-        )
-        for one in profiles
-        if one.evidence.explore is not None
-    )
+    table = summary_table(profiles, [one.train.model.name for one in profiles])
+    note = ("tokens/s: non-padding; vs defaults, vs paper: speed-up; in parentheses: 95 % intervals",)
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
     pairs += [
@@ -96,4 +89,4 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     ]
     pairs += [("next" if number == 0 else "then", step) for number, step in enumerate(result.next_steps)]
     said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
-    return console_text((*((table,) if profiles else ()), *explored, said))
+    return console_text((*((table, Paragraph(words=note)) if profiles else ()), said))
