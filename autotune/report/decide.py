@@ -1,15 +1,16 @@
 """The bottleneck that a report names, and the quality of the measurements it rests on. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autotune.advice.values import Bottleneck
 from autotune.base.defaults import WINDOW_S
 from autotune.base.interval import Interval
+from autotune.base.statistics import LEAST_WINDOWS
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import plural
-from autotune.baseline.values import RecipeName, RecipeRow
+from autotune.baseline.values import RecipeName, RecipeRow, row_of
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
@@ -70,15 +71,15 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
         yield False, "DataLoader workers were not measured", "workers"
     elif evidence.workers.undecided_between:
         yield False, f"{' or '.join(map(str, evidence.workers.undecided_between))} workers: undecided", "workers"
-    rows = {row.name: row for row in evidence.baseline.rows} if evidence.baseline else {}
-    if evidence.baseline is None or "tuned" not in rows:
+    tuned = row_of(evidence.baseline, "tuned")
+    if evidence.baseline is None or tuned is None:
         yield False, "not compared with defaults", "baseline"
     else:
-        if (windows := len(rows["tuned"].tokens_per_s)) < FEW_WINDOWS:
-            yield True, f"only {plural(windows, 'window')} per recipe", "baseline"
+        if (windows := len(tuned.tokens_per_s)) < FEW_WINDOWS:
+            yield windows < LEAST_WINDOWS, f"only {plural(windows, 'window')} per recipe", "baseline"
         if evidence.baseline.window_s < SHORT_WINDOW_S:
             yield False, f"windows of only {format_seconds(evidence.baseline.window_s)}", "baseline"
-    yield from _wide_intervals(rows, None if rate is None else rate.interval)
+    yield from _wide_intervals(evidence.baseline.rows if evidence.baseline else (), rate and rate.interval)
     if disturbed := sum(isinstance(done.outcome, Contaminated) for done in one.trials):
         yield False, f"{plural(disturbed, 'trial')} disturbed by other load or throttling", "baseline"
     rates = [point.padded_tokens_per_s for point in evidence.probe.curve]
@@ -88,10 +89,8 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
             yield False, f"throughput dips at micro-batch {point.micro_batch_size}", None
 
 
-def _wide_intervals(rows: Mapping[RecipeName, RecipeRow], rate: Interval | None) -> Iterator[tuple[bool, str, str]]:
-    known = {
-        f"speed-up over {called}": rows[name].bounded_speedup for name, called in BASELINES.items() if name in rows
-    }
+def _wide_intervals(rows: Sequence[RecipeRow], rate: Interval | None) -> Iterator[tuple[bool, str, str]]:
+    known = {f"speed-up over {BASELINES[row.name]}": row.bounded_speedup for row in rows if row.name in BASELINES}
     for name, interval in {"throughput": rate, **known}.items():
         if interval is not None and interval.low is not None and interval.high is not None:
             half = (interval.high - interval.low) / 2 / interval.value

@@ -70,7 +70,11 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     parts = _evidence(profiles, reported)
     first: Made = ()
     for one in profiles:
-        unmeasured = [part.lower() for part, found in parts.missing.items() if {"", one.title} & found.keys()]
+        unmeasured = [
+            part.removeprefix("Appendix: ").lower()
+            for part, found in parts.missing.items()
+            if {"", one.title} & found.keys()
+        ]
         first += (doc.Section(title=one.title, key=f"answer-{len(first)}", blocks=answer(one, reported, unmeasured)),)
     first = first[0].blocks if len(first) == 1 else (doc.Beside(groups=tuple((one,) for one in first)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
@@ -118,7 +122,7 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
 def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
     found = main_bottleneck(one, reported)
     if found is None:
-        return (doc.Missing(what="Where a step's time goes", commands=train_commands(one)),)
+        return (doc.Missing(what="The parts of a step's time", commands=train_commands(one)),)
     return (doc.Bullets(items=(bottleneck_words(found), *((f"Not known: {untold}.",) for untold in found.untold))),)
 
 

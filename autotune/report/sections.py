@@ -194,7 +194,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
         told = ", ".join(f"{CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
         said.append(f"{name}: {told}." if name else f"{told}.")
     return doc.Chart(
-        title="Where a step's time goes",
+        title="Parts of a step's time",
         description=" ".join(said),
         small=small,
         drawing=doc.Stacks(axis=doc.Axis(label="" if small else "share of a step", unit="share"), stacks=tuple(stacks)),
