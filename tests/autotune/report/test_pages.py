@@ -69,8 +69,8 @@ def inert(page):
     unknown = set(page.tags) - {
         "html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "div", "figure",
         "figcaption", "h1", "h2", "h3", "h4", "h5", "h6", "p", "ul", "ol", "li", "dl", "dt", "dd", "a", "code",
-        "strong", "span", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g", "path",
-        "use", "defs", "clippath", "rect", "text", "desc",
+        "strong", "span", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g",
+        "path", "use", "defs", "clippath", "rect", "text", "desc",
     }  # fmt: skip
     assert not unknown
 
