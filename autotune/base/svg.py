@@ -38,17 +38,10 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "autotune",  # the same drawing has the same bytes
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
     "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "legend.frameon": False,
     "text.parse_math": False,  # a dollar is a dollar
 }
 

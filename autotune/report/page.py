@@ -70,11 +70,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     parts = _evidence(profiles, reported)
     first: Made = ()
     for one in profiles:
-        unmeasured = [
-            part.removeprefix("Appendix: ").lower()
-            for part, found in parts.missing.items()
-            if {"", one.title} & found.keys()
-        ]
+        unmeasured = [part.lower() for part, found in parts.missing.items() if {"", one.title} & found.keys()]
         first += (doc.Section(title=one.title, key=f"answer-{len(first)}", blocks=answer(one, reported, unmeasured)),)
     first = first[0].blocks if len(first) == 1 else (doc.Beside(groups=tuple((one,) for one in first)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
@@ -92,11 +88,7 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
         parts.add(title, key, {one.title: make(one) for one in profiles})
 
     # Charts of the first screen are not repeated.
-    add(
-        "Speed-up",
-        "before",
-        lambda one: tuple(part for part in baseline_section(one) if not isinstance(part, doc.Chart)),
-    )
+    add("Speed-up", "before", lambda one: tuple(it for it in baseline_section(one) if type(it) is not doc.Chart))
     add("Step time", "steps", lambda one: _step(one, reported))
     add("Memory", "memory", memory_section)
     add("Throughput by micro-batch", "curve", curve_section)
@@ -109,13 +101,14 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     add("Joint search", "explored", exploration_section)
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
     parts.add("Recommendations", "advice", {"": _recommendations(profiles, reported)})
-    evidence = len(parts.sections)
-    add("Appendix: trials", "trials", trials_section)
-    parts.add("Appendix: machine", "machine", {"": tuple(map(_without_empty_rows, machine(profiles)))})
+    evidence, parts.sections = parts.sections, []
+    add("Trials", "trials", trials_section)
+    parts.add("Machine", "machine", {"": machine(profiles)})
     review = together({one.title: (*reproduce(one), *sign_off(one)) for one in profiles})
-    parts.sections.append(doc.Section(title="Appendix: reproduce and approve", key="reproduce", blocks=review))
+    parts.sections.append(doc.Section(title="Reproduce and approve", key="reproduce", blocks=review))
     if lacking := tuple(replace(block, what=f"{title}: {block.what}") for title, block in parts.lacking()):
-        parts.sections.insert(evidence, doc.Section(title="Not measured", key="missing", blocks=lacking))
+        evidence.append(doc.Section(title="Not measured", key="missing", blocks=lacking))
+    parts.sections = [*evidence, doc.Section(title="Appendix", key="appendix", blocks=tuple(parts.sections))]
     return parts
 
 
@@ -124,12 +117,6 @@ def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
     if found is None:
         return (doc.Missing(what="The parts of a step's time", commands=train_commands(one)),)
     return (doc.Bullets(items=(bottleneck_words(found), *((f"Not known: {untold}.",) for untold in found.untold))),)
-
-
-def _without_empty_rows(block: doc.Block) -> doc.Block:
-    if not isinstance(block, doc.Table):
-        return block
-    return replace(block, rows=tuple(row for row in block.rows if any(cell is not None for cell in row[1:])))
 
 
 def together(made: Mapping[str, Made]) -> Made:

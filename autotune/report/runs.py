@@ -48,7 +48,7 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
         _table(profiles, reported),
         *((doc.Bullets(items=changes),) if changes else ()),
         *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
-        _expected(profiles, reported),
+        *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
         *_loss(reported),
         *_events(reported),
     )

@@ -1,6 +1,5 @@
 """Phases of a tuning while it runs, and its result, as text."""
 
-import statistics
 from collections.abc import Sequence
 
 from autotune.base.document import Pairs, Paragraph
@@ -8,7 +7,7 @@ from autotune.base.render import console_text
 from autotune.base.units import format_seconds
 from autotune.profiles.values import Profile
 from autotune.report.sections import summary_table
-from autotune.trials.values import FinishedTrial, GradientSyncFigures, Measured, StepFigures, TrainingFigures
+from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.tune.values import Stage, Status, TuningResult
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
@@ -41,41 +40,18 @@ def stage_words(stage: Stage) -> str:
 
 
 def best_words(finished: Sequence[FinishedTrial]) -> str:
-    """Return the best of a phase's trials so far; empty until one has run."""
-    ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
-    fitted = [
-        int(one.trial.config["micro_batch_size"])
-        for one, _ in ran
-        if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]
+    """Return the fastest of a phase's windows of training so far; empty until one has run."""
+    windows = [
+        (TrainingFigures.of(one.outcome).tokens_per_s, one)
+        for one in finished
+        if one.trial.job == "training" and isinstance(one.outcome, Measured) and not one.trial.measured.get("losses")
     ]
     # Next to DataLoader workers, cached batches are an upper bound and no choice; a search has only cached ones.
-    keeps_up = any(one.trial.job == "training" and not one.trial.measured["cached"] for one, _ in ran)
-    rates = [
-        (rate, one.label.split(" (")[0].split(": ", 1)[-1])
-        for one, outcome in ran
-        if not (keeps_up and one.trial.measured.get("cached")) and (rate := _rate(one, outcome)) is not None
-    ]
-    words = [f"{max(fitted)} sequences fit"] if fitted else []
-    if rates:
-        fastest, name = max(rates)
-        words.append(f"{fastest:,.0f} tokens/s ({name})")
-    return ", ".join(words)
-
-
-def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
-    """Return a trial's tokens/s; None if it was not timed, or ran under a memory limit that slows it down."""
-    job, measured = one.trial.job, one.trial.measured
-    if not one.trial.is_timed:
-        return None
-    if job == "step" and (one.trial.config["device"] == "cuda" or measured["memory_budget_bytes"] is None):
-        figures = StepFigures.of(outcome)
-        return figures.padded_tokens_per_step / statistics.median(figures.step_s)
-    if job == "training" and not measured.get("losses"):
-        return TrainingFigures.of(outcome).tokens_per_s  # the share of padding depends on the layout
-    if job == "gradient_sync":
-        steps = GradientSyncFigures.of(outcome)
-        return steps.tokens_per_step / statistics.median(steps.step_s)
-    return None
+    loaded = [window for window in windows if not window[1].trial.measured["cached"]]
+    if not windows:
+        return ""
+    rate, best = max(loaded or windows, key=lambda window: window[0])
+    return f"{rate:,.0f} tokens/s ({best.label.split(' (')[0].split(': ', 1)[-1]})"
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:

@@ -185,7 +185,7 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
 
 def test_tunings_are_compared_by_what_both_measured(says, compared):
     told = compared(_write_tuning("a", 1000), _write_tuning("b", 900))
-    assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
+    assert told["headline"]["of"] == "2 sequences, 1 rank, global batch 8, 1 DataLoader worker"
     assert told["headline"]["verdict"] == "slower"
     says("compare", "a", "b", "--fail-if-slower", "5%", code=9)
     told = compared("a", _write_tuning("c", 900, num_workers=3))
@@ -263,12 +263,15 @@ def _write_steps(name, *, timed_steps=8, **made_on):
 
 def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared):
     _write_steps("a")
-    assert {one["metric"]["name"] for one in compared("a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
+    assert {one["metric"]["name"] for one in compared("a", "a")["figures"]} == {
+        "tokens/s including padding",
+        "peak memory",
+    }
     _write_steps("b", timed_steps=1)
     assert {one["metric"]["name"] for one in compared("b", "b")["figures"]} == {"peak memory"}
     _write_steps("c", gpu_name=NVL, driver=NULL)
     told = compared("c", "c")
     assert told["headline"] is None
     [peak] = told["figures"]
-    assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")
+    assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None sequences, 1 rank, under 1 GiB, allocator")
     assert "a pretended one" in told["a"]["notes"][0]

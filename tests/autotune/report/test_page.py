@@ -49,7 +49,7 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_a
     assert "edited by hand" in report_markdown(document)
     assert "edited by hand" not in report_markdown(report_document((reported(),), ()))
     listed = next(one for one in document.sections if one.key == "missing")
-    titles = [one.what.removeprefix("Appendix: ").partition(":")[0] for one in listed.blocks]
+    titles = [one.what.partition(":")[0] for one in listed.blocks]
     assert "Network" in titles
     assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1  # each once; another is the approval
     assert all(one.commands for one in listed.blocks)

@@ -24,8 +24,7 @@ from trainer.health.events import happened
 
 SECTIONS = [
     "Result", "Speed-up", "Step time", "Memory", "Throughput by micro-batch", "Data loading", "Sample lengths",
-    "Network", "Joint search", "Training runs", "Recommendations", "Not measured", "Appendix: trials",
-    "Appendix: machine", "Appendix: reproduce and approve",
+    "Network", "Joint search", "Training runs", "Recommendations", "Not measured", "Appendix",
 ]  # fmt: skip
 
 

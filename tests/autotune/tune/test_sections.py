@@ -6,7 +6,7 @@ from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
 from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials.examples import FEED, STEP
+from tests.autotune.trials.examples import FEED
 
 
 def stages():
@@ -49,12 +49,6 @@ def finished(job, measured, figures, label):
     return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False)
 
 
-def stepped(rows, rate=None, budget=2**30, device="cpu", **measured):
-    measured |= {"config": {"micro_batch_size": rows, "device": device}, "memory_budget_bytes": budget}
-    figures = None if rate is None else STEP | {"padded_tokens_per_step": rate, "step_s": [1.0]}
-    return finished("step", measured, figures, f"bert-mini: {rows} rows" + (", speed" if budget is None else ""))
-
-
 def keeps_up(rate, label, *, cached=False, **more):
     figures = FEED | {"tokens_per_s": rate, "padded_tokens_per_s": 10 * rate}
     return finished("training", {"cached": cached} | more, figures, label)
@@ -64,15 +58,7 @@ def keeps_up(rate, label, *, cached=False, **more):
     ("trials", "words"),
     [
         ([], ""),
-        ([stepped(8)], ""),
-        # Of a probe the largest that fits and the fastest are the best.
-        ([stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)],
-         "16 sequences fit, 900 tokens/s (8 rows, speed)"),
-        # What ran under a limit on a CPU has no speed, and what ran without one shows no fit.
-        ([stepped(4, 900)], "4 sequences fit"),
-        ([stepped(4, 900, None)], "900 tokens/s (4 rows, speed)"),
-        ([stepped(4, 900, device="cuda")], "4 sequences fit, 900 tokens/s (4 rows)"),
-        ([stepped(4, 900, device="cuda", timed_steps=1)], "4 sequences fit"),
+        ([finished("step", {}, None, "8 sequences")], ""),
         # Batches from memory are no choice of loader workers.
         (
             [keeps_up(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
