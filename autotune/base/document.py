@@ -3,6 +3,7 @@
 Nothing here is escaped or shortened: each format does that to every text alike.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Paragraph:
     """A paragraph of running text."""
 
     words: Words
+    large: bool = False
+    """True if the paragraph is a headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +212,8 @@ class Chart:
     """Description for readers who cannot see the chart."""
     drawing: Drawing
     table: Table
+    small: bool = False
+    """True if the drawing is made for half the width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +228,14 @@ class Section:
     """Word in front of the title."""
 
 
-Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Groups of blocks beside each other, or below each other if there is no room."""
+
+    groups: "tuple[tuple[Block, ...], ...]"
+
+
+Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section | Beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,11 +253,15 @@ def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
 
 
-def blocks_of(section: Section | Document) -> Iterator[Block]:
-    """Yield every block in reading order, sections and their contents included."""
-    for block in section.sections if isinstance(section, Document) else section.blocks:
+def blocks_of(whole: Document | Section | Beside) -> Iterator[Block]:
+    """Yield every block in reading order, sections and groups before their contents."""
+    if isinstance(whole, Beside):
+        inner: Iterable[Block] = itertools.chain.from_iterable(whole.groups)
+    else:
+        inner = whole.sections if isinstance(whole, Document) else whole.blocks
+    for block in inner:
         yield block
-        if isinstance(block, Section):
+        if isinstance(block, Section | Beside):
             yield from blocks_of(block)
 
 

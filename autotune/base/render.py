@@ -9,23 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
-from autotune.base.document import (
-    FACTS,
-    MOST_CELL_LETTERS,
-    MOST_WORDS_LETTERS,
-    Block,
-    Bullets,
-    Chart,
-    Document,
-    Missing,
-    Pairs,
-    Paragraph,
-    Section,
-    Table,
-    Words,
-    rendered,
-    shown,
-)
+from autotune.base import document as doc
+from autotune.base.document import FACTS, MOST_CELL_LETTERS, MOST_WORDS_LETTERS, rendered, shown
 from autotune.base.svg import drawn
 from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
@@ -36,44 +21,51 @@ _BADGES = ("error", "warning", "info")
 """Badges that have a colour of their own in the page's style."""
 
 
-def console_text(blocks: Sequence[Block]) -> str:
+def console_text(blocks: Sequence[doc.Block]) -> str:
     """Return a command's output for a terminal, tables and sections set apart; charts become their tables."""
     lines: list[str] = []
     apart = False
     for block in blocks:
-        stands_alone = isinstance(block, Table | Chart | Section)
+        stands_alone = isinstance(block, doc.Table | doc.Chart | doc.Section)
         lines += [""] * (bool(lines) and (apart or stands_alone)) + [_on_console(block)]
         apart = stands_alone
     return "\n".join(lines)
 
 
-def _on_console(block: Block) -> str:
+def _on_console(block: doc.Block) -> str:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             return _line(block.words)
-        case Missing():
-            would = f" ({' and then '.join(map(inert, block.commands))} would)" if block.commands else ""
-            return f"{inert(block.what)}: {block.state}{would}"
-        case Bullets():
+        case doc.Missing():
+            run = f" (run: {', then '.join(map(inert, block.commands))})" if block.commands else ""
+            return f"{inert(block.what)}: {block.state}{run}"
+        case doc.Bullets():
             return "\n".join(_line(item) for item in block.items)
-        case Pairs():
+        case doc.Pairs():
             return "\n".join(f"{name}: {_line(words)}" for name, words in block.pairs)
-        case Table():
+        case doc.Table():
             caption = f"{inert(block.caption)}\n" if block.caption else ""
             head, _, rows = text_table(block.headers, block.rows, block.align).partition("\n")
             return caption + (rows if block.headers == FACTS else f"{head}\n{rows}".rstrip("\n"))
-        case Chart():
+        case doc.Chart():
             return _on_console(replace(block.table, caption=block.title))
-        case Section():
+        case doc.Section():
             body = textwrap.indent(console_text(block.blocks), "  ")
             return f"{inert(block.title)}\n{body}"
+        case doc.Beside():
+            return console_text([inner for group in block.groups for inner in group])
 
 
-def _line(words: Words) -> str:
+def _line(words: doc.Words) -> str:
     return rendered(words, inert, code=inert, strong=inert)
 
 
-def report_markdown(document: Document) -> str:
+def markdown_text(blocks: Sequence[doc.Block]) -> str:
+    """Return blocks as Markdown without a final newline."""
+    return "\n\n".join(part for block in blocks for part in _in_markdown(block, 2))
+
+
+def report_markdown(document: doc.Document) -> str:
     """Return the whole report as Markdown; charts become their titles, descriptions and tables."""
     parts = [f"# {_inert(document.title)}", _sentences(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
@@ -81,32 +73,43 @@ def report_markdown(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _in_markdown(block: Block, level: int, number: str = "") -> list[str]:
+def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             return [_words(block.words)]
-        case Missing():
-            commands = " and then ".join(_code(command) for command in block.commands)
-            return [f"{_inert(block.what)}: {block.state}" + (f" ({commands} would)." if commands else ".")]
-        case Bullets():
+        case doc.Missing():
+            commands = ", then ".join(_code(command) for command in block.commands)
+            return [f"{_inert(block.what)}: {block.state}" + (f" (run: {commands})." if commands else ".")]
+        case doc.Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
-        case Pairs():
+        case doc.Pairs():
             return ["\n".join(f"- **{_inert(name)}**: {_words(words)}" for name, words in block.pairs)]
-        case Table():
+        case doc.Table():
             headers = [shown(header) for header in block.headers]
             rows = [[None if cell is None else shown(cell) for cell in row] for row in block.rows]
             return [f"*{_inert(block.caption)}*", markdown_table(headers, rows, align=block.align)]
-        case Chart():
+        case doc.Chart():
             said = f"**{_inert(block.title)}.** {_sentences(block.description)}"
-            return [said, *_in_markdown(block.table, level)]
-        case Section():
+            return [said, "<details><summary>Data table</summary>", *_in_markdown(block.table, level), "</details>"]
+        case doc.Section():
             badge = f"({block.badge}) " if block.badge else ""
             title = f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
             return [title, *(part for inner in block.blocks for part in _in_markdown(inner, level + 1))]
+        case doc.Beside():
+            return [
+                part for inner in itertools.chain.from_iterable(block.groups) for part in _in_markdown(inner, level)
+            ]
 
 
-def _words(words: Words) -> str:
-    return rendered(words, _sentences, code=_code, strong=lambda text: f"**{_sentences(text)}**")
+def _words(words: doc.Words) -> str:
+    return rendered(words, _sentences, code=_code, strong=_strong)
+
+
+def _strong(text: str) -> str:
+    """Return emphasised text; spaces stay outside the asterisks, which otherwise would not count."""
+    said = _sentences(text)
+    inner = said.strip()
+    return said.replace(inner, f"**{inner}**", 1) if inner else said
 
 
 def _code(text: str) -> str:
@@ -123,7 +126,7 @@ def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
     return markdown_inert(shown(text, most))
 
 
-def report_html(document: Document) -> str:
+def report_html(document: doc.Document) -> str:
     """Return the whole report as an HTML page. Every text is escaped here, and nowhere before."""
     style = importlib.resources.files("autotune.base").joinpath("page.css").read_text(encoding="utf-8")
     # The policy allows only this very style, and nothing else of any kind.
@@ -150,29 +153,32 @@ def report_html(document: Document) -> str:
     )
 
 
-def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") -> str:
+def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = "") -> str:
     match block:
-        case Paragraph():
-            return f"<p>{_html_words(block.words)}</p>\n"
-        case Missing():
+        case doc.Paragraph():
+            kind = ' class="headline"' if block.large else ""
+            return f"<p{kind}>{_html_words(block.words)}</p>\n"
+        case doc.Missing():
             commands = "".join(f"<li>{_html_code(command)}</li>" for command in block.commands)
-            would = f" This would:</p><ol>{commands}</ol>" if commands else "</p>"
+            run = f" Run:</p><ol>{commands}</ol>" if commands else "</p>"
             said = f"{_escaped_words(block.what)}: <strong>{block.state}.</strong>"
-            return f'<div class="missing"><p>{said}{would}</div>\n'
-        case Bullets():
+            return f'<div class="missing"><p>{said}{run}</div>\n'
+        case doc.Bullets():
             return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
-        case Pairs():
+        case doc.Pairs():
             pairs = "".join(f"<dt>{_escaped(name)}</dt><dd>{_html_words(words)}</dd>" for name, words in block.pairs)
             return f"<dl>{pairs}</dl>\n"
-        case Table():
+        case doc.Table():
             return _html_table(block)
-        case Chart():
+        case doc.Chart():
             title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
-            svg = drawn(block.drawing, key=f"chart-{next(charts)}", title=title, description=description)
+            key, drawing = f"chart-{next(charts)}", block.drawing
+            svg = drawn(drawing, key=key, title=title, description=description, small=block.small)
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
-            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{_html_table(block.table)}'
-        case Section():
+            data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
+            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{data}\n'
+        case doc.Section():
             kind = badge = ""
             if block.badge is not None:
                 colour = block.badge if block.badge in _BADGES else "info"
@@ -181,9 +187,12 @@ def _in_html(block: Block, level: int, charts: Iterator[int], number: str = "") 
             title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
             body = "".join(_in_html(inner, min(level + 1, _DEEPEST), charts) for inner in block.blocks)
             return f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
+        case doc.Beside():
+            inner = ("".join(_in_html(one, level, charts) for one in group) for group in block.groups)
+            return f'<div class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
 
 
-def _html_table(table: Table) -> str:
+def _html_table(table: doc.Table) -> str:
     sides = table.align.ljust(len(table.headers), "l")
     classes = [' class="r"' if side == "r" else "" for side in sides]
     heads = "".join(
@@ -208,7 +217,7 @@ def _cell(cell: str | None, side: str) -> str:
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
 
-def _html_words(words: Words) -> str:
+def _html_words(words: doc.Words) -> str:
     return rendered(
         words, _escaped_words, code=_html_code, strong=lambda text: f"<strong>{_escaped_words(text)}</strong>"
     )

@@ -21,7 +21,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 """Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey."""
 _MOST_LETTERS, _FEW = 44, 4
 _BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-_WIDTH_INCHES, _LINES_INCHES = 6.6, 3.6
+_WIDTH_INCHES, _SMALL_WIDTH_INCHES, _LINES_INCHES = 6.6, 4.8, 3.6
 _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
 _SMALL = 8.5
@@ -38,22 +38,15 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "autotune",  # the same drawing has the same bytes
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
     "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "legend.frameon": False,
     "text.parse_math": False,  # a dollar is a dollar
 }
 
 
-def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
+def drawn(drawing: Drawing, *, key: str, title: str, description: str, small: bool = False) -> str:
     """Return the drawing as an ``<svg>`` element, with a title and a description for screen readers.
 
     ``key`` is the prefix of every id in it, so that one page can hold several.
@@ -64,7 +57,7 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
         warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
         svg = io.StringIO()
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        _figure_of(drawing).savefig(svg, format="svg", metadata=nothing)
+        _figure_of(drawing, small=small).savefig(svg, format="svg", metadata=nothing)
     root = ElementTree.fromstring(svg.getvalue())
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):
@@ -111,22 +104,23 @@ def _short(match: re.Match[str]) -> str:
     return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
 
 
-def _figure_of(drawing: Drawing) -> "Figure":
+def _figure_of(drawing: Drawing, *, small: bool) -> "Figure":
     """Return a figure with the drawing, as high as it needs."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_INCHES, _LINES_INCHES), layout="constrained")
+    bar_inches, around_inches = (0.27, 0.4) if small else (_BAR_INCHES, _AROUND_INCHES)
+    figure = Figure(figsize=(_SMALL_WIDTH_INCHES if small else _WIDTH_INCHES, _LINES_INCHES), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
     match drawing:
         case Lines():
             _lines(axes, drawing)
         case Bars():
-            figure.set_figheight(_AROUND_INCHES + _BAR_INCHES * len(drawing.bars))
+            figure.set_figheight(around_inches + bar_inches * len(drawing.bars))
             _bars(axes, drawing)
         case Stacks():
-            figure.set_figheight(_AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks))
+            figure.set_figheight(around_inches + 1.2 * bar_inches * len(drawing.stacks))
             _stacks(axes, drawing)
         case Columns():
             _columns(axes, drawing)
@@ -253,10 +247,11 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
 
 def _apart(axis: Axis) -> list[float]:
     """Return the ticks without those whose labels would touch the next one's; the last always stays."""
+    places = {tick: math.log(max(tick, 1e-300)) if axis.log else tick for tick in axis.ticks}
+    least = (max(places.values()) - min(places.values())) / 24
     kept: list[float] = []
     for tick in sorted(axis.ticks, reverse=True):
-        near = bool(kept) and (tick > kept[-1] / 1.35 if axis.log else kept[-1] - tick < max(axis.ticks) / 24)
-        if not near:
+        if not kept or places[kept[-1]] - places[tick] >= least:
             kept.append(tick)
     return kept
 

@@ -63,9 +63,13 @@ def nats(loss: float | None) -> str:
 
 def hours(value: float) -> str:
     """Return a duration in hours as text, in the unit that fits its size."""
-    if value >= 0.1:
-        return f"{value:.3g} h"
-    return f"{60 * value:.3g} min" if value >= 1 / 60 else f"{3600 * value:.3g} s"
+    return hours_like(value)(value)
+
+
+def hours_like(size: float) -> Callable[[float], str]:
+    """Return the formatter of durations in hours, in the unit that fits one of this size."""
+    factor, unit = (1, "h") if size >= 0.1 else (60, "min") if size >= 1 / 60 else (3600, "s")
+    return lambda value: f"{factor * value:.3g} {unit}"
 
 
 def per_s(bytes_per_s: float | None) -> str:

@@ -18,21 +18,17 @@ from autotune.base.document import (
     table_of,
     told,
 )
-from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import (
     count,
-    hours,
     interval_of,
     number,
     of_windows,
     plural,
     setting_text,
     window_bounds,
-    with_interval,
 )
-from autotune.baseline.decide.pay_back import LARGE_JOB_RANKS, CostRow, PayBack, cost_rows, pay_back
 from autotune.baseline.values import BaselineEvidence, SettingDifference, SettingValue
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
@@ -115,45 +111,3 @@ def _difference(one: SettingDifference) -> str:
 
 def _value(value: SettingValue) -> str:
     return "unset" if value is None else setting_text(value)
-
-
-def cost_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return the GPU-hours of all trials, and the training that pays them back."""
-    rows = cost_rows(one.trials)
-    if not rows:
-        tune = f"autotune tune --model {one.name} --data DIR"
-        return (Missing(what="Cost of tuning (no trials in the trial log)", commands=(tune,)),)
-    spent_s = sum(row.rank_seconds for row in rows)
-    unit = f"{one.unit}-hours"
-    trials, seconds = sum(row.trials for row in rows), sum(row.seconds for row in rows)
-    table = table_of(
-        "Cost of tuning", (*rows, CostRow(job="all", trials=trials, seconds=seconds, rank_seconds=spent_s)),
-        ("trials of", "l", lambda row: row.job),
-        ("number", "r", lambda row: str(row.trials)),
-        ("time", "r", lambda row: format_seconds(row.seconds)),
-        (unit, "r", lambda row: hours(row.rank_seconds / 3600)),
-    )  # fmt: skip
-    cost = (
-        f"Tuning took {hours(spent_s / 3600)} of one {one.unit} (trial time times busy ranks, without job start-up). "
-    )
-    found = pay_back(spent_s, one.profile.evidence.baseline)
-    if found is None:
-        missing = Missing(what="Pay-back time", commands=(f"autotune baseline {one.quoted}",))
-        return (Paragraph(words=(cost,)), table, missing)
-    return (Paragraph(words=(cost, *_paid(found, one.unit))), table)
-
-
-def _paid(found: PayBack, unit: str) -> Words:
-    if found.rank_hours is None:
-        undecided = found.rank_hours_low is not None
-        why = "are not verified to be faster" if undecided else "are not faster"
-        return (f"It does not pay for itself: the tuned settings {why} than HF Trainer.",)
-    open_end = found.rank_hours_low is not None and found.rank_hours_high is None
-    doubt = " At the lower bound of the speedup, it never does." if open_end else ""
-    spent = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
-    large = hours(found.rank_hours / LARGE_JOB_RANKS)
-    return (
-        "Compared with HF Trainer, it pays for itself (predicted) after ",
-        Strong(text=f"{with_interval(spent, hours)} of training on one {unit}"),
-        f", or {large} on {LARGE_JOB_RANKS}.{doubt}",
-    )

@@ -55,9 +55,11 @@ class Metric:
 
 
 _SPEED: tuple[Verdict, Verdict] = ("slower", "faster")
-TRAINING_RATE = Metric(name="real tokens/s", unit="tokens/s", words=_SPEED)
-STEP_RATE = Metric(name="slot tokens/s", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
-WINDOW_RATE = Metric(name="slot tokens/s", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout", "global batch"))
+TRAINING_RATE = Metric(name="tokens/s", unit="tokens/s", words=_SPEED)
+STEP_RATE = Metric(name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
+WINDOW_RATE = Metric(
+    name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout", "global batch")
+)
 DATA_WAIT = Metric(name="data wait", unit="share")
 MFU = Metric(name="MFU", unit="share")
 WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")
@@ -73,7 +75,7 @@ class Measurement:
 
     metric: Metric
     of: str
-    """Condition of the measurement, such as ``16 rows``; figures are compared under the same condition."""
+    """Condition of the measurement, such as ``16 sequences``; figures are compared under the same condition."""
     estimate: Estimate
     exact: bool = False
     """True if the figure is a count, which has no noise."""
@@ -200,15 +202,15 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
     """
     found = comparison.headline
     if found is None:
-        return Gate(state="not comparable", words="one side has no speed of training that was measured")
+        return Gate(state="not comparable", words="one side has no measured training speed")
     if found.verdict == "not comparable":
-        return Gate(state="not comparable", words=f"the speeds of A and B cannot be compared: {found.why}")
+        return Gate(state="not comparable", words=f"the speeds of A and B are not comparable: {found.why}")
     least, change = 1 - lost_share, found.change
     told = f"B trains at {change.value:.3f} of A's {found.metric.name}"
     if change.low is None or change.high is None:
-        return Gate(state="undecided", words=f"{told}, of unknown noise: {found.why}")
-    told += f" ({change.low:.3f} to {change.high:.3f}, 95 %), and {least:.3f} is the least allowed"
+        return Gate(state="undecided", words=f"{told}, with unknown noise: {found.why}")
+    told += f" ({change.low:.3f} to {change.high:.3f}, 95 %); the threshold is {least:.3f}"
     is_slower = change.value < least and change.high < 1
     if not is_slower and change.low < least:
-        return Gate(state="undecided", words=f"{told}: noise leaves it open")
+        return Gate(state="undecided", words=f"{told}: noise allows both")
     return Gate(state="slower" if is_slower else "passes", words=told)

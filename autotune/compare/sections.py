@@ -22,7 +22,7 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
         *([_headline(found.headline)] if speeds else []),
     ]
     for title, changes in (
-        ("model, data and place", found.circumstances),
+        ("model, data and machine", found.circumstances),
         ("settings", found.settings),
         ("machine and software", found.facts),
     ):
@@ -30,7 +30,7 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
         rows = [_change_cells(one, meaning_of(one.key) or "")[: len(headers)] for one in changes]
         parts.append(f"{title}\n{text_table(headers, rows, align='lrrrl')}" if changes else f"{title}: the same")
     figures = [_figure_cells(one) for one in found.figures]
-    parts.append(text_table(_HEADERS, figures, align="llrrrrrrl") if figures else "figures: none that both have")
+    parts.append(text_table(_HEADERS, figures, align="llrrrrrrl") if figures else "figures: none in common")
     for letter, side, only in both:
         if only:
             more = f"; and {len(only) - _MOST_NAMES} more" if len(only) > _MOST_NAMES else ""
@@ -44,7 +44,7 @@ def _headline(one: Compared | None) -> str:
         return "training speed: not measured on both sides"
     _, _, a, _, b, _, change, between, verdict = _figure_cells(one)
     interval = "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
-    return f"training speed by {inert(one.of)}: {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
+    return f"training speed ({inert(one.of)}): {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
 
 
 def _figure_cells(one: Compared) -> list[str | None]:

@@ -43,11 +43,11 @@ from trainer.record.run_record import RUN_FILE, Run
 _LOSS_SHARE = 0.5
 """Share of the steps that both runs took, the later part, in which their losses are compared."""
 _READ_FROM = {
-    "training": "windows of the settings as tuned",
-    "windows": "windows of the workers' sweep",
-    "steps": "the probe's steps",
+    "training": "windows with the tuned settings",
+    "windows": "windows of the worker sweep",
+    "steps": "steps of the probe",
 }
-_NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and nothing was timed"
+_NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and there are no timings"
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 """Prefixes of settings that a tuning varies from trial to trial."""
@@ -63,8 +63,8 @@ def compare_paths(a: Path, b: Path) -> Comparison:
     (first, mine), (second, theirs) = _side(a), _side(b)
     if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
         raise UsageError(
-            f"{a} is a {first.kind} and {b} is a {second.kind}: they have no figures in common",
-            next_step="Name two of a kind, or a profile and a run.",
+            f"{a} is a {first.kind} and {b} is a {second.kind}: no figures in common",
+            next_step="Compare two of a kind, or a profile with a run.",
         )
     return compare(first, second, _loss(mine, theirs) if mine and theirs else None)
 
@@ -82,7 +82,7 @@ def _side(path: Path) -> tuple[Side, Run | None]:
         raise BadInput(
             f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {TRIAL_LOG_DIRECTORY}/) nor a dataset (no "
             f"{MANIFEST_NAME})",
-            next_step="Name a profile, or a directory of one of these.",
+            next_step="Name a profile, a run, a tuning or a dataset.",
         )
     return _profile_side(read_profile(path), str(path)), None
 
@@ -112,14 +112,14 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         "dataset": made_on.dataset_hash,
         "machine": made_on.gpu_name or "cpu",
         "processors": None if made_on.allotted_cpus is None else processors,
-        "global batch": f"{train.global_batch_size} rows",
+        "global batch": f"{train.global_batch_size} sequences",
         "row length": str(train.seq_length_tokens),
         "layout": train.layout,
         "memory budget": str(profile.constraints.memory_budget_bytes),
         "ranks": None if ranks is None else str(ranks),
     }
     constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
-    notes = ("it was edited by hand since it was written: its figures are of what it said then",)
+    notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
         kind="profile",
         name=name,
@@ -147,14 +147,16 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
         of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
         yield Measurement(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
-        for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
+        for point, how in [*((point, "cached batches") for point in probe.curve), *sustained]:
             estimate = of_bounds(point.padded_rate, point.timed_steps)
-            yield Measurement(metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'row')}, {what}", estimate=estimate)
+            yield Measurement(
+                metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'sequence')}, {how}", estimate=estimate
+            )
     if workers is not None:
         if rates := _positive(workers.cached_padded_tokens_per_s):
-            yield Measurement(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
+            yield Measurement(metric=WINDOW_RATE, of="upper bound, cached batches", estimate=of_windows(rates))
         for row in workers.rows:
-            of = _many(row.num_workers, "loader worker")
+            of = _many(row.num_workers, "DataLoader worker")
             if rates := _positive(row.padded_tokens_per_s):
                 yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
             yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
@@ -167,7 +169,7 @@ def _run_side(run: Run, name: str) -> Side:
         "dataset": header.dataset_hash,
         "machine": header.device,
         "ranks": str(header.world_size),
-        "global batch": f"{header.global_batch_size} rows",
+        "global batch": f"{header.global_batch_size} sequences",
         "row length": str(config.get("seq_length_tokens")),
         "layout": header.layout,
     }
@@ -190,9 +192,9 @@ def _run_side(run: Run, name: str) -> Side:
         measurements=tuple(measurements),
         headlines=tuple(rate),
         notes=(
-            f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up, and left out",
-            "runs record the name of their device, and not which host it was in",
-            *(("it has not finished, or was killed",) if run.end is None else ()),
+            f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up and left out",
+            "runs record their device, and not their host",
+            *(("the run has not finished, or was killed",) if run.end is None else ()),
         ),
     )
 
@@ -231,7 +233,7 @@ def _tuning_side(path: Path) -> Side:
     if not measured:
         raise BadInput(
             f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt",
-            next_step="Tune first: autotune tune; or name its profile.",
+            next_step="Tune first (autotune tune), or name the profile.",
         )
     records = [one for one in measured if one.site == measured[-1].site]
     left_out = corrupt + len(measured) - len(records)
@@ -256,9 +258,9 @@ def _tuning_side(path: Path) -> Side:
         circumstances |= {"machine": where.gpu_name or "cpu", "processors": where.processors}
         circumstances.setdefault("dataset", where.dataset_hash)
         facts = {"machine": where.machine, "processors": where.processors, "torch": where.torch} | facts
-    notes = [f"{left_out} records of other sites, or corrupt, are left out"] if left_out else []
+    notes = [f"{left_out} records are left out: corrupt, or of other sites"] if left_out else []
     notes += [_NOTHING_TIMED] if where and is_pretended(where.driver) else []
-    notes += [] if where else ["its trials do not say what they ran on: the machines may be different ones"]
+    notes += [] if where else ["its trials do not name their machine: the machines may differ"]
     return Side(
         kind="tuning",
         name=str(path),
@@ -275,15 +277,15 @@ def _what(record: TrialRecord) -> str:
     """Return a description of a trial, in words that another version of this project would use as well."""
     measured = record.measured
     config, loader = record.trial.config, _table(record.trial.config, "data")
-    words = [_many(config.get("micro_batch_size"), "row"), _many(measured.get("local_ranks", 1), "rank")]
+    words = [_many(config.get("micro_batch_size"), "sequence"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
         limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
         return ", ".join([*words, limit])
-    keeps_up = "batches from memory" if measured.get("cached") else _many(loader.get("num_workers"), "loader worker")
-    keeps_up += "" if loader.get("prefetch_factor") == 2 else f", {loader.get('prefetch_factor')} ahead"
-    keeps_up += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
-    return ", ".join([*words, f"{_many(config.get('global_batch_size'), 'row')} a step", keeps_up])
+    how = "cached batches" if measured.get("cached") else _many(loader.get("num_workers"), "DataLoader worker")
+    how += "" if loader.get("prefetch_factor") == 2 else f", prefetch {loader.get('prefetch_factor')}"
+    how += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
+    return ", ".join([*words, f"global batch {config.get('global_batch_size')}", how])
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -137,10 +137,9 @@ def short(sha256: str) -> str:
 
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
     """Return a table with the fingerprints of all profiles side by side."""
-    rows = tuple(
-        [name, *(_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles)]
-        for field, name in _FIELDS.items()
-    )
+    made_on = [one.profile.fingerprint for one in profiles]
+    cells = {name: [_shown(field, getattr(one, field)) for one in made_on] for field, name in _FIELDS.items()}
+    rows = tuple([name, *found] for name, found in cells.items() if any(found))
     return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
 
 

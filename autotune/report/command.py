@@ -1,7 +1,7 @@
 """``autotune report``: results, evidence and next steps, as HTML, Markdown and JSON."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,12 +21,19 @@ def report(
     ] = None,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
+    form: Annotated[
+        Literal["files", "pr"],
+        typer.Option("--format", help="pr: print five lines of Markdown for a pull request, and write nothing."),
+    ] = "files",
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
     from autotune.base.document import answer_json
-    from autotune.report.stage import build_report
+    from autotune.report.stage import build_report, pull_request_text
     from autotune.trials.trial_log import report_directory
 
+    if form == "pr":
+        print(pull_request_text(profile, reports, runs=run or (), data=data))
+        return
     place = out or report_directory(profile[0], reports) / "report.html"
     places = build_report(profile, reports, place, runs=run or (), data=data)
     if as_json:

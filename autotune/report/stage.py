@@ -30,6 +30,33 @@ def build_report(
         UsageError: If there are more profiles or runs than one report takes, or two of the same name.
         TrainerError, AutotuneError: If one of them cannot be reported.
     """
+    reported, trained = _read(profiles, reports, runs, data)
+    # They load a library of charts, which other stages do without.
+    from autotune.base.render import report_html, report_markdown
+    from autotune.report.page import report_document, report_facts
+
+    document = report_document(reported, trained)
+    known = out.suffix.lower() in {".html", ".md", ".json"}
+    html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
+    places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
+    write_atomically(places["json"], json_rows(report_facts(reported, trained)))
+    write_atomically(places["markdown"], report_markdown(document))
+    write_atomically(places["html"], report_html(document))
+    return places
+
+
+def pull_request_text(profiles: Sequence[Path], reports: Path, *, runs: Sequence[Path], data: Path | None) -> str:
+    """Return the answer of each profile in five lines of Markdown; raise the errors of ``build_report``."""
+    from autotune.base.render import markdown_text
+    from autotune.report.sections import pull_request
+
+    reported, trained = _read(profiles, reports, runs, data)
+    return "\n\n".join(markdown_text(pull_request(one, trained)) for one in reported)
+
+
+def _read(
+    profiles: Sequence[Path], reports: Path, runs: Sequence[Path], data: Path | None
+) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
         raise UsageError(
             f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
@@ -40,24 +67,12 @@ def build_report(
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(
-                f"two of them are named {twice!r}, so a report could not tell them apart",
+                f"two inputs are named {twice!r}",
                 next_step="Rename one, or build a report of each with its own --out.",
             )
-    # They load a library of charts, which other stages do without.
-    from autotune.base.render import report_html, report_markdown
-    from autotune.report.page import report_document, report_facts
-
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)
-    trained = tuple(_reported_run(directory, reported, host) for directory in runs)
-    document = report_document(reported, trained)
-    known = out.suffix.lower() in {".html", ".md", ".json"}
-    html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
-    places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], json_rows(report_facts(reported, trained, document)))
-    write_atomically(places["markdown"], report_markdown(document))
-    write_atomically(places["html"], report_html(document))
-    return places
+    return reported, tuple(_reported_run(directory, reported, host) for directory in runs)
 
 
 def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:

@@ -8,7 +8,7 @@ from autotune.base.wording import count
 from autotune.profiles.values import Fingerprint
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.values import FinishedTrial, Measured, StepFigures, TrainingFigures, describe
+from autotune.trials.values import FinishedTrial, Measured, Outcome, OutOfMemory, StepFigures, TrainingFigures, describe
 
 
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
@@ -25,7 +25,7 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         return (*told, Missing(what="Trials (the trial log beside this report holds none)", commands=(tune,)))
     peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
     table = table_of(
-        f"Every trial of {one.title}", [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],
+        "Trials", [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],
         ("trial", "l", lambda one: one[0].label),
         ("kind", "l", lambda one: one[0].trial.job),
         ("outcome", "l", lambda one: describe(one[0].outcome)),
@@ -34,10 +34,15 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         (peak, "r", lambda one: format_bytes(one[1][1])),
         ("slot tokens/s", "r", lambda one: None if one[1][2] is None else count(one[1][2])),
         ("time", "r", lambda one: format_seconds(one[0].seconds)),
-        ("detail", "l", lambda one: getattr(one[0].outcome, "detail", "")),
+        ("detail", "l", lambda one: _detail(one[0].outcome)),
         long=True,
     )  # fmt: skip
     return (*told, table)
+
+
+def _detail(outcome: Outcome) -> str:
+    """Return the reason of a failure; that of an out-of-memory error is only an assertion of the allocator."""
+    return "" if isinstance(outcome, Measured | OutOfMemory) else outcome.detail
 
 
 def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int | None, float | None]:

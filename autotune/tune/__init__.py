@@ -1,1 +1,1 @@
-"""All stages in their order, with one time budget, resumable (`tune`)."""
+"""All phases in their order, with one time budget, resumable (`tune`)."""

@@ -1,26 +1,26 @@
-"""Time budget of a tuning's stages, and an estimate of the time left. Pure."""
+"""Time budget of a tuning's phases, and an estimate of the time left. Pure."""
 
 from collections.abc import Sequence
 
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName
 
 LEAST_WINDOWS: dict[StageName, int] = {"explore": 12, "workers": 9, "network": 6, "baseline": 11}
-"""Fewest trials of a stage that give a result: three rounds, and those that must come first."""
+"""Fewest trials of a phase that give a result: three rounds, and those that must come first."""
 LEAST_PROBES = 6
 """Fewest trials of a probe: the predicted size, the next one, which does not fit, and a few timed sizes."""
 USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0}
-"""Assumed seconds of stages without a time budget, until one of the same kind has run."""
+"""Assumed seconds of phases without a time budget, until one of the same kind has run."""
 
 
 def least_s(name: StageName, trial_s: float, window_s: float) -> float:
-    """Return the approximate minimum seconds of a stage, given those of a window and of a trial's overhead."""
+    """Return the approximate minimum seconds of a phase, given those of a window and of a trial's overhead."""
     if name == "probe":
         return LEAST_PROBES * trial_s
     return LEAST_WINDOWS[name] * (trial_s + window_s) if name in LEAST_WINDOWS else USUAL_S.get(name, 0.0)
 
 
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
-    """Return the stage's part of the seconds left, shared with stages that still wait; None if it is not bounded."""
+    """Return the phase's part of the seconds left, shared with waiting phases; None if it is not bounded."""
     weight = BUDGET_WEIGHTS.get(stage.name)
     if weight is None:
         return None
@@ -31,7 +31,7 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
 
 
 def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
-    """Return the approximate seconds left: usual times of unbounded stages, and budgets of the others."""
+    """Return the approximate seconds left: usual times of unbounded phases, and budgets of the others."""
     rest = 0.0
     for one in stages:
         if one.over:

@@ -1,4 +1,4 @@
-"""Progress of a running tuning: a table of its stages on a terminal, lines elsewhere."""
+"""Progress of a running tuning: a table of its phases on a terminal, lines elsewhere."""
 
 import contextlib
 import shutil
@@ -17,9 +17,10 @@ from trainer.record.progress import Update, progress
 
 @dataclass(slots=True, kw_only=True)
 class TuningView(Display):
-    """Live display of a tuning's stages, which the tuning updates."""
+    """Live display of a tuning's phases, which the tuning updates."""
 
-    stages: list[Stage]
+    planned: list[Stage]
+    """Phases that are not left out."""
     clock: Clock
     budget_s: float
     """Time budget of the whole tuning, in seconds."""
@@ -34,7 +35,7 @@ class TuningView(Display):
         self.began_s = self.clock.monotonic_s()
 
     @property
-    def gone_s(self) -> float:
+    def elapsed_s(self) -> float:
         """Seconds since the tuning began."""
         return self.clock.monotonic_s() - self.began_s
 
@@ -56,31 +57,31 @@ class TuningView(Display):
             live.refresh()
 
     def begin(self, stage: Stage) -> None:
-        """Mark a stage as running, and start its timer."""
+        """Mark a phase as running, and start its timer."""
         self._stage, self._finished = stage, []
         self._stage_began_s = self.clock.monotonic_s()
         stage.status = "running"
 
     def end(self, stage: Stage) -> None:
-        """Stop the timer of a finished stage; without a table, write its status and result."""
+        """Stop the timer of a finished phase; without a table, write its status and result."""
         if stage is self._stage:
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None
         if not self._live:
-            place = sum(one.over for one in self.stages)
-            words = f"tune {place}/{len(self.stages)}: {stage.name} {stage.model}".rstrip()
+            place = 1 + next(number for number, one in enumerate(self.planned) if one is stage)
+            words = f"tune {place}/{len(self.planned)}: {stage.name} {stage.model}".rstrip()
             sys.stderr.write(f"{words}: {stage_words(stage)}\n")
 
     def _text(self) -> str:
         if self._stage is not None:
             self._stage.seconds = self.clock.monotonic_s() - self._stage_began_s
         width = shutil.get_terminal_size().columns
-        rest_s = left_s(self.stages, self.budget_s - self.gone_s)
-        return stages_text(self.stages, seconds=self.gone_s, left_s=rest_s, width=width)
+        rest_s = left_s(self.planned, self.budget_s - self.elapsed_s)
+        return stages_text(self.planned, seconds=self.elapsed_s, left_s=rest_s, width=width)
 
     @contextlib.contextmanager
     def show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
-        """Show the progress of a stage, in the table or on a line."""
+        """Show the progress of a phase, in the table or on a line."""
         if self._live:
             yield self._update
             return
@@ -97,7 +98,7 @@ class TuningView(Display):
             self._stage.done, self._stage.expected, self._stage.note = done, total, note
 
     def saw(self, finished: FinishedTrial) -> None:
-        """Show the best of the stage's trials so far."""
+        """Show the best of the phase's trials so far."""
         self._finished.append(finished)
         if self._stage is not None:
             self._stage.best = best_words(self._finished)

@@ -1,6 +1,6 @@
-"""Complete tuning: the stages of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
+"""Complete tuning: the phases of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
 
-Every stage keeps its trials in a trial log and its decision in the profile, so that the same command resumes.
+Every phase keeps its trials in a trial log and its decision in the profile, so that the same command resumes.
 """
 
 import math
@@ -42,14 +42,14 @@ REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 """Assumed seconds of a trial besides its measurement, by device, until some have run."""
 OVERRUN_SHARE = 0.2
-"""Longest overrun of a stage that has begun, as a share of the time budget."""
+"""Longest overrun of a phase that has begun, as a share of the time budget."""
 BASELINE_MINUTES = 2.0
 """Longest baseline after the network between nodes was measured, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """Models to tune, with the time and the stages for them."""
+    """Models to tune, with the time and the phases for them."""
 
     probes: tuple[ProbeRequest, ...]
     """Probe requests, one for each model, with the same dataset, reports and time limit."""
@@ -57,7 +57,7 @@ class TuneRequest:
     """Directory of the profiles, or a ``.toml`` file for a single model."""
     device: DeviceChoice
     minutes: float
-    """Time budget of the whole tuning, in minutes; stages share what the probes leave."""
+    """Time budget of the whole tuning, in minutes; phases share the time after the probes."""
     skip: frozenset[StageName] = frozenset()
     nodes: int = 1
     """Nodes of the later training; gradient synchronisation is measured on those that this job has."""
@@ -92,10 +92,10 @@ class Tuning:
         self.stages += [Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]]
         self.stages.append(Stage(name="report", model=""))
         self._trial_s = ASSUMED_TRIAL_S["cpu" if self.request.device == "cpu" else "cuda"]
-        self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
+        self.view = TuningView(planned=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
-        """Run all stages; raise the error of a stage that failed in a way that affects all models."""
+        """Run all phases; raise the error of a phase that failed in a way that affects all models."""
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():
@@ -103,8 +103,10 @@ class Tuning:
                 bench = replace(opened, display=self.view)
                 self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
                 self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
-                for stage in self.stages:
-                    self._skip(stage, self._why_not(stage))  # now, so that the others share all of the time
+                for stage in self.stages:  # now, so that the others share all of the time
+                    if why := self._why_not(stage):
+                        stage.status, stage.summary = "skipped", why
+                self.view.planned = [stage for stage in self.stages if not stage.over]
                 self._tell_least()
                 for stage in self.stages[:-1]:
                     self._do(stage, lambda stage: self._measure(bench, stage))
@@ -114,7 +116,7 @@ class Tuning:
             profiles=tuple(str(path) for path in self.tuned),
             report=None if self.report is None else str(self.report),
             stages=tuple(self.stages),
-            seconds=round(self.view.gone_s, 3),
+            seconds=round(self.view.elapsed_s, 3),
             seconds_in_children=round(self.waited_s, 3),
             next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
@@ -128,29 +130,28 @@ class Tuning:
 
     @property
     def has_saved(self) -> bool:
-        """True if there is something to resume: a stage that is done, or that may have trials in the trial log."""
+        """True if there is something to resume: a phase that is done, or that may have trials in the trial log."""
         return any(stage.status in ("running", "done") for stage in self.stages)
 
     def _tell_least(self) -> None:
-        """Write the minimum time of the stages before they begin, and warn if it exceeds the budget."""
-        waiting = [stage for stage in self.stages if not stage.over]
-        parts = {stage.name: 0.0 for stage in waiting}
-        for stage in waiting:
+        """Write the minimum time of the phases before they begin, and warn if it exceeds the budget."""
+        parts = {stage.name: 0.0 for stage in self.view.planned}
+        for stage in self.view.planned:
             parts[stage.name] += least_s(stage.name, self._trial_s, self.request.window_s)
         total, told = sum(parts.values()), ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts)
-        sys.stderr.write(f"tune: takes at least about {format_seconds(total)} ({told})\n")
+        sys.stderr.write(f"tune: takes at least {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
-                f"warning: --time-limit {self.request.minutes:g}min is less: what has no time is skipped\n"
+                f"warning: --time-limit {self.request.minutes:g}min is shorter: phases without time are skipped\n"
                 f"  next: use --time-limit {math.ceil(total / 60)}min, or run the same command again to continue\n"
             )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
-        """Run a stage, or record why it is skipped."""
-        left_s = self.view.budget_s - self.view.gone_s
+        """Run a phase, or record why it is skipped."""
+        left_s = self.view.budget_s - self.view.elapsed_s
         least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
-            why = f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
+            why = f"requires at least {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
             why += f"--time-limit {self.request.minutes:g}min are left"
         self._skip(stage, why)
         if stage.over:
@@ -176,23 +177,23 @@ class Tuning:
             self.view.end(stage)
 
     def _skip(self, stage: Stage, why: str) -> None:
-        """Skip a stage if there is a reason."""
+        """Skip a phase if there is a reason."""
         if why and not stage.over:
             stage.status, stage.summary = "skipped", why
             self.view.end(stage)
 
     def _why_not(self, stage: Stage) -> str:
-        """Return the reason for skipping a stage; empty if there is none."""
+        """Return the reason for skipping a phase; empty if there is none."""
         if stage.name in self.request.skip:
-            return "not asked for: add --explore" if stage.name == "explore" else "as asked"
+            return "requires --explore" if stage.name == "explore" else "left out by --skip"
         if stage.name == "report" and not self.tuned:
-            return "there is no profile"
+            return "no profile was written"
         if stage.name in ORDER[2:-1] and any(
             one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
         ):
-            return "there is no probed micro-batch"
+            return "requires a probed micro-batch"
         if stage.name == "network" and self._prepared[stage.model].local_ranks * self._nodes < 2:
-            return "one rank alone exchanges nothing"
+            return "requires at least 2 ranks"
         return ""
 
     @property
@@ -201,7 +202,7 @@ class Tuning:
         return min(self.request.nodes, nodes_here())
 
     def _measure(self, bench: Session, stage: Stage) -> str:
-        """Run a stage; return its result in words."""
+        """Run a phase; return its result in words."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
         if stage.name == "probe":
@@ -217,7 +218,7 @@ class Tuning:
             return explore_settings(bench, stored, asked, request).choice
         if stage.name == "workers":
             found = count_workers(bench, stored, request)
-            return f"{found.chosen} loader workers: {found.choice}"
+            return f"{found.chosen} DataLoader workers: {found.choice}"
         if stage.name == "baseline":
             return "; ".join(gains(compare_recipes(bench, stored, request)))
         network, waited_s = tune_network(stored, request, self._nodes, bench.display)
@@ -226,12 +227,12 @@ class Tuning:
 
     def _ends_s(self, share: float = 1.0) -> float:
         """Return when a share of the time budget is over, in seconds since 1970."""
-        return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.gone_s
+        return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.elapsed_s
 
     def _estimate(self, bench: Session, stage: Stage) -> str:
         probe = self._prepared[stage.model]
         if probe.expected is None:
-            return "not predicted, as asked"
+            return "left out by --skip"
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
@@ -239,7 +240,7 @@ class Tuning:
             except CannotTrace as error:
                 return error.message
         rows, tokens = format_count(found.max_micro_batch_size), probe.config.seq_length_tokens
-        return f"{rows} rows of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
+        return f"{rows} sequences of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Session, stage: Stage) -> str:
         path, traced = self._paths[stage.model], self._traced.get(stage.model)
@@ -248,11 +249,12 @@ class Tuning:
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
         split = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
-        refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
+        too_many = evidence.infeasible_min
         return (
-            f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
-            f"{format_count(train.global_batch_size)} is {format_count(split.gradient_accumulation_steps)} x "
-            f"{format_count(split.micro_batch_size)} rows"
+            f"{format_count(evidence.feasible_max)} sequences fit"
+            f"{'' if too_many is None else f', {format_count(too_many)} run out of memory'}; global batch of "
+            f"{format_count(train.global_batch_size)} = {format_count(split.gradient_accumulation_steps)} x "
+            f"{format_count(split.micro_batch_size)}"
         )
 
     def _report(self, _: Stage) -> str:
@@ -276,7 +278,7 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
     network = read_profile(profiles[0]).profile.evidence.network
     steps = [
         f"autotune advise {first}",
-        f"autotune profile approve {first} --by NAME  # once somebody has read the report",
+        f"autotune profile approve {first} --by NAME  # after you have read the report",
     ]
     if nodes < 2:
         return (*steps, f"autotune train {first}")

@@ -1,4 +1,4 @@
-"""Stages of a tuning, and its result."""
+"""Phases of a tuning, and its result."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,20 +7,19 @@ StageName = Literal["estimate", "probe", "explore", "workers", "network", "basel
 Status = Literal["waiting", "running", "done", "skipped", "failed"]
 
 BUDGET_WEIGHTS: dict[StageName, float] = {"explore": 4.0, "workers": 3.0, "network": 3.0, "baseline": 1.0}
-"""Weights by which stages share the time left; other stages are not bounded. Baseline does not tune anything, so it has
-the smallest."""
+"""Weights by which phases share the time left; others are not bounded. Baseline tunes nothing, so it has the least."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """One stage of one model, updated while the tuning runs."""
+    """One phase of one model, updated while the tuning runs."""
 
     name: StageName
     model: str
     """Name of the model; empty for the report, which covers all models."""
     status: Status = "waiting"
     summary: str = ""
-    """Result of the stage, or the reason why it was skipped or failed."""
+    """Result of the phase, or the reason why it was skipped or failed."""
     done: float = 0
     expected: float | None = None
     """Expected number of trials; None while it is unknown."""
@@ -28,11 +27,11 @@ class Stage:
     best: str = ""
     seconds: float = 0.0
     budget_s: float | None = None
-    """Time budget in seconds; None if the stage is not bounded."""
+    """Time budget in seconds; None if the phase is not bounded."""
 
     @property
     def over(self) -> bool:
-        """True if nothing of the stage is left to do."""
+        """True if nothing of the phase is left to do."""
         return self.status in ("done", "skipped", "failed")
 
 
@@ -45,5 +44,5 @@ class TuningResult:
     stages: tuple[Stage, ...]
     seconds: float
     seconds_in_children: float
-    """Part of ``seconds`` in which trials, their server, or ranks were running or starting."""
+    """Part of ``seconds`` in which trials, their fork server, or ranks were running or starting."""
     next_steps: tuple[str, ...] = ()

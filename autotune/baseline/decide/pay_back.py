@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from autotune.baseline.values import BaselineEvidence, row_of
 from autotune.trials.values import FinishedTrial
 
-LARGE_JOB_RANKS = 256
-"""Ranks of a job on the project's target cluster."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:

@@ -113,7 +113,7 @@ def test_nothing_to_draw_is_drawn_without_complaint(empty, recwarn):
 
 
 def test_marks_that_would_touch_are_left_out():
-    axis = Axis(label="rows", unit="count", log=2, ticks=(128, 256, 298))
+    axis = Axis(label="rows", unit="count", log=2, ticks=(1, 256, 298))
     line = Line(name="m", points=tuple(Point(x=tick, y=1.0) for tick in axis.ticks))
     texts = re.findall(r"<text[^>]*>([^<]*)<", draw(Lines(x=axis, y=Axis(label="y"), lines=(line,))))
     assert "298" in texts

@@ -142,7 +142,7 @@ def test_profiles_are_compared_by_the_windows_of_their_sweeps_and_those_of_an_ed
     rows = [row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]}) for row in workers.rows]
     faster = {"workers": workers.model_copy(update={"rows": rows})}
     told = compared(_write_profile("a.toml"), _write_profile("b.toml", evidence=faster))
-    assert told["headline"]["of"] == "windows of the workers' sweep"
+    assert told["headline"]["of"] == "windows of the worker sweep"
     assert told["headline"]["verdict"] == "faster"
     assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
     (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
@@ -165,7 +165,7 @@ def test_a_run_is_compared_with_its_profile(here, compared):
     _write_run("b", 100 * fill, world_size=1, dataset_hash="d", global_batch_size=profile.train.global_batch_size,
                layout=profile.train.layout)  # fmt: skip
     told = compared("a.toml", "b")
-    assert told["headline"]["of"] == "A: windows of the workers' sweep; B: the run's steps"
+    assert told["headline"]["of"] == "A: windows of the worker sweep; B: the run's steps"
     assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
 
 
@@ -185,7 +185,7 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
 
 def test_tunings_are_compared_by_what_both_measured(says, compared):
     told = compared(_write_tuning("a", 1000), _write_tuning("b", 900))
-    assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
+    assert told["headline"]["of"] == "2 sequences, 1 rank, global batch 8, 1 DataLoader worker"
     assert told["headline"]["verdict"] == "slower"
     says("compare", "a", "b", "--fail-if-slower", "5%", code=9)
     told = compared("a", _write_tuning("c", 900, num_workers=3))
@@ -206,7 +206,7 @@ def test_tunings_are_judged_on_one_machine_only_and_what_is_not_known_is_said(sa
     told = compared(_write_tuning("a", 1000, **one), _write_tuning("b", 900, **other))
     assert told["headline"]["verdict"] == verdict
     assert why in (told["headline"]["why"] or "")
-    assert ["do not say what they ran on" in note for note in told["a"]["notes"]] == [True] * (not one)
+    assert ["do not name their machine" in note for note in told["a"]["notes"]] == [True] * (not one)
     assert told["b"]["notes"] == []
     assert ("2.14.0" in says("compare", "a", "b")) == (other.get("torch") == "2.14.0")
 
@@ -217,7 +217,7 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
     (path,) = (here / "b" / "trials").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
     told = compared("a", "b")
-    assert told["b"]["notes"][0] == "1 records of other sites, or corrupt, are left out"
+    assert told["b"]["notes"][0] == "1 records are left out: corrupt, or of other sites"
     assert told["headline"]["b"]["n"] == 4
 
 
@@ -263,12 +263,15 @@ def _write_steps(name, *, timed_steps=8, **made_on):
 
 def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared):
     _write_steps("a")
-    assert {one["metric"]["name"] for one in compared("a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
+    assert {one["metric"]["name"] for one in compared("a", "a")["figures"]} == {
+        "tokens/s including padding",
+        "peak memory",
+    }
     _write_steps("b", timed_steps=1)
     assert {one["metric"]["name"] for one in compared("b", "b")["figures"]} == {"peak memory"}
     _write_steps("c", gpu_name=NVL, driver=NULL)
     told = compared("c", "c")
     assert told["headline"] is None
     [peak] = told["figures"]
-    assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")
+    assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None sequences, 1 rank, under 1 GiB, allocator")
     assert "a pretended one" in told["a"]["notes"][0]

@@ -87,7 +87,7 @@ def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
         _side([Measurement(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))]),
         replace(_side(rates=[]), settings={"max_steps": 20}),
     )
-    assert (found.only_a, found.headline) == (("slot tokens/s, 2 rows",), None)
+    assert (found.only_a, found.headline) == (("tokens/s including padding, 2 rows",), None)
     assert [change.key for change in found.settings] == ["max_steps"]
     # Losses are judged where the work is the same.
     change = Interval(value=1.1, low=1.05, high=1.15)

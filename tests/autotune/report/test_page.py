@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.base.document import Chart, Missing, Pairs, Section, Table, blocks_of
+from autotune.advice.values import SEVERITIES
+from autotune.base.document import FACTS, Beside, Bullets, Chart, Code, Missing, Pairs, Section, Table, blocks_of
 from autotune.base.render import report_markdown
 from autotune.errors import UsageError
 from autotune.profiles.values import Evidence
@@ -33,6 +34,7 @@ def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     (one, *_), runs = example_inputs(4)
     charts = {chart.title: chart for chart in of_kind(report_document((one,), runs), Chart)}
     assert len(charts) == 8
+    assert all(len(chart.table.rows) > 0 for chart in charts.values())
     curve = charts["Slot tokens per second by rows of a micro-batch"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
@@ -46,46 +48,44 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_a
     document = report_document((reported(intact=False),), ())
     assert "edited by hand" in report_markdown(document)
     assert "edited by hand" not in report_markdown(report_document((reported(),), ()))
-    listed = table_of(document, "What is missing")
-    commands = [command for one in of_kind(document, Missing) for command in one.commands or (None,)]
-    assert [row[2] for row in listed.rows] == list(dict.fromkeys(commands))  # whole, each once
-    assert ["Before and after", "What the tuned settings are worth against others"] in [row[:2] for row in listed.rows]
+    listed = next(one for one in document.sections if one.key == "missing")
+    titles = [one.what.partition(":")[0] for one in listed.blocks]
+    assert "Network" in titles
+    assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1  # each once; another is the approval
+    assert all(one.commands for one in listed.blocks)
+    trials = dict(of_kind(document, Pairs)[0].pairs)["Trials"][0]
+    assert trials.endswith(f"Not measured: {', '.join(titles).lower()}.")
 
 
 def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
     workers = example_profile("d").evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
     profile = example_profile("d").model_copy(update={"evidence": Evidence(workers=workers)})
     text = report_markdown(report_document((reported(profile=profile),), ()))
-    assert "loader workers 3** (undecided between 2 and 4)" in text
-    assert "autotune workers profiles/m.toml --time-limit 40min" in text
+    assert "3 workers (undecided between 2 and 4)" in text
+    assert "autotune workers" in text
 
 
-def test_advice_keeps_its_order_and_its_severity_and_the_answer_names_the_first_but_no_note():
+def test_advice_that_gains_keeps_its_order_and_the_answer_names_the_first_command():
     sections = of_kind(report_document(*example_inputs(4)), Section)
     assert len({section.key for section in sections}) == len(sections)
     cards = [one for one in sections if one.badge]
-    assert [gpu_model.badge for gpu_model in cards] == ["error", "warning", "info"]
+    assert [gpu_model.badge for gpu_model in cards] == list(SEVERITIES[:2])
     assert cards[0].title.startswith("1. ")
     (one, _), _ = example_inputs(4)
-    for advice, said in ((one.advice, "GPU 1 slows down for heat in 31% of all samples"), (one.advice[2:], None)):
-        limits = of_kind(report_document((dataclasses.replace(one, advice=advice),), ()), Pairs)[0].pairs[2][1]
-        assert (said in limits) == (said is not None)
-        assert ("No change is known to pay." in limits) == (said is None)
+    for advice, command in ((one.advice, "autotune doctor"), (one.advice[2:], f"autotune train {one.quoted}")):
+        document = report_document((dataclasses.replace(one, advice=advice),), ())
+        assert dict(of_kind(document, Pairs)[0].pairs)["Next"] == (Code(text=command),)
 
 
 def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
     profiles, runs = example_inputs(4)
     more = tuple(reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"]) for n in range(9))
     document = report_document(profiles, (*runs, *more))
-    recipe = next(one for one in document.sections if one.key == "recipe")
-    said = [[getattr(part, "text", part) for part in item] for item in recipe.blocks[0].items]
-    text = " ".join(part for item in said for part in item)
-    for words in (
-        "Attention dropout is 0 instead of the model's own", "Gradients travel as bf16 instead of fp32",
-        "Attention dropout 0 instead of 0.1",
-    ):  # fmt: skip
-        assert words in text
-    assert ["r0, r1, r2 and 6 more of them", ": Dropout 0 instead of 0.1."] in said
+    (changes,) = dict(of_kind(document, Pairs)[0].pairs)["Recipe"]
+    assert changes.startswith("attention dropout 0 instead of the model's own; bf16 gradients instead of fp32")
+    runs = next(one for one in document.sections if one.key == "runs")
+    said = [[getattr(part, "text", part) for part in item] for item in of_kind(runs, Bullets)[0].items]
+    assert ["r0, r1, r2 and 6 more runs", ": Dropout 0 instead of 0.1."] in said
 
 
 def test_loss_is_drawn_by_the_means_of_stretches_where_there_is_one():
@@ -117,7 +117,7 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     one = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
     document = report_document((one,), (reported_run(profile_path=one.path),))
     assert report_markdown(document)
-    json.dumps(report_facts((one,), (), report_document((one,), ())), allow_nan=False)
+    json.dumps(report_facts((one,), ()), allow_nan=False)
 
 
 def of_gpu(driver, **changes):
@@ -133,7 +133,7 @@ def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_
     done = record("step").finished()
     trial = dataclasses.replace(done.trial, measured=done.trial.measured | {"timed_steps": timed_steps})
     one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
-    table = table_of(report_document((one,), ()), "Every trial")
+    table = table_of(report_document((one,), ()), "Trials")
     assert peak in table.headers
     assert table.rows[0][table.headers.index("slot tokens/s")] == rate
 
@@ -142,7 +142,7 @@ def test_what_is_of_a_pretended_gpu_is_not_called_measured():
     for others, measured in (((), False), ((reported(),), True)):
         said = report_document((*others, of_gpu(NULL)), ()).subtitle
         assert "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator" in said
-        assert ("All figures are measured" in said) == measured
+        assert ("Measured, unless called predicted." in said) == measured
 
 
 def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_path):
@@ -160,9 +160,11 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
     profiles = (reported("a/m.toml"), reported("b/n.toml"))
     alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
-    assert [section.title for section in of_kind(document, Section)].count("n") >= 8
+    assert [one.title for group in document.sections[0].blocks[0].groups for one in group] == ["m", "n"]
     assert table_of(document, "The machine").headers == ("what", "m", "n")
-    assert [row[0] for row in table_of(document, "All profiles").rows] == ["m", "n"]
+    assert {len(beside.groups) for beside in of_kind(document, Beside)} == {2}
+    facts = [table for table in of_kind(document, Table) if table.headers[0] == FACTS[0]]
+    assert {table.headers for table in facts} == {("what", "m", "n")}
 
 
 def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():

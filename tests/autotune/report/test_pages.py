@@ -23,10 +23,8 @@ from trainer.config.train_config import ParallelSettings
 from trainer.health.events import happened
 
 SECTIONS = [
-    "The answer", "Before and after", "What the tuning cost", "Memory", "Throughput by micro-batch",
-    "Settings searched together", "Loader workers", "Scaling and network", "Where a step's time goes",
-    "Lengths and packing", "Recommendations", "Changes of the recipe", "Training runs: expected and achieved",
-    "Every trial", "The machine", "How to reproduce it", "Sign-off",
+    "Result", "Speed-up", "Step time", "Memory", "Throughput by micro-batch", "Data loading", "Sample lengths",
+    "Network", "Joint search", "Training runs", "Recommendations", "Not measured", "Appendix",
 ]  # fmt: skip
 
 
@@ -40,7 +38,7 @@ def full():
 
 def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(full):
     page = Page(full)
-    assert re.findall(r'<li><a href="#[^"]+">([^<]*)</a>', full) == [title.replace("'", "&#x27;") for title in SECTIONS]
+    assert re.findall(r'<li><a href="#[^"]+">([^<]*)</a>', full) == SECTIONS
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     assert {target.removeprefix("#") for target in page.values("href")} <= set(ids)
@@ -49,7 +47,7 @@ def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(ful
 
 def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_can_be_scrolled_by_keys(full):
     page, boxes = Page(full), full.count('<div class="box')
-    assert full.count("</figure>") == full.count('</figure>\n<div class="box')
+    assert full.count("</figure>") == full.count("</figure>\n<details><summary>Data table</summary>")
     assert page.values("tabindex").count("0") == boxes
     assert len([value for value in page.values("aria-label") if value != "Contents"]) == boxes
 
@@ -70,8 +68,8 @@ def inert(page):
     unknown = set(page.tags) - {
         "html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "div", "figure",
         "figcaption", "h1", "h2", "h3", "h4", "h5", "h6", "p", "ul", "ol", "li", "dl", "dt", "dd", "a", "code",
-        "strong", "span", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g", "path", "use", "defs",
-        "clippath", "rect", "text", "desc",
+        "strong", "span", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g",
+        "path", "use", "defs", "clippath", "rect", "text", "desc",
     }  # fmt: skip
     assert not unknown
 
@@ -99,11 +97,11 @@ def test_no_text_anywhere_becomes_markup(texts):
 def test_missing_parts_say_so_with_the_command():
     bare = reported("my profiles/m.toml", but(example_profile(), evidence={"probe": None, "workers": None}))
     text = Page(report_html(report_document((bare,), ()))).text
-    assert text.count("not measured") > 8
+    assert text.count("not measured") > 6
     for command in (
-        "autotune baseline 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
-        "autotune workers 'my profiles/m.toml'", "autotune network 'my profiles/m.toml' --slurm",
-        "torchrun --nproc-per-node 1 -m trainer", "autotune report 'my profiles/m.toml' --data DIR",
+        "autotune baseline", "autotune probe --model CONFIG.json --data DIR --out",
+        "autotune workers", "autotune network",
+        "autotune train 'my profiles/m.toml'", "autotune report 'my profiles/m.toml' --data DIR",
         "autotune profile approve 'my profiles/m.toml' --by NAME",
     ):  # fmt: skip
         assert command in text
@@ -113,14 +111,14 @@ def test_missing_parts_say_so_with_the_command():
 def three(request):
     inputs = example_inputs(12, request.param)
     document = report_document(*inputs)
-    return report_markdown(document), Page(report_html(document)), report_facts(*inputs, document)
+    return report_markdown(document), Page(report_html(document)), report_facts(*inputs)
 
 
 def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     markdown, page, _ = three
     inert(page)
     assert markdown_tables(markdown) == page.tables
-    assert len(page.tables) > 25
+    assert len(page.tables) > 20
     titles = re.findall(r"(?m)^#+ (.*)$", markdown)
     assert len(titles) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
 
@@ -131,7 +129,7 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert facts["schema_version"] == 3
     shown = page.text
     assert f"{one['tuned']['value']:,.0f}" in shown
-    assert hours(one["pay_back"]["rank_hours"]) in shown
+    assert hours(one["pay_back"]["rank_hours"] / 2) in shown  # on both ranks
     assert f"{one['dataset']['train_samples']:,}" in shown
     assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
     assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071

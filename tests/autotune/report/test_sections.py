@@ -39,7 +39,7 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
     table = Table(caption="T", headers=("a",), rows=((None,),))
     text = console_text((Section(title="S", key="s", blocks=(inner, table)), Missing(what="B", commands=())))
     assert text.splitlines() == [
-        "S", "  A\\x1b[2J: not measured (first and then second would)", "", "  T", "  a", "  n/a", "",
+        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "",
         "B: not measured",
     ]  # fmt: skip
 

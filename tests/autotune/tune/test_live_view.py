@@ -14,7 +14,7 @@ from tests.fakes import FakeClock
 @pytest.fixture
 def view():
     stages = [Stage(name="probe", model="m"), Stage(name="workers", model="m")]
-    return TuningView(stages=stages, clock=FakeClock(), budget_s=600.0)
+    return TuningView(planned=stages, clock=FakeClock(), budget_s=600.0)
 
 
 def keeps_up(rate):
@@ -24,7 +24,7 @@ def keeps_up(rate):
 
 
 def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn_none(view):
-    probe, workers = view.stages
+    probe, workers = view.planned
     view.begin(probe)
     assert probe.status == "running"
     view.clock.sleep(65.0)
@@ -33,17 +33,17 @@ def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn
     view.end(workers)
     probe.status = "done"
     view.end(probe)
-    assert (probe.seconds, workers.seconds, view.gone_s) == (65.0, 0.0, 65.0)
+    assert (probe.seconds, workers.seconds, view.elapsed_s) == (65.0, 0.0, 65.0)
 
 
 def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_of_its_own_turn(view, capsys):
-    probe, workers = view.stages
+    probe, workers = view.planned
     with view.open():
         view.begin(probe)
         view.saw(keeps_up(9000.0))
-        probe.status, probe.summary = "done", "66 rows fit"
+        probe.status, probe.summary = "done", "66 sequences fit"
         view.end(probe)
-    assert capsys.readouterr().err == "tune 1/2: probe m: 66 rows fit\n"
+    assert capsys.readouterr().err == "tune 1/2: probe m: 66 sequences fit\n"
     view.begin(workers)
     with view.show("workers m") as update:
         update(3, 24, "1 loader workers, round 2")
@@ -62,7 +62,7 @@ def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
     monkeypatch.setenv("TERM", "xterm")
-    probe = view.stages[0]
+    probe = view.planned[0]
     with pytest.raises(KeyboardInterrupt), view.open():
         raise KeyboardInterrupt
     with view.open():  # which a display that was left open would refuse
@@ -70,10 +70,10 @@ def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view,
         with view.show("probe m") as update:
             update(3, 12, "8 rows")
         view.clock.sleep(30.0)
-        probe.status, probe.summary = "done", "66 rows fit"
+        probe.status, probe.summary = "done", "66 sequences fit"
         view.end(probe)
     shown = capsys.readouterr().err
-    assert "tune: 1 of 2 stages, 30 s gone, about 9 min 30 s left" in shown
+    assert "tune: 1 of 2 phases, 30 s elapsed, about 9 min 30 s left" in shown
     assert "+ probe" in shown
-    assert "66 rows fit" in shown
+    assert "66 sequences fit" in shown
     assert "tune 1/2" not in shown  # no lines beside the table

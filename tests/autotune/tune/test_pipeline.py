@@ -143,9 +143,9 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     assert result.report.endswith("r/a-cpu/report.html")
     assert told(result, "baseline").startswith("tuned, against paper: 2.00")
     assert {name: told(result, name) for name in ("estimate", "probe", "workers")} == {
-        "estimate": "not predicted, as asked",
-        "probe": "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows",
-        "workers": "1 loader workers: so",
+        "estimate": "left out by --skip",
+        "probe": "2 sequences fit, 3 run out of memory; global batch of 256 = 128 x 2",
+        "workers": "1 DataLoader workers: so",
     }
     assert stage_of(result, "probe").seconds == TOOK_S["probe"]
     assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
@@ -159,9 +159,9 @@ def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_th
     stages.calls.clear()
     _, result = stages.run(skip=frozenset({"explore", "workers", "report"}))
     assert {("workers", "a"), ("report", "")}.isdisjoint(stages.calls)
-    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "as asked")
-    assert told(result, "explore") == "not asked for: add --explore"
-    assert told(result, "network") == "one rank alone exchanges nothing"
+    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "left out by --skip")
+    assert told(result, "explore") == "requires --explore"
+    assert told(result, "network") == "requires at least 2 ranks"
     assert result.report is None
     stages.calls.clear()
     _, result = stages.run(skip=unprobed)
@@ -182,7 +182,7 @@ def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_trace
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
     _, result = stages.run()
     assert (stage_of(result, "estimate").status, told(result, "estimate")) == ("done", "no meta kernel")
-    assert told(result, "estimate", "b") == "20 rows of 128 tokens predicted to fit 1 GiB"
+    assert told(result, "estimate", "b") == "20 sequences of 128 tokens predicted to fit 1 GiB"
     assert stages.traced == [None, SimpleNamespace(of="b", max_micro_batch_size=20)]
 
 
@@ -199,7 +199,7 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
     stages.errors["probe", "a"] = ExceedsMemory("not even one row fits\nat all", next_step="Raise --memory.")
     tuning, result = stages.run()
     assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
-    assert told(result, "workers") == "there is no probed micro-batch"
+    assert told(result, "workers") == "requires a probed micro-batch"
     assert [call for call in stages.calls if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
     assert (stages.reported, len(result.profiles)) == (["b-cpu"], 1)
     assert [error.exit_code for error in tuning.failed] == [4]
@@ -249,13 +249,13 @@ def test_stages_share_what_is_left_of_the_time(stages):
 def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(stages, capsys):
     tuning, result = stages.run(minutes=3.0)
     said = capsys.readouterr().err
-    assert "tune: takes at least about" in said
-    assert "warning: --time-limit 3min is less: what has no time is skipped" in said
+    assert "tune: takes at least" in said
+    assert "warning: --time-limit 3min is shorter: phases without time are skipped" in said
     assert stage_of(result, "workers").status == "done"
     for stage in (stage_of(result, *one) for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))):
         assert stage.status == "skipped"
         assert "of --time-limit 3min are left" in stage.summary
-    assert tuning.view.gone_s <= 1.2 * 180
+    assert tuning.view.elapsed_s <= 1.2 * 180
     assert result.report is not None
     # What a stage takes at least it may take, even if its share is less.
     stages.run(minutes=3.5)
