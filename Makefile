@@ -77,18 +77,18 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-gpu-check: $(STAMP) ## measure on a GPU what is claimed of one, and keep it: ten minutes, or everything with GPU_MINUTES=60
+gpu-check: $(STAMP) ## validate the claims on your GPU in ten minutes, or everything with GPU_MINUTES=60
 	@# 1 says that something is missing or short: what there is, is kept all the same.
 	$(BIN)/python -m benchmarks.gpu --out build/gpu-check --minutes $(GPU_MINUTES) --keep || [ $$? = 1 ]
 
-bench: $(STAMP) ## benchmarks with a bar, and keep their figures
+bench: $(STAMP) ## run the benchmarks that have targets, and keep their figures
 	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; \
 	$(BIN)/python -m benchmarks.document; exit $$short
 
-figures: $(STAMP) ## write the figures that pages quote anew, from the files that hold them
+figures: $(STAMP) ## update the figures and charts of README and docs from the committed files
 	$(BIN)/python -m benchmarks.document
 
-clean: ## remove all environments and what the demo wrote
+clean: ## remove all environments and the demo's files
 	rm -rf $(VENV) .venv-cuda .venv-cuda-lowest .cuda $(DEMO)

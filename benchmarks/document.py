@@ -1,8 +1,8 @@
-"""``python -m benchmarks.document``: write the figures that pages quote anew, from the committed files that hold them.
+"""``python -m benchmarks.document``: update the figures and charts of README and docs from the committed files.
 
-A page says with a mark what is quoted, and where it comes from. What stands between a mark and its end is written here:
+A mark names the figure and its source; the text between a mark and its end is written here:
 ``<!-- = {cli['bars'][0]['figure']:.2f} -->0.17<!-- end -->`` is a figure, and ``<!-- rows bars : | {name} | -->`` says
-how each element becomes a row of the table that follows. Both are Python's f-strings over ``names_of``.
+how each element becomes a row of the table that follows. Both are f-strings over ``names_of``.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.units import format_bytes
-from benchmarks import gpu
+from benchmarks import gpu, pictures
 from benchmarks.structure import Sources, tracked
 
 ROOT = Path(__file__).parent.parent
@@ -25,16 +25,24 @@ _MARK = re.compile(r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*
 
 
 def main() -> int:
-    """Write all pages that quote figures."""
+    """Write all pages that quote figures, and the charts."""
     names = names_of(ROOT)
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in pages(ROOT):
         write_atomically(path, quoted(path.read_text(), names))
     gpu.write_page()
+    pictures.draw(ROOT)
     return 0
 
 
+def pages(root: Path) -> list[Path]:
+    """Return README and all pages of the documentation."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
 def names_of(root: Path) -> dict[str, Any]:
-    """Return what marks may name: each benchmark's file, all bars, faults, a shipped profile, and how to show them."""
+    """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
+    h100 = root / pictures.H100
+    check = json.loads((h100 / gpu.CHECK_NAME).read_text())
     figures = {path.stem: json.loads(path.read_text()) for path in sorted((root / "reports/benchmarks").glob("*.json"))}
     return {
         **figures,
@@ -42,6 +50,11 @@ def names_of(root: Path) -> dict[str, Any]:
         "bar": {bar["name"]: bar["figure"] for one in figures.values() for bar in one["bars"]},
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
+        "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
+        "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
+        "against": _against,
+        "worst_error": _worst_error,
+        "train_ratios": _train_ratios,
         "fits": lambda one: (
             f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to {one['micro_batch_size_high']:,})"
         ),
@@ -82,6 +95,23 @@ def _text(template: str, names: Mapping[str, Any]) -> str:
 def _named(found: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Return the tables in a table, each with its name."""
     return [{"name": name, **one} for name, one in found.items() if isinstance(one, dict)]
+
+
+def _against(profile: Mapping[str, Any], recipe: str) -> str:
+    """Return the speedup over a recipe with its 95 % interval."""
+    row = next(row for row in profile["evidence"]["baseline"]["rows"] if row["name"] == recipe)
+    return f"{row['speedup']:.1f} \N{MULTIPLICATION SIGN} ({row['speedup_low']:.1f} to {row['speedup_high']:.1f})"
+
+
+def _worst_error(rows: Iterable[Mapping[str, Any]], predicted: str, real: str) -> float:
+    """Return the largest relative error of a prediction."""
+    return max(abs(float(one[predicted] / one[real]) - 1) for one in rows)
+
+
+def _train_ratios(settings: Mapping[str, Any], other: str) -> list[float]:
+    """Return our throughput divided by another trainer's, for each model of the benchmark."""
+    rates = [one["tokens_per_s"] for one in settings.values()]
+    return sorted(statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates)
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.gpu --out DIR``: run autotune's own commands on a GPU, and keep what they answer.
+"""``python -m benchmarks.gpu --out DIR``: run autotune's own commands on a GPU, and keep their answers.
 
-Stages run in the order of their worth within ``--minutes``; each answer is written to ``DIR/check.json`` as soon as its
+The most valuable stages run first, within ``--minutes``; each answer is written to ``DIR/check.json`` as soon as its
 stage ends. Run the same command again to continue: stages that ended are not repeated. ``--keep`` copies answers and
-profiles into ``reports/gpu/GPU/DATE``, with predictions beside measured values, and writes ``docs/gpu-results.md``.
+profiles into ``reports/gpu/GPU/DATE``, with predictions beside measured values, and writes ``docs/reference/gpu.md``.
 
 Nothing is kept of a pretended GPU, of one whose peak is not known, or if a rate exceeds what the GPU can do.
 
@@ -52,7 +52,7 @@ from trainer.record.run_record import RUN_FILE, Run, code_sha256, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "reports" / "gpu"
-PAGE = ROOT / "docs" / "gpu-results.md"
+PAGE = ROOT / "docs" / "reference" / "gpu.md"
 MARK = "<!-- Written by make gpu-check from here on. -->"
 CHECK_NAME, LOGS, RUNS, PROFILES, SAVES_NAME = "check.json", "logs", "runs", "profiles", "saves.json"
 ENDED, FAILED, CUT_OFF, NO_TIME = "ended", "failed", "cut off", "no time"
@@ -191,14 +191,14 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the stages that there is time for, print the page, and return the exit code."""
+    """Run the stages for which the time suffices, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Measure what a GPU reaches.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where answers, profiles and logs go")
-    parser.add_argument("--minutes", type=float, default=10.0, help="most that all stages may take (default: 10)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for answers and logs")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time limit of all stages together (default: 10)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="train on this prepared dataset")
-    parser.add_argument("--only", default="", metavar="NAME,…", help="stages of these names, or whose names begin so")
-    parser.add_argument("--tiny", action="store_true", help="try the check itself; nothing is kept")
-    parser.add_argument("--keep", action="store_true", help="keep the results and write docs/gpu-results.md")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="run only stages with these names or prefixes")
+    parser.add_argument("--tiny", action="store_true", help="test the check itself; keep nothing")
+    parser.add_argument("--keep", action="store_true", help="keep the results and write docs/reference/gpu.md")
     options = parser.parse_args(arguments)
     sizes = TINY if options.tiny else FULL
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, as Ctrl-C does
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:
-    """Return the stages that so many GPUs can run: all, those with these names, or those whose names begin so.
+    """Return the stages that ``gpus`` GPUs can run: all, or those with these names or prefixes.
 
     Raises:
         UsageError: If a name matches none, or there are too few GPUs for all of them.
@@ -401,7 +401,7 @@ def confirm() -> None:
 
 
 def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
-    """Say why a check may not be kept; whatever is not shown to be real and possible counts against it."""
+    """Return the reasons not to keep a check: anything that is not shown to be real and plausible."""
     made_with, stages = check["made_with"], check["stages"]
     gpu, driver = made_with.get("gpu"), made_with.get("driver")
     peak = peak_flops_per_s(gpu, "bf16") if gpu else None
@@ -414,9 +414,9 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
         reasons.append(f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/model/flops.py")
     proof = (stages.get("arithmetic") or {}).get("answer") or {}
     if proof.get("right") is not True:
-        reasons.append(f"a pretended {gpu}: its matrix products are wrong, or were not checked")
+        reasons.append(f"a pretended {gpu}: its matmuls are wrong, or were not checked")
     if peak is not None and not _LEAST_OF_PEAK_SHARE * peak < proof.get("flops_per_s", 0.0) < SLACK * peak:
-        reasons.append(f"matrix products at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not those of {gpu}")
+        reasons.append(f"matmuls at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not plausible for {gpu}")
     measured = list(_measured(out))
     reasons += [] if measured else ["no profile was measured"]
     for path, read in measured:
@@ -626,12 +626,12 @@ def _headed(key: str) -> str:
     """Show a key as a column's title; its unit stands in the cells."""
     for unit in ("_bytes", "_share", "_ratio"):
         key = key.removesuffix(unit)
-    key = key.replace("step_s", "step").replace("_per_s", "/s")
+    key = key.replace("step_s", "step").replace("_per_s", "/s").replace("tuned_to_theirs", "speedup")
     return key.replace("mfu", "MFU").replace("gpu", "GPU").replace("_", " ")
 
 
 def _claims(figures: Mapping[str, Any]) -> str:
-    rows = ["| claim | measured | bar | | stages that measure it |", "|---|---:|---:|---|---|"]
+    rows = ["| claim | measured | target | | stages that measure it |", "|---|---:|---:|---|---|"]
     verdicts = {True: "ok", False: "**below target**", None: "not measured"}
     for bar, meaning, stages in claims_of(figures):
         target = f"{'≥' if bar.direction == '>=' else '≤'} {_number(bar.name, bar.bar)}"

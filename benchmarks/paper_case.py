@@ -66,11 +66,11 @@ def arithmetic() -> dict[str, Any]:
     )
     plain, half = GradientSync(), GradientSync(gradient_dtype="bf16")
     cases = (
-        ("120 M, fp32 at 36 TFLOP/s, 184 rows: the paper's", small, 184, 1, plain),
-        ("120 M, bf16 at 292 TFLOP/s, 184 rows", fast, 184, 1, plain),
+        ("120 M, fp32 at 36 TFLOP/s, 184 sequences: the paper's", small, 184, 1, plain),
+        ("120 M, bf16 at 292 TFLOP/s, 184 sequences", fast, 184, 1, plain),
         ("the same, gradients in bf16", fast, 184, 1, half),
         ("the same, gradients in bf16, accumulation 4", fast, 184, 4, half),
-        ("350 M, fp32, 20 rows: the paper's", large, 20, 1, plain),
+        ("350 M, fp32, 20 sequences: the paper's", large, 20, 1, plain),
         ("the same, accumulation 3", large, 20, 3, plain),
         ("the same, accumulation 3, gradients in bf16", large, 20, 3, half),
     )

@@ -32,7 +32,7 @@ DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence, assumed without a dataset; functions of programs: about 2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 PACKED_FULL_SHARE = 0.997
-"""Share of non-padding tokens in packed sequences of 512 tokens, functions of programs; ``docs/performance.md``."""
+"""Share of non-padding tokens in packed sequences of 512 tokens (functions): ``docs/reference/figures.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
