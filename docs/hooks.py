@@ -1,4 +1,4 @@
-"""Fill marks in the pages of reference while MkDocs builds them, from the code itself."""
+"""Generate parts of the reference from the code while MkDocs builds the pages."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Replace each mark by what is made for it."""
+    """Replace each mark by its generated text."""
     made = {
         "commands": commands,
         "trainer": lambda: f"```text\n{command_line().format_help()}```",
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def commands() -> str:
-    """Return every command and option that help shows."""
+    """Return the help of every command."""
     group = _shown(typer.main.get_command(app))
     text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="autotune", indent=1)
     return text.replace(" <int range>", " <int>").replace(" <float range>", " <float>")
@@ -46,16 +46,16 @@ def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
 
 
 def rules() -> str:
-    """Return what advice looks for."""
+    """Return the rules of advice as a table."""
     rows = [f"| `{rule.name}` | {', '.join(rule.covers)} | {rule.looks_for} |\n" for rule in RULES]
     return "| rule | covers | check |\n|---|---|---|\n" + "".join(rows)
 
 
 def keys(kind: type[BaseModel]) -> str:
-    """Return every key of every table of a TOML file, with its values, default and meaning."""
+    """Return the keys of all tables of a TOML file, with their values, default and meaning."""
     schema = kind.model_json_schema()
     tables = list(_tables(schema, schema["$defs"], ""))
-    return "\n".join(f"## {f'`{place}`' if place else 'the top'}\n\n{text}" for place, text in tables)
+    return "\n".join(f"## {f'`{place}`' if place else 'Top level'}\n\n{text}" for place, text in tables)
 
 
 def _tables(table: Mapping[str, Any], defs: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
