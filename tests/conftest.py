@@ -18,7 +18,7 @@ from tests.browser import chromium
 ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library", "root may")
 
 # Two files at a time end together where the longest come first.
-LONGEST = ("test_tutorial.py", "test_typed.py", "test_train_faults.py", "test_data_faults.py", "test_chain.py",
+LONGEST = ("test_quickstart.py", "test_typed.py", "test_train_faults.py", "test_data_faults.py", "test_chain.py",
            "test_gpu_check.py", "cuda/test_commands.py", "cuda/test_training.py")  # fmt: skip
 
 # Machines are shared: what an example computes is tested, and how long it takes is not.

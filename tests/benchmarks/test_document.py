@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from benchmarks.document import FIGURES, ROOT, names_of, quoted
+from benchmarks.document import FIGURES, ROOT, names_of, pages, quoted
 from benchmarks.paper_case import SETTINGS, predicted
 
 NAMES = names_of(ROOT)
 PAPER_CASES = json.loads((FIGURES / "paper_case.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", pages(ROOT), ids=lambda path: path.stem)
 def test_what_a_page_quotes_is_what_the_files_hold(path):
     page = path.read_text()
     assert page == quoted(page, NAMES), "stale: make figures"
@@ -32,7 +32,7 @@ def test_all_settings_of_the_papers_case_are_in_the_file():
 
 
 def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "reference" / "figures.md").read_text()
     bar = {"name": "x_s", "figure": 2.0, "unit": "s", "bar": 1.0, "direction": "<=", "holds": False}
     text = quoted(page, {**NAMES, "bars": [bar, bar | {"name": "y_s", "figure": None, "holds": None}]})
     assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in text

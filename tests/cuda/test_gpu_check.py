@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cuda
 
 def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
     machine = null_gpu(devices=2, driver="580.95.05")
-    out, page = machine.folder / "check", (ROOT / "docs/gpu-results.md").read_text()
+    out, page = machine.folder / "check", (ROOT / "docs/reference/gpu.md").read_text()
     kept = sorted((ROOT / "reports").glob("gpu/*/*"))
     command = ("-m", "benchmarks.gpu", "--out", out, "--tiny", "--minutes", "40", "--keep")
     ended = machine.run(*command, timeout_s=2500)
@@ -21,9 +21,9 @@ def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
         stage.name: ("ended", None) for stage in stages_of(TINY)
     }, ended
     assert ended.code == 2, ended
-    for reason in ("tiny sizes", "NULLGPU_DRIVER", "a pretended NVIDIA H100 NVL: its matrix products are wrong"):
+    for reason in ("tiny sizes", "NULLGPU_DRIVER", "a pretended NVIDIA H100 NVL: its matmuls are wrong"):
         assert reason in ended.err, ended
-    assert (ROOT / "docs/gpu-results.md").read_text() == page
+    assert (ROOT / "docs/reference/gpu.md").read_text() == page
     assert sorted((ROOT / "reports").glob("gpu/*/*")) == kept
     found = check["figures"]
     [memory], [training] = found["memory"], found["training"]

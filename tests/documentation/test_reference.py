@@ -52,7 +52,7 @@ def test_lower_bounds_that_the_documentation_names_are_those_that_are_installed_
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
     required = {(one := Requirement(line)).name: str(one.specifier).removeprefix(">=") for line in lines}
-    named = dict(re.findall(r"^\| ([\w-]+) ≥ ([\d.]+) \|", (ROOT / "docs/dependencies.md").read_text(), re.MULTILINE))
+    named = dict(re.findall(r"^\| ([\w-]+) ≥ ([\d.]+) \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE))
     assert {"torch", "transformers"} <= set(named)
     assert named == {name: required[name] for name in named}
     assert Version(required["torch"]) >= Version("2.11")  # varlen_attn takes no window_size before

@@ -1,10 +1,10 @@
-"""The commands of the README, the tutorial and the page about own data do what these pages say, typed in order.
+"""The commands of the README, the quickstart and the page about data do what these pages say, typed in order.
 
 They are typed in a shell, whose place and variables stay. What cannot run here or would take long is replaced first, by
 a page's substitutions in order, each with its reason.
 
 ``python -m tests.documentation.test_typed PAGE DIR`` types the ``$ `` lines of a page in the empty directory DIR as
-they stand, on a quiet machine, and what the page shows behind each is replaced by what it prints.
+they stand, on a quiet machine, and replaces what the page shows behind each by what it prints, up to a last line "…".
 """
 
 import json
@@ -38,34 +38,25 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
             _QUICK,
         ),
         (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
-        (r"(--model bert-(120|350)m ?)+", "--model tiny/config.json ", _NO_CARD),
+        (r"^python -m pip install .*", "", "it is installed"),
+        (r"--model bert-120m --gpu", "--model bert-mini --gpu", _QUICK),
+        (r"--model bert-120m", "--model tiny/config.json", _NO_CARD),
         (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
-        (r"\bDIR\b", "demo/data", "what make demo has prepared"),
-        (r"^(autotune (?:tune|network) .*)--slurm --wait.*", r"\1--slurm --dry-run", _NO_CLUSTER),
-        (r"(autotune train .*) --slurm", r"\1 --slurm --dry-run", _NO_CLUSTER),
+        (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
         (
-            r"^(autotune tune --model tiny/config.json --data demo/data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 2",
+            r"^(autotune tune --model tiny/config.json --data data)$",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
             _NO_CARD,
         ),
-        (
-            r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
-            r"autotune tune --model tiny/config.json \1 --memory 128MiB --here --seq-length 128 "
-            r"--global-batch-tokens 1024 --window 0.5 --minutes 1 --out demo/profiles --reports demo/reports",
-            "as make demo had it: all but the end is in its trial log",
-        ),
-        (r"bert-mini-cpu", "tiny-cpu", _QUICK),
-        (r"^(torchrun .*?)(?: …)?$", r"\1 --set train.max_steps=2 --out runs/$RANDOM", _QUICK),
-        (r"^(autotune network --profile \S+ --predict).*", r"\1 --bandwidth 1Gbit", "no network was measured"),
+        (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
-    "docs/tutorial.md": (
+    "docs/quickstart.md": (
         (INSTALLING.pattern, "", "it is installed"),
         (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--memory \S+", "--memory 256MiB", _QUICK),
-        (r"--minutes \d+", "--minutes 4", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
-    "docs/own-data.md": (
+    "docs/data.md": (
         (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
         (r"--slurm-workers site\.toml --workers 64", "--workers 1", _NO_CLUSTER),
         (r"--workers 32 --slurm.*", "--workers 32 --slurm --dry-run", _NO_CLUSTER),
@@ -73,7 +64,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
         (r"/shared/data", "data/again", "no such disks here"),
-        (r"--minutes \d+", "--minutes 0.1", _QUICK),
+        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }
@@ -169,10 +160,10 @@ def test_own_data_becomes_a_training(directory):
     (directory / "corpus" / "a.log").write_text("\n".join(lines))
     (directory / "events.jsonl").write_text("\n".join(json.dumps({"doc": {"body": f"{one} again"}}) for one in lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": lines}), directory / "events.parquet")
-    page = ROOT / "docs" / "own-data.md"
+    page = ROOT / "docs" / "data.md"
     of_each_kind = [one for one in named_in_prose(page) if "--out" in one.words]
     assert len(of_each_kind) == 4
-    typed("docs/own-data.md", directory, [*of_each_kind, *commands_of(page)])
+    typed("docs/data.md", directory, [*of_each_kind, *commands_of(page)])
 
 
 def fill(page: Path, work: Path) -> None:
@@ -185,7 +176,9 @@ def fill(page: Path, work: Path) -> None:
             done = shell.run(command.text)
             if done.returncode:
                 sys.exit(f"{command.where}\n{done.stderr}")
-            told.append((command, done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()))
+            printed = done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()
+            shown = len(command.prints) - 1
+            told.append((command, [*printed[:shown], "…"] if command.prints[-1:] == ("…",) else printed))
     for command, printed in reversed(told):
         first = command.line
         while lines[first - 1].endswith("\\"):

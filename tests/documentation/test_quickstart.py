@@ -10,9 +10,9 @@ OF_THE_MACHINE = re.compile(r"\d|^…$|^(CPU|cpu_model) |^Wait until the machine
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_tutorial_does_what_it_says_and_prints_what_it_shows(tmp_path):
+def test_the_quickstart_does_what_it_says_and_prints_what_it_shows(tmp_path):
     """Lines of the page's output that hold no figure, and no name of the machine, are in the real one as well."""
-    for command, done in typed("docs/tutorial.md", tmp_path):
+    for command, done in typed("docs/quickstart.md", tmp_path):
         plain = done.stdout.replace("\033[1m", "").replace("\033[0m", "")
         real = {" ".join(line.split()) for line in plain.splitlines()}
         shown = (" ".join(line.split()) for line in command.prints)
