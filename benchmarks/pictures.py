@@ -13,6 +13,9 @@ H100 = "reports/gpu/h100-80gb-hbm3/2026-11-26"
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"  # told apart without red-green vision
 _STYLE: Any = {  # keys are literals in matplotlib's types
     "svg.hashsalt": "encoder-autotune",  # the same chart has the same bytes
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica", "sans-serif"],
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
