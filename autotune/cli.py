@@ -71,11 +71,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line.
-
-    Returns:
-        The exit code; a message has been written to standard error for every code but 0.
-    """
+    """Run one command line and return its exit code; every code but 0 has a message on standard error."""
     if arguments == ["--version"]:
         print(f"autotune {importlib.metadata.version('encoder-autotune')}")
         return 0

@@ -4,13 +4,7 @@ from trainer.errors import printable
 
 
 class AutotuneError(Exception):
-    """An error that you can act on; both texts can be shown verbatim, whatever file they quote.
-
-    Args:
-        message: Description of the failure, with the value that caused it.
-        next_step: Action to take or command to run next.
-        docs: Section of ``docs/faq.md`` that explains it, if not that of its class.
-    """
+    """An error that you can act on: what failed, the next step, and the section of ``docs/faq.md`` about it, if any."""
 
     exit_code = 70
     docs: str | None = None

@@ -323,7 +323,6 @@ class _Parser(argparse.ArgumentParser):
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = _Parser(
-        prog="python -m trainer",
         usage="python -m trainer PROFILE [OPTIONS]",
         description="Train a masked-LM encoder from a profile.",
         epilog="Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out runs/first\n"
@@ -338,13 +337,8 @@ def command_line() -> argparse.ArgumentParser:
     option("--data", type=Path, metavar="DIR", help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.")
     option("--set", action="append", default=[], metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
     option("--out", type=Path, metavar="DIR", help="Run directory. Default: runs/<UTC>-<model>.")
-    option(
-        "--resume",
-        default=AUTO,
-        metavar=f"{AUTO}|PATH|{NEVER}",
-        help="auto: the run in --out, or this job's run after a requeue; PATH: a run or checkpoint; never: start from "
-        "scratch. Default: auto.",
-    )
+    resume = "Run or checkpoint to resume; auto: the run in --out, or this job's after a requeue. Default: auto."
+    option("--resume", default=AUTO, metavar=f"{AUTO}|PATH|{NEVER}", help=resume)
     option("--expect-profile-sha256", metavar="HASH", help="Fail with exit code 6 if the profile has another hash.")
     option("--version", action="version", version=f"trainer {version}", help="Show the version.")
     option("-h", "--help", action="help", help="Show this help and exit.")
@@ -356,8 +350,9 @@ def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
     model = resolved.config.model
     defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.") | {"train.model.name": None}
     values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": str(resolved.data_dir)}
-    changed = [key for key, value in sorted(values.items()) if value != defaults[key]]
-    lines = [f"  {key} = {values[key]}  ({resolved.sources[key]})\n" for key in changed]
+    values |= dotted(model.config, "train.model.config.")  # named by ``sources`` if the command line sets it
+    changed = {key: source for key, source in resolved.sources.items() if values.get(key) != defaults.get(key)}
+    lines = [f"  {key} = {values.get(key)}  ({source})\n" for key, source in sorted(changed.items())]
     sys.stderr.write(f"train: settings that differ from the defaults; {record} has all of them\n{''.join(lines)}")
 
 

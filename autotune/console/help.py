@@ -71,7 +71,7 @@ class _Helped:
 
     def get_help(self: _Typer, ctx: _Typer) -> str:
         path = ctx.command_path
-        page, *examples = GUIDES.get(path.partition(" ")[2], GUIDES[""])
+        page, *examples = GUIDES.get(path.partition(" ")[2], ("index.md",))
         advanced = [one for one in self.params if one.rich_help_panel == "Advanced"]
         left_out = [] if "--help-all" in (ctx.find_root().obj or ()) else advanced
         shown = [(one, one.get_help_record(ctx)) for one in self.params if not one.hidden and one not in left_out]
@@ -93,7 +93,7 @@ class _Helped:
             self.get_usage(ctx),
             *(_section(head, rows, least) for head, rows in sections.items() if rows),
             *([f"More options: {path} --help-all"] if left_out else []),
-            "\n".join(["Examples:", *(f"  {path} {one}".rstrip() for one in examples)]),
+            *(["\n".join(["Examples:", *(f"  {path} {one}".rstrip() for one in examples)])] if examples else []),
             f"Docs: docs/{page}",
         ]
         return "\n\n".join(paragraphs)

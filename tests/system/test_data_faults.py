@@ -40,7 +40,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
     _, told = process.communicate(timeout=60)
     stopped_s = time.monotonic() - asked_s
     assert process.returncode == code
-    assert "the same command goes on" in told
+    assert "run the same command again" in told
     assert "Traceback" not in told
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert stopped_s < 15

@@ -161,7 +161,7 @@ def test_training_goes_on_by_being_requeued_or_by_a_chain():
 def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_the_settings_that_were_given():
     line = statement(trained(), "    exec apptainer")
     assert '"--rdzv-endpoint=$endpoint"' in line
-    assert "-m trainer 'my p.toml'" in " ".join(line.split())
+    assert "'my p.toml'" in line
     assert " ".join(line.split()).startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
     words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
     assert " -m trainer profiles/p.toml --data data --out runs/one --resume auto " in words

@@ -83,8 +83,9 @@ def test_pages_that_help_and_errors_point_to_exist():
     assert [page for page, *_ in GUIDES.values() if not (ROOT / "docs" / page).is_file()] == []
 
 
-def test_the_version_is_told(says):
+def test_the_version_and_help_of_hidden_commands_are_told(says):
     assert re.fullmatch(r"autotune \d+\.\d+\.\d+\n", says("--version"))
+    assert "Examples" not in says("job", "-h") + says("tune-between-nodes", "-h") + says("job", "meet", "-h")
 
 
 @pytest.mark.parametrize(

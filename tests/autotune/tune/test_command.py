@@ -124,7 +124,7 @@ def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, cal
     told.has_saved = False
     assert "to go on from here" not in call(code=3)
     told.error = KeyboardInterrupt()
-    assert "the same command goes on" in call(code=130)
+    assert "run the same command again" in call(code=130)
 
 
 def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, call, says):

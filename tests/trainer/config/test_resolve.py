@@ -165,11 +165,13 @@ def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(profile, t
 
 
 def test_a_run_prints_only_settings_that_differ_with_their_source_and_the_file_of_all(profile, capsys):
-    _print_settings(resolve(profile, assignments=["train.seed=3", "train.max_steps=1000"], data=Path("d")), Path("r"))
+    assigned = ["train.seed=3", "train.max_steps=1000", "train.model.config.hidden_size=64"]
+    _print_settings(resolve(profile, assignments=assigned, data=Path("d")), Path("r"))
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "train: settings that differ from the defaults; r has all of them"
-    assert {"  train.seed = 3  (command line)", "  train.data.path = d  (command line)"} <= set(lines)
-    assert not any("max_steps" in line or "(default)" in line or "model.config" in line for line in lines)
+    shown = ("seed = 3", "data.path = d", "model.config.hidden_size = 64")
+    assert {f"  train.{one}  (command line)" for one in shown} <= set(lines)
+    assert not any("max_steps" in line or "(default)" in line or "model.config =" in line for line in lines)
 
 
 def test_what_steers_a_terminal_is_written_out_and_lines_stay_also_in_errors_that_quote_a_strangers_file():
