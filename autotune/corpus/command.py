@@ -151,10 +151,10 @@ def prepare(
     out: Annotated[Path, option("DIR", "Output directory.")],
     field: Annotated[str, option("NAME", "Text field of jsonl and parquet; dots lead into jsonl objects.")] = "text",
     text_unit: Annotated[
-        Literal["line", "paragraph", "file"], option(None, "One sample of text files.", advanced=True)
+        Literal["line", "paragraph", "file"], option(None, "Sample of a text file.", advanced=True)
     ] = "line",
     max_samples: Annotated[
-        int | None, option("N", "Most distinct samples to take. Default: all.", min=1, max=5_000_000)
+        int | None, option("N", "Maximum number of samples. Default: all.", min=1, max=5_000_000)
     ] = None,
     keep_duplicates: Annotated[bool, flag("--keep-duplicates", "Keep equal samples.", advanced=True)] = False,
     validation_share: Annotated[float, option("SHARE", "Share held out for validation.", min=0.0, max=0.5)] = 0.01,
