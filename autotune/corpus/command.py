@@ -113,8 +113,7 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
     copied = staged.copied
     if copied is None:
-        took = format_seconds(seconds)
-        return f"{staged.directory} is complete; another process copied it ({took})\n{following}"
+        return f"{staged.directory} is complete; another process copied it ({format_seconds(seconds)})\n{following}"
     lines = [
         str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
