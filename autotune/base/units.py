@@ -96,10 +96,11 @@ def parse_seconds(text: str) -> float:
 
 def exact_seconds(duration_s: float) -> str:
     """Return a duration as options accept it, in the largest whole unit: ``10min``, ``90s``, ``500ms``."""
-    for unit, factor in (("h", 3600), ("min", 60), ("s", 1)):
+    for factor, unit in ((3600.0, "h"), (60.0, "min")):
         if duration_s >= factor and not duration_s % factor:
             return f"{duration_s / factor:g}{unit}"
-    return f"{duration_s:.6g}s" if duration_s >= 1 else f"{1e3 * duration_s:.6g}ms"
+    factor, unit = (1.0, "s") if duration_s >= 1 else (1e-3, "ms") if duration_s >= 1e-3 else (1e-6, "us")
+    return f"{duration_s / factor:.6g}{unit}"
 
 
 def parse_amount(text: str) -> float:

@@ -16,7 +16,7 @@ def baseline(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     rounds: Annotated[
-        int, option("N", "Most rounds of windows; fewer once ratios are known within 5 %.", min=1, max=100)
+        int, option("N", "Maximum rounds of windows; fewer once ratios are known within 5 %.", min=1, max=100)
     ] = BASELINE_ROUNDS,
     time_limit_s: Annotated[float, time_limit("5min")] = 300.0,
     job: JobOptions,

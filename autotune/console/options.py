@@ -129,7 +129,7 @@ NODES = option("N", "Nodes to train on.", min=1, max=8192)
 SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 Reports = Annotated[Path, option("DIR", "Directory for trial logs and reports.", advanced=True)]
-OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML) to read.", autocompletion=profiles)]
+OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML).", autocompletion=profiles)]
 Data = Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA")]
 ProfileData = Annotated[
     Path | None, option("DIR", "Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
@@ -170,10 +170,11 @@ Bandwidth = Annotated[
 TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]
 PipelineStages = Annotated[int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)]
 Window = Annotated[
-    float, duration("--window", "2s", "Length of one timed window.", WINDOW_S, least_s=0.1, advanced=True)
+    float, duration("--window", "2s", "Duration of one timed window.", WINDOW_S, least_s=0.1, advanced=True)
 ]
 TrialTimeout = Annotated[
-    float, duration("--trial-timeout", "600s", "Longest time of one trial.", TRIAL_TIMEOUT_S, least_s=1, advanced=True)
+    float,
+    duration("--trial-timeout", "600s", "Longest duration of a trial.", TRIAL_TIMEOUT_S, least_s=1, advanced=True),
 ]
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 START_UP_S = 60.0
 """Seconds until a job's first trial begins: starting, and loading torch from a network file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
+_TAKE_PROFILE = ("workers", "network", "baseline", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Give ``--slurm`` its default value at the end of a command line or before another option.
+    """Give ``--slurm`` its default value at the end of a command line, or before another option or the only profile.
 
     The parser has no options whose value may be left out. Pure.
     """
@@ -199,10 +200,11 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     from autotune.cluster.site_file import DEFAULT_SITE
 
     plain = list(arguments)
+    files = [word for word in plain if word.endswith(".toml")] if plain[0] in _TAKE_PROFILE else []
     ended = plain.index("--") if "--" in plain else len(plain)
     for position in range(ended):
         following = plain[position + 1] if position + 1 < len(plain) else "-"
-        if plain[position] == "--slurm" and following.startswith("-"):
+        if plain[position] == "--slurm" and (following.startswith("-") or files == [following]):
             plain[position] = f"--slurm={DEFAULT_SITE}"
     return tuple(plain)
 

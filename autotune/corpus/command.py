@@ -113,8 +113,7 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
     copied = staged.copied
     if copied is None:
-        took = format_seconds(seconds)
-        return f"{staged.directory} is complete; another process copied it ({took})\n{following}"
+        return f"{staged.directory} is complete; another process copied it ({format_seconds(seconds)})\n{following}"
     lines = [
         str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
@@ -151,10 +150,10 @@ def prepare(
     out: Annotated[Path, option("DIR", "Output directory.")],
     field: Annotated[str, option("NAME", "Text field of jsonl and parquet; dots lead into jsonl objects.")] = "text",
     text_unit: Annotated[
-        Literal["line", "paragraph", "file"], option(None, "One sample of text files.", advanced=True)
+        Literal["line", "paragraph", "file"], option(None, "Sample of a text file.", advanced=True)
     ] = "line",
     max_samples: Annotated[
-        int | None, option("N", "Most distinct samples to take. Default: all.", min=1, max=5_000_000)
+        int | None, option("N", "Maximum number of samples. Default: all.", min=1, max=5_000_000)
     ] = None,
     keep_duplicates: Annotated[bool, flag("--keep-duplicates", "Keep equal samples.", advanced=True)] = False,
     validation_share: Annotated[float, option("SHARE", "Share held out for validation.", min=0.0, max=0.5)] = 0.01,

@@ -52,7 +52,7 @@ def export(
 
 
 def _export_text(export: "Export") -> str:
-    """Format everything that the settings file cannot express; settings that mean the same are only counted."""
+    """Format what the settings file cannot express; settings that mean the same are only counted."""
     same = sum(one.equivalence == "same" and one.value is not None for one in export.settings)
     near = [
         [
@@ -68,15 +68,14 @@ def _export_text(export: "Export") -> str:
     tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_tokens_per_step))
     return "\n\n".join(
         [
-            f"for {export.written_for}, ranks in all: {batch.ranks}; a step of {batch.sequences_per_step:,} rows with "
+            f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} on each "
-            "rank",
-            f"{same} settings mean the same there. Others come near:",
-            text_table(("here", "there", "how it differs"), near),
+            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
+            f"{same} settings mean the same. These differ:",
+            text_table(("profile", "Trainer", "difference"), near),
             "No equivalent:",
-            text_table(("here", "instead"), lost),
-            "In the program that calls it:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
+            text_table(("profile", "instead"), lost),
+            "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
             "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
         ]
     )

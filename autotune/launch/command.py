@@ -25,8 +25,10 @@ class TrainOptions:
 
     profile: opt.OneProfile
     data: opt.ProfileData = None
-    out: Annotated[Path | None, opt.option("DIR", "Run directory; a run in it resumes. Default: a new one.")] = None
-    assignments: Annotated[list[str] | None, opt.option("train.KEY=VALUE", "Override; repeatable.", "--set")] = None
+    out: Annotated[Path | None, opt.option("DIR", "Run directory; a run in it resumes. Default: new in runs/.")] = None
+    assignments: Annotated[
+        list[str] | None, opt.option("train.KEY=VALUE", "Override a setting; repeatable.", "--set")
+    ] = None
     require_approved: Annotated[
         bool, opt.flag("--require-approved", "Fail unless this exact content was approved.")
     ] = False

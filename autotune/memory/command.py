@@ -94,14 +94,14 @@ def estimate(
     vocab_size: opt.VocabSize = None,
     layout: opt.Layout = None,
     attention: Annotated[
-        Literal["auto", "varlen", "sdpa"], opt.option(None, "Kernel of attention.", advanced=True)
+        Literal["auto", "varlen", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
     ] = "auto",
     activation_checkpointing: opt.Checkpointing = "none",
     mlm_head: Annotated[
         Literal["sparse", "dense"],
         opt.option(None, "Compute MLM logits of masked tokens only (sparse) or of all.", advanced=True),
     ] = "sparse",
-    ranks: Annotated[int, opt.option("N", "GPUs that train data-parallel, on all nodes.", min=1)] = 1,
+    ranks: Annotated[int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)] = 1,
     accumulate: _Accumulate = True,
     tensor_ranks: opt.TensorRanks = 1,
     pipeline_stages: opt.PipelineStages = 1,

@@ -20,12 +20,12 @@ def workers(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     max_workers: Annotated[
-        int | None, option("N", "Most DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096)
+        int | None, option("N", "Maximum DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096)
     ] = None,
     time_limit_s: Annotated[float, time_limit("10min")] = 600.0,
     step_time_s: Annotated[
         float | None,
-        duration("--step-time", "120ms", "Replay a GPU step of this duration on a node without GPU.", least_s=1e-4),
+        duration("--step-time", "120ms", "Replay a GPU step of this duration instead; needs no GPU.", least_s=1e-4),
     ] = None,
     job: JobOptions,
 ) -> None:

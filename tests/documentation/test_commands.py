@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from autotune.cli import app
 from autotune.console.slurm_job import plain_arguments
+from autotune.errors import UsageError
 from tests.documentation.blocks import ELLIPSIS, PAGES, ROOT, Command, commands_of, named_in_prose
 from trainer.__main__ import command_line as trainer_command_line
 
@@ -87,7 +88,7 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
         raise Wrong(f"{path} needs a command behind it")
     try:
         leaf.make_context(path, rest)
-    except TyperException as error:
+    except (TyperException, UsageError) as error:
         said = error.format_message() if hasattr(error, "format_message") else str(error)
         if not (elided and type(error).__name__ == "MissingParameter"):
             raise Wrong(f"{path}: {said}") from error

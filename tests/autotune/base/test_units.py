@@ -24,8 +24,8 @@ def test_a_size_without_a_unit_is_rejected(text):
 @given(st.floats(1e-6, 1e6))
 def test_a_duration_is_read_back_as_it_is_shown(duration_s):
     assert units.parse_seconds(units.exact_seconds(duration_s)) == pytest.approx(duration_s, rel=1e-5)
-    shown = [units.exact_seconds(one) for one in (600, 5400, 90, 0.5, 7200)]
-    assert shown == ["10min", "90min", "90s", "500ms", "2h"]
+    shown = [units.exact_seconds(one) for one in (600, 5400, 90, 0.5, 25e-6)]
+    assert shown == ["10min", "90min", "90s", "500ms", "25us"]
 
 
 @given(st.integers(1, 2**45), st.floats(0.01, 1e17))

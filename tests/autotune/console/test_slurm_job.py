@@ -20,6 +20,8 @@ WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
         (["probe", "--slurm", "--wait"], ["probe", "--slurm=", "--wait"]),
         (["probe", "--slurm", "site.toml", "--wait"], ["probe", "--slurm", "site.toml", "--wait"]),
         (["probe", "--slurm=site.toml"], ["probe", "--slurm=site.toml"]),
+        (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
+        (["workers", "--slurm", "s.toml", "p.toml"], ["workers", "--slurm", "s.toml", "p.toml"]),
         (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
         (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]),
         ([], []),
