@@ -110,7 +110,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         raise UsageError(
-            f"--price-per-gpu-hour cannot be used with {fleet.name}: no GPU", next_step="Remove it, or add --gpu."
+            f"--price-per-gpu-hour cannot be used: {fleet.name} has no GPU", next_step="Remove it, or add --gpu."
         )
     rows = _rows(subject, asked)
     wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
@@ -356,8 +356,8 @@ def _on_all(
     else:
         line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
         told = (
-            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its rate, "
-            "without losses inside nodes"
+            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its "
+            "rate, without losses inside nodes"
         )
         trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)

@@ -176,7 +176,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     assert "hf-trainer: same as tuned" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
-    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
+    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory", "even", "with", "one", "sequence"]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
     assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
     single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
