@@ -138,7 +138,8 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     disk = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
     rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
     most = max(rates, default=None)
-    yield f"dataset: {disk}read from storage at {'an unknown rate' if most is None else f'up to {per_s(most)}'}"
+    rate = "an unknown rate" if most is None else f"up to {per_s(most)}"
+    yield f"dataset: {disk}read from {'the page cache' if most == 0 else f'storage at {rate}'}"
     yield f"GPU: {found.gpu_source}"
     if any(row.gpu for row in found.rows):
         yield "GPU utilisation is the share of time in which any kernel runs; it is not MFU"

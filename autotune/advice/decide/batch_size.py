@@ -54,10 +54,8 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
 
 
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
-    batch = now.global_batch_size
-    return choose_micro_batch(
-        probe.curve, probe.feasible_max, global_batch_size=batch, ranks=now.ranks
-    ).micro_batch_size
+    size, fits = now.global_batch_size, probe.feasible_max
+    return choose_micro_batch(probe.curve, fits, global_batch_size=size, ranks=now.ranks).micro_batch_size
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:

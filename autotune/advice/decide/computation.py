@@ -68,8 +68,7 @@ def half_precision(now: TrainingContext) -> Advice | None:
 def dense_head(now: TrainingContext) -> Advice | None:
     """Find an MLM head that computes logits at all positions, most of which the loss does not use.
 
-    Multiply-adds per token: the encoder's weights and, for each position of the head, hidden² and hidden times
-    vocabulary. Attention's own matmuls are not counted, so the gain is slightly smaller with long sequences.
+    The head costs hidden² + hidden · vocabulary multiply-adds per position. Attention matmuls are neglected.
     """
     if now.train is None or now.train.mlm_head != "dense" or not now.knows_the_model:
         return None
