@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.base.units import format_seconds
+from autotune.base.units import format_seconds, percent
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
@@ -288,7 +288,8 @@ def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     if use is None or use.power_w is None:
         return None
     clock = "" if use.sm_clock_mhz is None else f", SM clock {use.sm_clock_mhz:,.0f} MHz"
-    capped = "" if use.power_capped_share is None else f", at the power cap in {use.power_capped_share:.0%} of samples"
+    share = use.power_capped_share
+    capped = "" if share is None else f", at the power cap in {percent(share)} of samples"
     return f"{use.power_w:,.0f} W{clock}{capped}"
 
 

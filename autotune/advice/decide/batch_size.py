@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.model_work import position_share
 from autotune.base.statistics import difference, of_bounds
+from autotune.base.units import percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import choose_micro_batch, split_global_batch, with_headroom

@@ -6,8 +6,9 @@ from collections import Counter
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE, steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
+from autotune.base.units import percent
 from autotune.network.decide.link_fit import slow_members
 from autotune.network.values import GradientSyncRow
 from autotune.trials.values import LinkFigures

@@ -2,8 +2,9 @@
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.model_work import LAYERS
+from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)

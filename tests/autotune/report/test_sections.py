@@ -134,7 +134,11 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
 @pytest.mark.parametrize(
     ("joint", "answer", "words"),
     [
-        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of the best num_workers alone, adopted"),
+        (
+            JOINT,
+            "5, prefetch 8, not pinned",
+            "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers alone, adopted",
+        ),
         (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
     ],
 )
@@ -147,7 +151,7 @@ def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joi
 
 def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
     (line,) = [one for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True)) if "network" in one]
-    for words in ("(lustre)", "gains at most 1.0%", "autotune data stage"):
+    for words in ("(lustre)", "gains at most 1.0 %", "autotune data stage"):
         assert words in line
 
     def commands(**changes):
