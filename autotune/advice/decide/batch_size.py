@@ -219,7 +219,7 @@ def padding(now: TrainingContext) -> Advice | None:
         changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
     return Advice(
         claim=f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
-        + ("several documents, without cross-document attention" if layout == "packed" else "samples of like length"),
+        + ("documents without cross-document attention" if layout == "packed" else "samples of similar length"),
         evidence=evidence,
         gain=gain,
         cost="another probe of the micro-batch, as attention needs different memory; the global batch keeps its "
