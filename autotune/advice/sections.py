@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.advice.decide.rules import AdviceRule
-from autotune.advice.values import Advice, Bottleneck, Cause, EvidenceFigure, Gain, SettingChange, Unit, percent
+from autotune.advice.values import Advice, Bottleneck, Cause, EvidenceFigure, Gain, SettingChange, Unit
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
-from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share, percent
 from autotune.base.wording import bounds, number, per_s, setting_text, with_interval
 from autotune.profiles.decide.explain import Explanation
 

@@ -17,11 +17,6 @@ transfers, logging). ``memory``: kernels wait for GPU memory. ``optimizer step``
 """
 
 
-def percent(share: float) -> str:
-    """Return a share as a whole percentage."""
-    return f"{share * 100:.0f} %"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
     """One part of a step's time."""

@@ -76,6 +76,11 @@ def format_share(value: float | None) -> str:
     return "n/a" if value is None else f"{value * 100:.1f} %"
 
 
+def percent(share: float) -> str:
+    """Return a share as a whole percentage."""
+    return f"{share * 100:.0f} %"
+
+
 def parse_bits_per_s(text: str) -> float:
     """Read a line rate such as ``25Gbit`` or ``200 Mbit/s``.
 

@@ -142,11 +142,8 @@ class BaselineRunner:
     def _fit_trial(self, config: TrainConfig) -> Trial:
         """Return the trial of the trainer's step on full sequences under the memory budget, as in the probe."""
         ranks = self.training.limits.local_ranks
-        changes = {
-            "global_batch_size": config.micro_batch_size * ranks * self.micro_batches,
-            "global_batch_tokens": None,
-            "global_batch_samples": None,
-        }
+        size = config.micro_batch_size * ranks * self.micro_batches
+        changes = {"global_batch_size": size, "global_batch_tokens": None, "global_batch_samples": None}
         asked = StepRequest(
             config=config.model_copy(update=changes),
             vocab_size=self.manifest.vocab_size,

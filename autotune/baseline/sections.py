@@ -94,10 +94,7 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         "the same round. tokens/s excludes padding. Model, data, sequence length and global batch are the same."
     )
     differences: tuple[Words, ...] = tuple(
-        (
-            Strong(text=row.name),
-            f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}",
-        )
+        (Strong(text=row.name), f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}")
         for row in found.rows
         if row.name != "tuned"
     )

@@ -350,20 +350,17 @@ class NetworkTuning:
     ) -> Trial:
         rows, settings = split.size, self.request.config
         parallel = parallel_settings(sync, self.request.ranks_per_node)
-        changed = settings.model_copy(
-            update={
-                "micro_batch_size": rows,
-                "global_batch_size": rows * min(MOST_MICRO_BATCHES, split.per_step) * self.request.ranks,
-                "global_batch_tokens": None,
-                "global_batch_samples": None,
-                "max_epochs": None,
-                "parallel": settings.parallel.model_copy(update=parallel),
-                **train,
-            }
-        )
-        return self._asked(
-            GradientSyncRequest(config=changed, steps=steps, synchronise=synchronise, round=number, **self._ranks)
-        )
+        changes: dict[str, object] = {
+            "micro_batch_size": rows,
+            "global_batch_size": rows * min(MOST_MICRO_BATCHES, split.per_step) * self.request.ranks,
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+            "max_epochs": None,
+            "parallel": settings.parallel.model_copy(update=parallel),
+        }
+        config = settings.model_copy(update=changes | train)
+        asked = GradientSyncRequest(config=config, steps=steps, synchronise=synchronise, round=number, **self._ranks)
+        return self._asked(asked)
 
     @property
     def _ranks(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.base.model_work import gradients_of_shape
+from autotune.base.units import percent
 from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
@@ -173,7 +174,7 @@ def _network(
     if assumed is not None:
         between = assumed.link
         source = (
-            f"links between nodes: assumed, {ASSUMED_LINE_SHARE:.0%} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
+            f"links between nodes: assumed, {percent(ASSUMED_LINE_SHARE)} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
             f"{1e6 * assumed.latency_s:g} µs per hop"
         )
     elif measured is not None and evidence is not None:

@@ -103,14 +103,9 @@ def tune_network(
     ranks = request.ranks or require_local_probe(stored).local_ranks
     with open_multirank(train.device, request.data, place, nodes, ranks) as opened:
         bench = opened if display is None else replace(opened, display=display)
-        asked = _network_request(
-            stored,
-            require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),
-            request,
-            nodes,
-            local_ranks(bench.site, ranks),
-        )
-        with bench.stage("network", stored.path, stored.profile.train.model, request, 20) as runner:
+        probe = require_local_probe(stored, bench.fingerprint(train.model))
+        asked = _network_request(stored, probe, request, nodes, local_ranks(bench.site, ranks))
+        with bench.stage("network", stored.path, train.model, request, 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             tuning.run()
     found = evidence(tuning)

@@ -56,7 +56,7 @@ class GradientPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """Cost of a step on a rank without synchronisation, while all other ranks of its node compute as well."""
+    """Cost of a step on a rank without synchronisation, while the other ranks of its node also compute."""
 
     sequence_s: float
     """Time of forward and backward for each sequence of a micro-batch."""

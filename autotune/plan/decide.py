@@ -181,8 +181,8 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if plan.passes is not None and plan.passes.value > MOST_PASSES:
         yield (
             f"{plan.passes.value:,.0f} epochs: decoder models gain almost nothing after {MOST_PASSES} (Muennighoff et "
-            f"al. 2023, arXiv 2305.16264), and BERT trained for about {MOST_PASSES} (Devlin et al. 2018). Use more data, "
-            "or continue only while the validation loss falls."
+            f"al. 2023, arXiv 2305.16264), and BERT trained for about {MOST_PASSES} (Devlin et al. 2018). Use more "
+            "data, or continue only while the validation loss falls."
         )
 
 

@@ -110,7 +110,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         raise UsageError(
-            f"--price-per-gpu-hour cannot be used with {fleet.name}: no GPU", next_step="Remove it, or add --gpu."
+            f"--price-per-gpu-hour cannot be used: {fleet.name} has no GPU", next_step="Remove it, or add --gpu."
         )
     rows = _rows(subject, asked)
     wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
@@ -166,7 +166,7 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
     if rate.basis == "assumed" and 0 < every.rows < min(max_micro_batch_size, FILLING_TOKENS / rows.tokens.value):
         told = (
-            f"Micro-batch size is {every.rows} although {max_micro_batch_size:,} fits; MFU is assumed for large ones."
+            f"Micro-batch size is {every.rows} although {max_micro_batch_size:,} fits; MFU is assumed for the latter."
         )
         return replace(known, warnings=(told,))
     return known
@@ -232,9 +232,8 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         in_all = count * contents.mean_non_padding_tokens / contents.mean_samples
         told = "samples / samples per sequence"
         room = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-        is_open = (
-            samples.counts[-1] and samples.edges[-1] < room
-        )  # the number of samples longer than a sequence is unknown
+        # True if the number of samples longer than a sequence is unknown.
+        is_open = samples.counts[-1] and samples.edges[-1] < room
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
@@ -254,11 +253,7 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         tokens = PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told)
     else:
         packed = train.layout == "packed"
-        told = (
-            "packed sequences of functions are 99.7 % full"
-            if packed
-            else "sequences without padding, without a dataset"
-        )
+        told = "packed sequences of functions are 99.7 % full" if packed else "sequences without padding"
         tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told)
     return _Rows(contents=contents, tokens=tokens)
 
@@ -356,8 +351,8 @@ def _on_all(
     else:
         line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
         told = (
-            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its rate, "
-            "without losses inside nodes"
+            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its "
+            "rate, without losses inside nodes"
         )
         trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.base.units import format_seconds
+from autotune.base.units import format_seconds, percent
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
@@ -117,7 +117,7 @@ class Sweep:
 
     def _rule(self) -> WorkersRule:
         def figures_of(one: TrainingFigures) -> WindowFigures:
-            return WindowFigures(tokens_per_s=one.padded_tokens_per_s, data_wait_share=one.data_wait_share)
+            return WindowFigures(one.padded_tokens_per_s, one.data_wait_share)
 
         rounds = [{count: figures_of(one) for count, one in figures.items()} for figures in self.rounds]
         return WorkersRule(rounds, self.max_workers)
@@ -224,7 +224,7 @@ def training_trial(
 def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> WorkersEvidence:
     """Return the evidence of a sweep for the profile."""
     request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
-    ceilings = [one[None] for one in sweep.rounds if None in one]
+    cached = [one[None] for one in sweep.rounds if None in one]
     every = [figures for one in sweep.rounds for figures in one.values()]
     replayed_s = request.replayed_step_s
     step = "the training step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
@@ -242,7 +242,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
         choice=doubt + choice.proof,
         next_smaller=choice.next_smaller,
         keeps_up=choice.keeps_up,
-        cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in ceilings],
+        cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in cached],
         rows=[_row(count, sweep, choice) for count in sweep.counts],
         local_ranks=sweep.training.limits.local_ranks,
         max_workers=sweep.limit[0],
@@ -254,7 +254,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
         data_filesystem=disk.filesystem_type,
         data_on_network=disk.is_network,
         gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
-        operating_state=_operating_state(ceilings),
+        operating_state=_operating_state(cached),
     )
 
 
@@ -288,7 +288,8 @@ def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     if use is None or use.power_w is None:
         return None
     clock = "" if use.sm_clock_mhz is None else f", SM clock {use.sm_clock_mhz:,.0f} MHz"
-    capped = "" if use.power_capped_share is None else f", at the power cap in {use.power_capped_share:.0%} of samples"
+    share = use.power_capped_share
+    capped = "" if share is None else f", at the power cap in {percent(share)} of samples"
     return f"{use.power_w:,.0f} W{clock}{capped}"
 
 

@@ -20,7 +20,7 @@ from autotune.base.document import (
     told,
 )
 from autotune.base.render import console_text
-from autotune.base.units import format_bytes, format_count, format_share
+from autotune.base.units import format_bytes, format_count, format_share, percent
 from autotune.base.wording import of_windows, per_s, plural, window_bounds
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
@@ -115,7 +115,7 @@ def _drawing(found: WorkersEvidence) -> Lines:
             Line(name="data wait", points=waits, colour=5),
             *((Line(name="GPU utilisation", points=busy, colour=2),) if busy else ()),
         ),
-        rules=(Rule(at=ENOUGH_SHARE, label=f"sufficient: {ENOUGH_SHARE:.0%}"),),
+        rules=(Rule(at=ENOUGH_SHARE, label=f"sufficient: {percent(ENOUGH_SHARE)}"),),
     )
 
 
@@ -138,7 +138,8 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     disk = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
     rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
     most = max(rates, default=None)
-    yield f"dataset: {disk}read from storage at {'an unknown rate' if most is None else f'up to {per_s(most)}'}"
+    rate = "an unknown rate" if most is None else f"up to {per_s(most)}"
+    yield f"dataset: {disk}read from {'the page cache' if most == 0 else f'storage at {rate}'}"
     yield f"GPU: {found.gpu_source}"
     if any(row.gpu for row in found.rows):
         yield "GPU utilisation is the share of time in which any kernel runs; it is not MFU"
@@ -148,18 +149,18 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     if found.data_on_network:
         yield (
             f"the dataset is on a shared network file system ({found.data_filesystem}); a copy on a local disk gains "
-            f"at most {max(0.0, 1 / best - 1):.1%}: autotune data stage DIR --to LOCAL"
+            f"at most {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to LOCAL"
         )
     highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
     adopted = found.joint is not None and found.joint.adopted
     if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or adopted):
         yield (
-            f"no number of workers is sufficient: data loading costs {1 - best:.0%} of the throughput; use more CPU "
-            "cores per rank, faster storage or shorter samples"
+            f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; use more "
+            "CPU cores per rank, faster storage or shorter samples"
         )
     if found.joint:
         joint = found.joint
-        ratio = of_windows(joint.ratio, "{:.1%}".format)
+        ratio = of_windows(joint.ratio, format_share)
         yield (
             f"joint search over workers, prefetching and pinning ({joint.trials} trials): num_workers="
             f"{joint.num_workers}, prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}: {ratio} of "

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.model_work import position_share
 from autotune.base.statistics import difference, of_bounds
+from autotune.base.units import percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import choose_micro_batch, split_global_batch, with_headroom
@@ -54,10 +55,8 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
 
 
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
-    batch = now.global_batch_size
-    return choose_micro_batch(
-        probe.curve, probe.feasible_max, global_batch_size=batch, ranks=now.ranks
-    ).micro_batch_size
+    size, fits = now.global_batch_size, probe.feasible_max
+    return choose_micro_batch(probe.curve, fits, global_batch_size=size, ranks=now.ranks).micro_batch_size
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:
@@ -220,7 +219,7 @@ def padding(now: TrainingContext) -> Advice | None:
         changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
     return Advice(
         claim=f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
-        + ("several documents, without cross-document attention" if layout == "packed" else "samples of like length"),
+        + ("documents without cross-document attention" if layout == "packed" else "samples of similar length"),
         evidence=evidence,
         gain=gain,
         cost="another probe of the micro-batch, as attention needs different memory; the global batch keeps its "

@@ -37,12 +37,12 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     parts = parts_of_steps(rows, source, 1.0 if train is None else position_share(train, run.header.parameters))
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
-        untold.append("gradient synchronisation: with this strategy, it is counted as compute")
+        untold.append("gradient synchronisation (counted as compute, because this strategy hides it)")
     mfus = [row.mfu for row in rows if row.mfu is not None]
     if counters is not None:
         parts, launching = with_counters(parts, counters, uneven_share(rows))
     elif mfus:
-        untold.append("kernel launches and GPU memory bandwidth: autotune workers measures them")
+        untold.append("kernel launches and GPU memory bandwidth (autotune workers measures them)")
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
     loads_ahead = train is None or _loads_ahead(train)
     return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
@@ -73,15 +73,15 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     source = f"timed windows with num_workers={row.num_workers}"
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
-    untold = ["optimizer step and time between steps: counted as compute here; a training run measures them"]
+    untold = ["optimizer step and time between steps (counted as compute; a training run measures them)"]
     gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
         shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
     elif workers.local_ranks > 1 and network is None:
-        untold.append("gradient synchronisation: autotune network measures it")
+        untold.append("gradient synchronisation (autotune network measures it)")
     if train.layout in TRIMMED_LAYOUTS:
-        untold.append("padding: a training run measures it, as the width of batches varies")
+        untold.append("padding (the width of batches varies; a training run measures it)")
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
         shares["padding"] = position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
@@ -93,7 +93,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
         parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
     elif train.device == "cuda":
-        untold.append("kernel launches and GPU memory bandwidth: this GPU has no hardware counters")
+        untold.append("kernel launches and GPU memory bandwidth (this GPU has no hardware counters)")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps without synchronisation were shorter: launches were not late
     gpu, peak = profile.fingerprint.gpu_name, None
@@ -159,10 +159,7 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
         if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
             continue
         # The step of the slowest rank without gradient synchronisation.
-        one_s = (
-            compute.fixed_s
-            + (compute.micro_batch_s - compute.fixed_s) * row.micro_batch_size / compute.micro_batch_size
-        )
+        one_s = compute.of_rank.forward_backward_s(row.micro_batch_size)
         late = 1 + compute.jitter_share * expected_largest(network.nodes * network.ranks_per_node)
         alone_s = row.gradient_accumulation_steps * one_s * late + compute.optimizer_step_s
         return share, min(share, max(0.0, 1 - alone_s / step_s))

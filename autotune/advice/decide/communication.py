@@ -6,8 +6,9 @@ from collections import Counter
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE, steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
+from autotune.base.units import percent
 from autotune.network.decide.link_fit import slow_members
 from autotune.network.values import GradientSyncRow
 from autotune.trials.values import LinkFigures
@@ -112,7 +113,7 @@ def slow_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that all others wait for in most steps."""
     rows = [row for row in steps_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
     if len(rows) < 4 or now.run is None:
-        return _slow_products(now)
+        return _slow_matmuls(now)
     (rank, times), *_ = Counter(row.slowest_rank for row in rows).most_common(1)
     ratio = statistics.median(row.slowest_rank_ratio or 1.0 for row in rows if row.slowest_rank == rank)
     lost = now.loss("straggler", 0.02)
@@ -132,7 +133,7 @@ def slow_rank(now: TrainingContext) -> Advice | None:
     )
 
 
-def _slow_products(now: TrainingContext) -> Advice | None:
+def _slow_matmuls(now: TrainingContext) -> Advice | None:
     """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
     rates = now.network.matmul_flops_per_s if now.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
@@ -193,7 +194,6 @@ def slow_link(now: TrainingContext) -> Advice | None:
 
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
-    way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, "
-    way += f"{row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
+    way = f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
     rate = row.tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

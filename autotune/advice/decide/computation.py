@@ -2,8 +2,9 @@
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.model_work import LAYERS
+from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
@@ -68,8 +69,7 @@ def half_precision(now: TrainingContext) -> Advice | None:
 def dense_head(now: TrainingContext) -> Advice | None:
     """Find an MLM head that computes logits at all positions, most of which the loss does not use.
 
-    Multiply-adds per token: the encoder's weights and, for each position of the head, hidden² and hidden times
-    vocabulary. Attention's own matmuls are not counted, so the gain is slightly smaller with long sequences.
+    The head costs hidden² + hidden · vocabulary multiply-adds per position. Attention matmuls are neglected.
     """
     if now.train is None or now.train.mlm_head != "dense" or not now.knows_the_model:
         return None

@@ -198,9 +198,8 @@ class TrainingContext:
 
     def point(self, rows: int) -> CurvePoint | None:
         """Return the probe's measurement at this micro-batch size; None if there is none."""
-        return (
-            next((point for point in self.probe.curve if point.micro_batch_size == rows), None) if self.probe else None
-        )
+        curve = self.probe.curve if self.probe is not None else []
+        return next((point for point in curve if point.micro_batch_size == rows), None)
 
     def peak_bytes(self, rows: int) -> int | None:
         """Return the highest peak memory of trials at this micro-batch size; None if none was measured."""

@@ -6,9 +6,9 @@ from collections import Counter
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import PERSISTENT_SHARE, Range, TrainingContext, on_host, without
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure, percent
+from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.units import format_seconds
+from autotune.base.units import format_seconds, percent
 from autotune.workers.values import WorkersRow
 
 STARVED_SHARE = 0.03

@@ -10,12 +10,11 @@ from autotune.workers.values import WorkersRow
 HEALTHY_BUSY_SHARE = 0.9
 """Share of busy SMs in a step without delays: waves of thread blocks end unevenly."""
 PRODUCT_REACH = 0.7
-"""Share of matmul time in which Tensor Cores are in use: the rest is filling and draining them, and softmax. An
-assumption, like the next two."""
+"""Assumed share of matmul time in which Tensor Cores are busy; the rest fills and drains them."""
 PRODUCT_TRAFFIC = 0.25
-"""Share of the memory bandwidth that matmuls use."""
+"""Assumed share of the memory bandwidth that matmuls use."""
 MOVING_REACH = 0.85
-"""Share of the memory bandwidth that memory-bound kernels use, such as those of the optimizer step."""
+"""Assumed share of the memory bandwidth that memory-bound kernels use, such as those of the optimizer step."""
 LEAST_COMPUTING_SHARE = 0.05
 """Lower bound for the share of compute in a window, because estimates from less are not reliable."""
 

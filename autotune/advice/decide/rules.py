@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from autotune.advice.decide import batch_size, communication, computation, data_loading
 from autotune.advice.decide.context import TrainingContext
-from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure, percent
+from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
+from autotune.base.units import percent
 from autotune.trials.values import Contaminated, FinishedTrial
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
+from autotune.base.units import percent
 from autotune.network.decide.step_model import tree_hops
 from autotune.network.values import LinkEvidence, Scope
 from autotune.trials.values import LinkFigures
@@ -119,11 +120,11 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
     ranks, each = {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
-        found.append(f"{where} runs matmuls at {share:.0%} of the median rank's speed and delays every step")
+        found.append(f"{where} runs matmuls at {percent(share)} of the median rank's speed and delays every step")
     nominal = links.interface_bytes_per_s
     if bytes_per_s is not None and nominal and bytes_per_s / nominal < SLOW_LINK_SHARE:
         found.append(
-            f"all-reduces reach {bytes_per_s / nominal:.0%} of the nominal {8 * nominal / 1e9:g} Gbit/s of "
+            f"all-reduces reach {percent(bytes_per_s / nominal)} of the nominal {8 * nominal / 1e9:g} Gbit/s of "
             f"{links.interface or 'the interface'}: check for a faster interface, or for other traffic on it"
         )
     return found
@@ -140,13 +141,13 @@ def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     # If two neighbours both qualify, the link between them may be slow; blame a node if a neighbour does not qualify.
     blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
-    speed = "of the fastest link's speed"
+    speed = "of the fastest one's speed"
     found = [
-        f"both links of node {node} have {max(shares[node], shares[node - 1]):.0%} {speed} or less and delay every step"
+        f"both links of node {node} have {percent(max(shares[node], shares[node - 1]))} {speed} or less and delay steps"
         for node in sorted(blamed)
     ]
     return found + [
-        f"the link between nodes {left} and {(left + 1) % nodes} has {shares[left]:.0%} {speed} and delays every step"
+        f"the link between nodes {left} and {(left + 1) % nodes} has {percent(shares[left])} {speed} and delays steps"
         for left in sorted(slow)
         if not {left, (left + 1) % nodes} & blamed
     ]

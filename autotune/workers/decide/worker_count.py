@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import location, of_windows, residuals_of
+from autotune.base.units import format_share
+from autotune.base.wording import bounds
 
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
@@ -303,10 +305,10 @@ class WorkersRule:
         """Return the reason why the chosen count is sufficient, or the evidence so far."""
         low = self._low(chosen, None)
         if low >= ENOUGH_SHARE:
-            return f"at least {low:.1%} of the throughput on cached batches, the upper bound"
+            return f"at least {format_share(low)} of the throughput on cached batches, the upper bound"
         if self._waits_too_little(chosen):
             most = self._longest_wait(chosen)
-            return f"the data wait is at most {max(most, 0.0):.2%} of the time, too little for more workers to matter"
+            return f"the data wait is at most {100 * max(most, 0.0):.2f} % of the time, so more workers cannot help"
         rival = self._larger_rival(chosen)
         verified = self.verdict(chosen) == "verified"
         if verified and rival is None:
@@ -322,7 +324,7 @@ class WorkersRule:
             return None
         if self._is_refuted(below):
             high = self._about(self._to_larger(below)).high or math.nan
-            return f"num_workers={below} is too few: at most {high:.1%} of the throughput of larger counts"
+            return f"num_workers={below} is too few: at most {format_share(high)} of the throughput of larger counts"
         if below <= self._refuted:
             return f"num_workers={below} is too few, because {self._refuted} is"
         shown = _shown(self.interval(below, None))
@@ -330,4 +332,5 @@ class WorkersRule:
 
 
 def _shown(one: Interval) -> str:
-    return f"{one.value:.1%}" + ("" if one.low is None else f" ({one.low:.1%} to {one.high:.1%})")
+    between = bounds(one.low, one.high, format_share)
+    return format_share(one.value) + (f" ({between})" if between else "")

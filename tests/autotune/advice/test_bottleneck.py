@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_steps, uneven_share
 from autotune.advice.decide.gpu_counters import Counters, counters_of_profile, data_share, with_counters
+from autotune.advice.sections import bottleneck_sentence
 from autotune.advice.values import Bottleneck, StepPart
 from tests.autotune.profiles.examples import but, example_profile
 from tests.simulators.machines import CAUSES
@@ -122,6 +123,10 @@ def test_how_far_from_the_roof_is_told_where_windows_counted_it_and_a_profile_wi
     workers = profile.evidence.workers.model_copy(update={"rows": rows})
     found = bottleneck_of_profile(but(profile, evidence={"workers": workers}))
     assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
+    assert bottleneck_sentence(None) == "Bottleneck: not measured"
+    assert bottleneck_sentence(replace(found, decided=False)).startswith(
+        "Bottleneck (not certain): GPU memory bandwidth, "
+    )
 
 
 def rows(**changes: object) -> list[StepRow]:

@@ -96,7 +96,7 @@ def test_a_comparison_that_has_to_end_ends_with_what_is_known_if_that_is_three_r
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
     machine = Trained(fits=5)
     rows = rows_of(comparison(machine, tmp_path).run())
-    smaller = SettingDifference(key="micro_batch_size", theirs=4, tuned=16, reason="8 do not fit 1 GiB")
+    smaller = SettingDifference(key="micro_batch_size", theirs=4, tuned=16, reason="8 does not fit 1 GiB")
     assert all(smaller in rows[name].differences for name in ("paper", "hf-trainer"))
     steps = [trial.measured for trial in machine.trials if trial.job == "step"]
     assert [step["config"]["micro_batch_size"] for step in steps] == [8, 4, 16, 8, 4]

@@ -80,10 +80,10 @@ def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tune
     smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
     because = {**recipe.because, "micro_batch_size": "64 do not fit"}
     found = told(dataclasses.replace(recipe, config=smaller, because=because))
-    assert found["data.num_workers"] == (3, 3, "the paper's 8 are too many here: 3 CPUs")
+    assert found["data.num_workers"] == (3, 3, "the paper's 8 exceed the limit of this machine: 3 CPUs")
     assert found["micro_batch_size"] == (32, 64, "64 do not fit")
     other = TUNED.model_copy(update={"model": TUNED.model.model_copy(update={"config": {"model_type": "esm"}})})
-    assert "where esm keeps it" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
+    assert "this setting of esm" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
 
 
 @pytest.mark.parametrize(

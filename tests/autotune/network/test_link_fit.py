@@ -61,13 +61,13 @@ def warnings(neighbours=(), matmuls=(1.0, 1.0), *, reached=None, says=None):
 
 def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
     (link,) = warnings([10.0, 3.0, 10.0, 9.5])
-    assert "between nodes 1 and 2 has 30%" in link
+    assert "between nodes 1 and 2 has 30 %" in link
     (node,) = warnings([10.0, 3.0, 2.0])
-    assert "both links of node 2 have 30%" in node
+    assert "both links of node 2 have 30 %" in node
     (rank,) = warnings(matmuls=[1.0, 1.0, 1.0, 0.5])
     assert "rank 3 (node 1, local rank 1)" in rank
     (interface,) = warnings(reached=1e9, says=3.125e9)
-    assert "32%" in interface
+    assert "32 %" in interface
     assert "25 Gbit/s" in interface
     assert warnings([10.0, 10.0], reached=2.5e9, says=3.125e9) == []
 

@@ -46,7 +46,7 @@ def test_scaling_is_predicted_and_kept(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
     out = says("network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
     assert "Max. nodes at 90 % efficiency or more with this global batch" in out
-    assert "assumed, 80% of 25 Gbit/s" in out
+    assert "assumed, 80 % of 25 Gbit/s" in out
     assert "measured" not in out.split("Compute:")[0]
     kept = json.loads((here / "reports" / "p" / "scaling-predicted.json").read_text())
     assert [row["nodes"] for row in kept["rows"]] == [1, 2, 8]

@@ -76,8 +76,8 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, n
     assert ranks.tokens_per_s.value == pytest.approx(16 * alone * ranks.efficiency.value)
     assumed = answer(measured, nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9)).all_ranks.efficiency
     assert assumed.basis == "assumed"
-    assert "25 Gbit/s assumed" in assumed.source
-    assert "100 Gbit/s assumed" in answer(traced(), nodes=8).all_ranks.efficiency.source
+    assert "assumed NIC of 25 Gbit/s" in assumed.source
+    assert "assumed NIC of 100 Gbit/s" in answer(traced(), nodes=8).all_ranks.efficiency.source
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):

@@ -45,7 +45,7 @@ def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next
     assert len(lines) <= 45
     assert max(len(line) for line in lines) <= WIDTH
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
-    table = text.split("rate:")[0].splitlines()[2:]
+    table = text.split("tokens/s:")[0].splitlines()[2:]
     assert len(table) == 12
     assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
     (rate,) = [line for line in table if "of one GPU" in line]

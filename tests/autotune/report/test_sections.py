@@ -134,7 +134,11 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
 @pytest.mark.parametrize(
     ("joint", "answer", "words"),
     [
-        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of the best num_workers alone, adopted"),
+        (
+            JOINT,
+            "5, prefetch 8, not pinned",
+            "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers alone, adopted",
+        ),
         (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
     ],
 )
@@ -147,7 +151,7 @@ def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joi
 
 def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
     (line,) = [one for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True)) if "network" in one]
-    for words in ("(lustre)", "gains at most 1.0%", "autotune data stage"):
+    for words in ("(lustre)", "gains at most 1.0 %", "autotune data stage"):
         assert words in line
 
     def commands(**changes):
@@ -176,7 +180,7 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     assert "hf-trainer: same as tuned" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
-    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
+    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory", "even", "with", "one", "sequence"]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
     assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
     single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})

@@ -152,7 +152,7 @@ def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
     for row in found.rows:
         used = [row.gpu.utilisation_share, row.gpu.gpm_tensor_share, row.gpu.gpm_dram_share]
         assert used == [pytest.approx(0.8), pytest.approx(0.4), None]
-    assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50% of samples"
+    assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50 % of samples"
 
 
 @pytest.mark.parametrize(("asked", "at_first"), [(None, 8), (6, 6)])
