@@ -149,7 +149,7 @@ def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRu
     if not found:
         return Paragraph(words=("No run has its profile in this report, so nothing was expected of them.",))
     forms: dict[str, Callable[[float], str]] = {
-        "real tokens/s": count, "MFU": format_share, "peak memory": format_bytes
+        "non-padding tokens/s": count, "MFU": format_share, "peak memory": format_bytes
     }  # fmt: skip
     return table_of(
         "Expected and achieved", found,

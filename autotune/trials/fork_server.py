@@ -170,7 +170,7 @@ class ForkServerMachine(StartedMachine):
         tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
         if "No module named 'torch'" in tail:
             return MachineLacks("torch is not installed", next_step="Install it: pip install torch")
-        return InternalError(f"the trial server ended with code {code}:\n{tail}", next_step="Please report this.")
+        return InternalError(f"the trial server exited with code {code}:\n{tail}", next_step="Report this as a bug.")
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:

@@ -55,7 +55,7 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
             raise BadInput(
-                f"{path} is larger than {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away; it is no trial log."
+                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away: it is not a trial log."
             )
         found += map(_checked, path.read_bytes().splitlines())
     records = [record for record in found if record is not None]

@@ -97,7 +97,7 @@ def shares(
 
 
 SHARED_AMONG = (2, 4, 8, 16, 32, 64)
-"""Numbers of ranks to try; one copy of an encoder on more than a few nodes is another kind of training."""
+"""Numbers of ranks to try; an encoder need not be sharded over more than a few nodes."""
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
@@ -107,7 +107,7 @@ def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, larg
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
             size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
             if size <= budget_bytes:
-                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} on each)"
+                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} per rank)"
     return None
 
 

@@ -27,8 +27,8 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
     if last < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
     told = (
-        f"not checked: in {len(losses)} steps the loss went from {losses[0]:.4f} to {last:.4f} with {name}, too little "
-        "for a difference to show"
+        f"not checked: with {name} the loss went from {losses[0]:.4f} to {last:.4f} in {len(losses)} steps, too little "
+        "to show a difference"
     )
     return LossVerdict(equal=False, message=told)
 
@@ -40,7 +40,7 @@ def compare_losses(reference: Sequence[float], other: Sequence[float], names: tu
     equal = apart <= EQUAL_LOSS_SHARE
     told = (
         f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and {first:.4f} with {names[0]}: "
-        f"{apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
+        f"a difference of {apart:.2%}, {'within' if equal else 'above'} the limit of {EQUAL_LOSS_SHARE:.0%}"
     )
     return LossVerdict(equal=equal, message=told)
 
