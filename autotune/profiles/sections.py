@@ -116,7 +116,7 @@ def approval_line(approval: Approval) -> str:
         return f"voided: approved {who}, modified since (hash {before} then, {now} now)"
     if approval.state == "not reviewed":
         return f"not reviewed (its earlier content, {before}, was rejected by {last.by})"
-    edited, note = ", as modified" if last.as_edited else "", f": {last.note}" if last.note else ""
+    edited, note = " (modified content)" if last.as_edited else "", f": {last.note}" if last.note else ""
     return f"{approval.state}{edited} {who}{note}"
 
 

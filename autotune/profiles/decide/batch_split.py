@@ -128,8 +128,8 @@ def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
         raise BadInput(
-            f"a global batch of {global_batch_size} sequences is too small for {ranks} ranks",
-            next_step=f"Use a global batch of at least {ranks} sequences, or at most {global_batch_size} ranks.",
+            f"global batch size {global_batch_size} is too small for {ranks} ranks",
+            next_step=f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks.",
         )
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks
