@@ -58,10 +58,7 @@ def estimate_model(
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
-    """Trace a model's step at two sizes, then near the largest micro-batch that fits the budget.
-
-    Requests of kernels grow in steps, and differently for small sizes, so the prediction is repeated from traces near
-    the previous one until it is stable.
+    """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
     Raises:
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.

@@ -42,12 +42,11 @@ from trainer.data.dataset import Manifest
 from trainer.data.global_batch import SequenceStatistics
 
 FIT_STEPS = (1, 1)
-"""Warm-up and timed steps of a trial that tests if a size fits, with an evaluation after each: the last step finds the
-allocator as an evaluation leaves it."""
+"""Warm-up and timed steps, each followed by an evaluation, of a trial that tests if a size fits."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """Warm-up and timed steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Seconds that the chosen micro-batch runs before its tokens/s count: warm and at its power limit a GPU is slower."""
+"""Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 CLOSE_BYTES = 2**20

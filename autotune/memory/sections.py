@@ -49,6 +49,10 @@ from trainer.config.train_config import TrainConfig
 
 _MOST_PARTS = 7
 """Most parts of a bar; more cannot be distinguished."""
+_SMALL_SHARE = 0.001
+"""Share of the peak below which terms are summed up."""
+_MUCH_SHARE = 0.05
+"""Share of the peak lost to fragmentation above which it is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +176,8 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
         ["headroom", format_share(constraints.headroom_share)],
         ["micro-batch size in use", f"{train.micro_batch_size}: {probe.choice}"],
     ]
-    found = facts("Largest micro-batch", rows)
-    return (
-        (found, _traced_breakdown(probe, constraints.memory_budget_bytes, known))
-        if probe.traced_terms_bytes
-        else (found,)
-    )
+    chart = (_traced_breakdown(probe, constraints.memory_budget_bytes, known),) if probe.traced_terms_bytes else ()
+    return (facts("Largest micro-batch", rows), *chart)
 
 
 def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
@@ -266,14 +266,6 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         ),
     )  # fmt: skip
     return (chart, used)
-
-
-_SMALL_SHARE = 0.001
-"""Share of the peak below which terms are summed up."""
-
-
-_MUCH_SHARE = 0.05
-"""Share of the peak lost between blocks above which it is reported."""
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:

@@ -266,11 +266,7 @@ class Verification:
 
 
 _SHA256 = r"^[0-9a-f]{64}$"
-
-
 Decision = Literal["approved", "rejected"]
-
-
 State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 

@@ -82,12 +82,6 @@ class ExploreEvidence(RatioBounds):
     ratio_to_starting: PositiveFloat
     """Non-padding tokens/s of the candidate over the starting configuration's, in windows of the same rounds."""
     adopted: bool
-
-    @property
-    def ratio(self) -> Interval:
-        """Ratio to the starting configuration, with its bounds."""
-        return self.bounded(self.ratio_to_starting)
-
     choice: str
     """Reason for the chosen settings."""
     stopped_because: str
@@ -98,3 +92,8 @@ class ExploreEvidence(RatioBounds):
     """Settings and values that were not searched, and why."""
     rows: list[ExploredRow]
     seconds: NonNegativeFloat
+
+    @property
+    def ratio(self) -> Interval:
+        """Ratio to the starting configuration, with its bounds."""
+        return self.bounded(self.ratio_to_starting)

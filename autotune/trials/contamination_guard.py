@@ -19,10 +19,8 @@ from autotune.trials.decide.contamination import (
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
-WAIT_BEFORE_S = 30.0
-"""Longest wait of a trial for its GPUs: the trial before may still be freeing memory, another process may end soon."""
-WAIT_AFTER_S = 10.0
-"""Time that a trial has to free its memory after its end; memory that remains belongs to another process."""
+WAIT_BEFORE_S, WAIT_AFTER_S = 30.0, 10.0
+"""Longest waits for GPUs to be free: before a trial, and for its own memory after it."""
 
 
 class ContaminationGuard:

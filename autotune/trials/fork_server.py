@@ -96,8 +96,7 @@ class StartedMachine(abc.ABC):
 class ForkServerMachine(StartedMachine):
     """Machine that forks every trial from a server process that has torch and transformers loaded.
 
-    A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
-    whole process group is killed. The server itself never touches a GPU. It ends when this process does.
+    A trial runs in its own session; its whole process group is killed at its end. The server itself uses no GPU.
     """
 
     def __init__(self) -> None:

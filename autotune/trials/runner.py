@@ -181,9 +181,9 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
-        Windows that failed or were rejected in a logged round are tried again alone; if one runs, the round is measured
-        again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse`` is
-        called for windows whose input cannot be used; without it the first ends the round.
+        Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
+        ``check`` gets each outcome with its seconds, and may raise. ``refuse`` gets errors of unusable input; without
+        it the first is raised.
         """
 
         def measured(*, anew: bool) -> dict[Key, Outcome]:

@@ -15,8 +15,6 @@ from trainer.config.tables import canonical_json, canonical_sha256
 
 TRIAL_LOG_DIRECTORY = "trials"
 """Name of the trial log within a profile's directory among the reports."""
-
-
 MAX_TRIAL_LOG_BYTES = 256 * 2**20
 
 

@@ -61,11 +61,7 @@ class Contaminated(_Failure):
 
 
 Outcome = Measured | OutOfMemory | HostOutOfMemory | TimedOut | Crashed | Contaminated
-
-
 _KINDS = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Outcome)}
-
-
 _WORDS = {"measured": "completed", "host_out_of_memory": "killed: host out of memory"}
 
 

@@ -26,8 +26,7 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
     layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, and its whole gradient
-    before it is reduced. If ``largest_layer_bytes`` exceeds half of the parameters, ZeRO-3 on two ranks can need more
-    than no sharding.
+    before it is reduced.
     """
     optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
     return replace(
