@@ -302,7 +302,7 @@ def probe_model(
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=found.infeasible_min,
-        # The second trial of a size says no less than the first.
+        # The higher of two trials of a size.
         feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
         traced_peak_bytes=None if prediction is None else round(prediction.peak_bytes(feasible_max)),
@@ -313,7 +313,7 @@ def probe_model(
         local_ranks=probe.local_ranks,
         gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
-        # Measured before the seconds are added up.
+        # Evaluated before ``seconds``, which includes its time.
         sustained=next(
             (search.sustained(point) for point in curve if point.micro_batch_size == choice.micro_batch_size), None
         ),

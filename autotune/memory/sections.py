@@ -97,7 +97,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
-    """Return the answer for people: one line per model, reasons, where it was written, and the next command."""
+    """Return the answer for people: a line per model, reasons, paths of profiles, and next commands."""
     found = [
         (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_size)) for one in probed
     ]
@@ -122,7 +122,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:
-    """Yield the reason for the micro-batch size, the split of the global batch, and what is unknown, a line each."""
+    """Yield a line each on the reason for the micro-batch size, the split of the global batch, and unknown facts."""
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice

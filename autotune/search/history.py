@@ -63,7 +63,7 @@ class ConfigurationWindows:
     """Non-padding tokens/s of short windows, and the logarithms of their ratios to the starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
-    """True if one of its values may be at fault; out of memory and interference by other users do not count."""
+    """True if one of its values may be the cause; out of memory and interference by other users do not count."""
 
     @property
     def best(self) -> list[tuple[float, float]]:

@@ -20,18 +20,17 @@ from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, 
 from trainer.errors import HOST_OUT_OF_MEMORY
 
 ENVIRONMENT = {
-    # Models are built from scratch: nothing is to be looked up on a network.
+    # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Libraries ask whether there is a GPU when they are imported; answered through the CUDA runtime, that question
-    # would make CUDA unusable in every process that is forked afterwards.
+    # Libraries look for a GPU at import; through the CUDA runtime this would break CUDA in all forked processes.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment variables of every process that runs trials."""
 
 
 class Machine(Protocol):
-    """Machine that runs one trial at a time, each in a process of its own, and returns its outcome."""
+    """Machine that runs one trial at a time, each in its own processes, and returns its outcome."""
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, its failure or its time limit."""
@@ -173,9 +172,7 @@ class ForkServerMachine(StartedMachine):
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
-    """Turn the accounts of a trial's ranks into an outcome.
-
-    The first failure counts, as one rank's failure makes the others fail.
+    """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
 
     Args:
         ranks: For each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by
@@ -220,7 +217,7 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
         return OutOfMemory(detail=result["detail"])
     if result is not None:
         return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
-    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator when they cannot even raise
+    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator if they cannot raise
         return OutOfMemory(detail=log_tail[-500:])
     if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")

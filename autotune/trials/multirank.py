@@ -145,6 +145,6 @@ class MultirankMachine(StartedMachine):
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read what a rank wrote; return an empty dictionary if it wrote nothing."""
+    """Read a rank's account; return an empty dictionary if there is none."""
     found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
     return found

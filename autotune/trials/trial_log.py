@@ -78,7 +78,7 @@ def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
 
 
 def made_on(here: Fingerprint) -> MadeOn:
-    """Return what trials record of the site that measures them."""
+    """Return the facts of a site that trials record."""
     return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
@@ -121,6 +121,6 @@ def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
     if where is None:
         return False
     if where.gpu_name is None and made_on.gpu_name is not None:
-        return False  # a GPU's steps are replayed where there is none
+        return False  # a GPU's steps are replayed on a machine without one
     kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
     return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)

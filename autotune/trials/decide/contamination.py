@@ -46,8 +46,8 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
 def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
     """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
     return (
-        f"{use.gpu} still holds {_shown(use.used_bytes)} after a wait of {format_seconds(waited_s)}; "
-        f"it held {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
+        f"{use.gpu} still holds {_shown(use.used_bytes)} after a wait of {format_seconds(waited_s)}, "
+        f"up from {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
     )
 
 
@@ -94,7 +94,7 @@ def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
     if isinstance(processes, Unavailable):
         return f"processes cannot be listed: {processes.reason}"
     if not processes:
-        return "no process is visible; the driver may hide those of other users and containers"
+        return "no visible process: the driver may hide those of other users and containers"
     return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
 
 

@@ -40,7 +40,7 @@ def compare_losses(reference: Sequence[float], other: Sequence[float], names: tu
     equal = apart <= EQUAL_LOSS_SHARE
     told = (
         f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and {first:.4f} with {names[0]}: "
-        f"a difference of {apart:.2%}, {'within' if equal else 'above'} the limit of {EQUAL_LOSS_SHARE:.0%}"
+        f"{apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
     )
     return LossVerdict(equal=equal, message=told)
 

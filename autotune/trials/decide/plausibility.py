@@ -43,7 +43,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
         if gpu_name is None:
             return
         if rate.of == "links":
-            # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
+            # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
             limit, unit = peak_link_bytes_per_s(gpu_name), "TB/s of links"
         else:
             limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"

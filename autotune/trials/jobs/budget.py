@@ -97,7 +97,7 @@ class CudaBudget:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
             beyond_bytes = max(0, free_bytes - max(0, room_bytes))
-            # Rounded up: what is rounded off would be memory beyond the budget. More than all of it cannot be held.
+            # Rounded up, to leave no memory beyond the budget; at most all of the free memory.
             self._held_bytes = min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES) * _PAGE_BYTES
             hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
@@ -131,11 +131,11 @@ class CudaBudget:
 
     def _outside_now_bytes(self) -> int:
         if self._used_before_bytes is None:
-            # Whatever is on the device and not the allocator's counts, other programs' memory too.
+            # All memory outside the allocator counts, that of other programs too.
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
             used_bytes = all_bytes - free_bytes
         else:
-            # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
+            # NVML before and after: CUDA's own count omits the driver's reserve.
             used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
         return used_bytes - torch.cuda.memory_reserved(self._device) - self._held_bytes
 

@@ -269,7 +269,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
         monkeypatch.setattr(TrialRunner, "run", run)
         return probe(machine, site=f"within {most_trials}")
 
-    with pytest.raises(OutOfTime, match=r"rows fit.*; 3 s are left"):
+    with pytest.raises(OutOfTime, match=r"sequences fit.*; 3 s are left"):
         probed_within(search_trials - 1)
     found = probed_within(search_trials + 1)
     assert bracket(found) == (35, 36)
@@ -339,7 +339,7 @@ def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_abov
 
 def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
     assert estimated(other_order_from=100).fit.rows.min() > 100
-    with pytest.raises(CannotTrace, match="another order"):
+    with pytest.raises(CannotTrace, match="change order"):
         estimated(unlike=range(100))
 
 

@@ -330,7 +330,11 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     [
         ({"loss": bf16_learns_less}, "not within 1%", 2),
         ({"loss": lambda *_: 3.0}, "not checked: with fp32 the loss went", 1),
-        ({"instead": fails(lambda _, one: one.measured.get("losses"))}, "not checked: with fp32 the run crashed", 1),
+        (
+            {"instead": fails(lambda _, one: one.measured.get("losses"))},
+            "not checked: the run with fp32 failed (crashed)",
+            1,
+        ),
     ],
 )
 def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):

@@ -31,7 +31,7 @@ def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_tol
     assert not is_above_baseline(baseline, UNKNOWN)
     use = replace(FREE, used_bytes=int(3.5 * GIB), processes=(HOLDER, GpuProcess(pid=7, used_bytes=None)))
     assert contamination.describe_growth(use, GIB // 2, 30.0) == (
-        "GPU 3 still holds 3.5 GiB after a wait of 30 s; it held 512 MiB before the first trial "
+        "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the first trial "
         "(pid 42: 256 MiB, pid 7: n/a)"
     )
 
@@ -93,9 +93,12 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"used_bytes": 3 * GIB}, "3 GiB are taken (no process on it can be seen from here)"),
-        ({"processes": (HOLDER,)}, "512 MiB are taken (pid 42: 256 MiB)"),
-        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a are taken (pid 42: n/a)"),
+        (
+            {"used_bytes": 3 * GIB},
+            "3 GiB allocated (no visible process: the driver may hide those of other users and containers)",
+        ),
+        ({"processes": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
+        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
         (
             {"used_bytes": 3 * GIB, "processes": UNKNOWN},
             "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
@@ -104,7 +107,10 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
         ({"used_bytes": UNKNOWN}, None),
         ({"processes": UNKNOWN}, None),
         ({"used_bytes": 2 * GIB}, None),
-        ({"used_bytes": 2 * GIB + 1}, "2 GiB are taken (no process on it can be seen from here)"),
+        (
+            {"used_bytes": 2 * GIB + 1},
+            "2 GiB allocated (no visible process: the driver may hide those of other users and containers)",
+        ),
     ],
 )
 def test_users_of_a_gpu_are_named(changes, words):
