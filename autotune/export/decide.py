@@ -1,4 +1,4 @@
-"""A profile's settings as transformers 5.23's ``TrainingArguments``, and what these cannot express. Pure."""
+"""Export of a profile to transformers 5.23's ``TrainingArguments``, and the settings without equivalent. Pure."""
 
 import math
 import sys
@@ -41,7 +41,7 @@ class ExportedBatch:
     ranks: int
     sequences_per_step: int
     samples_per_sequence: float | None
-    """Samples of a sequence, on average; None if sequences are packed and the dataset is not here."""
+    """Samples of a sequence, on average; None if sequences are packed and the dataset is not found."""
     tokens_per_step: float | None
     """Non-padding tokens of this trainer's optimizer step over all ranks."""
     per_device_batch_size: int
@@ -138,9 +138,9 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
             "activation_checkpointing",
             "gradient_checkpointing",
             recomputes or None,
-            near=selective and "matmuls as well",
+            near=selective and "recomputes matmuls as well",
         ),
-        _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="no run record, steps or events"),
+        _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="without run record, steps and events"),
     )
 
 
@@ -150,16 +150,16 @@ def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
     other = packed or each != train.micro_batch_size
     rounded = packed or batch.exported_samples_per_step != batch.sequences_per_step
     return (
-        _row("micro_batch_size", "per_device_train_batch_size", each, near=other and "samples, one in each row"),
-        _row("global_batch_size", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches"),
+        _row("micro_batch_size", "per_device_train_batch_size", each, near=other and "one sample per sequence"),
+        _row("global_batch_size", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches only"),
         _row("global_batch_tokens"),
         _row("global_batch_samples"),
         _row("evaluation.max_sequences", "per_device_eval_batch_size", each, near="the whole dataset, other masks"),
         _row("layout", "train_sampling_strategy", "group_by_length" if bucketed else None,
-             near=bucketed and "takes samples of like length out of fifty batches: a step is no independent draw",
-             lost=packed and "its encoders would attend across documents of a packed row: one padded sample a row"),
+             near=bucketed and "groups samples of similar length within 50 batches: steps are not independent draws",
+             lost=packed and "packing would allow cross-document attention: one padded sample per sequence"),
         _row("seq_length_tokens"),
-        _row("masking_probability", near="of the collator, whose masks depend on the order of the batches"),
+        _row("masking_probability", near="set in the collator; masks depend on the order of the batches"),
     )  # fmt: skip
 
 
@@ -169,9 +169,9 @@ def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
         "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps",
     )  # fmt: skip
     schedule, arguments = their_schedule(train)
-    warmup = "its first step has rate 0: one step behind while the rate rises"
+    warmup = "its first step has learning rate 0: the warm-up lags by one step"
     if train.schedule == "wsd" and train.final_learning_rate_share:
-        warmup = "rises from the final rate rather than from 0, and its first step has that rate"
+        warmup = "its warm-up starts at the final learning rate instead of 0"
     return (
         *(_row(name, name, getattr(train, name)) for name in numbers),
         _row("log_interval_steps", "logging_steps", train.log_interval_steps),
@@ -181,8 +181,8 @@ def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
         _row("final_learning_rate_share", "lr_scheduler_kwargs", arguments or None),
         _row("decay_share"),
         _row("warmup_steps", "warmup_steps", train.warmup_steps, near=train.warmup_steps > 0 and warmup),
-        _row("seed", "seed", train.seed, near="other first weights and dropout from the same number"),
-        _row("order of the data", "data_seed", train.seed, near="a permutation of each epoch, and another one"),
+        _row("seed", "seed", train.seed, near="the same seed gives other initial weights and dropout"),
+        _row("order of the data", "data_seed", train.seed, near="a different permutation of each epoch"),
     )
 
 
@@ -204,13 +204,13 @@ def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equival
     """Return data loading, checkpoints and evaluations; seconds between saves become steps at the measured rate."""
     train, data, saving = profile.train, profile.train.data, profile.train.checkpoint
     any_workers, interval = data.num_workers > 0, train.evaluation.interval_steps
-    every, how = saving.interval_steps, "no measured step time tells how many steps fit into it"
+    every, how = saving.interval_steps, "no measured step time to convert seconds into steps"
     if (step := _step_s(profile, batch)) is not None:
         every = min(max(1, math.floor(saving.interval_s / step[0])), every or sys.maxsize)
         how = f"steps of {step[0]:.3g} s by this project's trainer ({step[1]})"
     counted = profile.evidence.workers is not None
     return (
-        _row("data.num_workers", "dataloader_num_workers", data.num_workers, near=counted and "needs more"),
+        _row("data.num_workers", "dataloader_num_workers", data.num_workers, near=counted and "requires more workers"),
         _row("data.prefetch_factor", "dataloader_prefetch_factor", data.prefetch_factor if any_workers else None),
         _row("data.pin_memory", "dataloader_pin_memory", data.pin_memory and train.device == "cuda"),
         _row("workers persist over epochs", "dataloader_persistent_workers", True if any_workers else None),
@@ -232,7 +232,7 @@ def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
         return tokens / rate.value, f"{rate.known}: {rate.source}"
     if tuned is None:
         return None
-    return tokens / (tuned.value * batch.ranks / tuned.ranks), f"assumed: as fast on each rank as in {tuned.source}"
+    return tokens / (tuned.value * batch.ranks / tuned.ranks), f"assumed: per rank as fast as in {tuned.source}"
 
 
 def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
@@ -242,9 +242,9 @@ def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
         "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "activation_checkpointing": train.activation_checkpointing != "none",
     }  # fmt: skip
-    gradients = half and "gradients travel in fp32: twice the bytes"
+    gradients = half and "synchronises gradients in fp32: twice the bytes"
     if fsdp and bf16:
-        gradients = settings.gradient_dtype != "bf16" and "gradients travel in bf16, as bf16 is on"
+        gradients = settings.gradient_dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
     twice = settings.gradient_as_bucket_view and ranks > 1 and not fsdp
     hybrid = fsdp and settings.shard_ranks is not None
     named = not fsdp and bucket != _TORCHS_BUCKET_CAP_MIB
@@ -252,15 +252,15 @@ def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
         _row("parallel.strategy", "fsdp", True if fsdp else None,
              near=fsdp and bf16 and "with bf16 it gathers weights and reduces gradients in bf16",
              lost=settings.strategy == "zero1" and "plain DDP: every rank holds the whole optimizer state"),
-        _row("layers gathered one at a time", "fsdp_config", config if fsdp else None, near=fsdp and "its own list"),
+        _row("layers gathered one at a time", "fsdp_config", config if fsdp else None, near=fsdp and "other layers"),
         _row("parallel.shard_ranks", lost=hybrid and "HSDP: all ranks share one copy of the weights"),
         _row("parallel.gradient_dtype", lost=gradients),
         _row("parallel.bucket_cap_mib", "ddp_bucket_cap_mb", bucket if named else None),
-        _row("parallel.gradient_as_bucket_view", lost=twice and "gradients exist twice, in DDP's buckets and outside"),
+        _row("parallel.gradient_as_bucket_view", lost=twice and "stores gradients twice, in DDP's buckets and outside"),
         _row("parallel.static_graph", "ddp_static_graph", True if settings.static_graph and not fsdp else None),
         _row("every parameter is used", "ddp_find_unused_parameters", None if fsdp else False),
-        _row("no buffers travel", "ddp_broadcast_buffers", None if fsdp else False),
-        _row("parallel.timeout_s", "ddp_timeout", timeout, near="kills the process after it"),
+        _row("no synchronisation of buffers", "ddp_broadcast_buffers", None if fsdp else False),
+        _row("parallel.timeout_s", "ddp_timeout", timeout, near="kills the process after the timeout"),
     )  # fmt: skip
 
 
@@ -272,20 +272,25 @@ def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
     saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
     return (
         _row(
-            "mlm_head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and "all positions"
+            "mlm_head",
+            near=masked and sparse and "sparse_prediction",
+            lost=masked and not sparse and "computes all positions",
         ),
-        _row("last_layer", lost=masked and train.last_layer == "sparse" and "computed for every position"),
-        _row("attention", lost=varlen and "over whole padded rows under a mask"),
-        _row("masks by seed, epoch and sample alone", lost="masks change with ranks, workers and every resume"),
-        _row("exact resume at another number of ranks", lost="skips as many micro-batches as were taken"),
-        _row("data.dataset_hash", lost="no other dataset is rejected"),
-        _row("data.path", lost="the calling program hands over a dataset of its own format"),
-        _row("data.stage_to", lost=train.data.stage_to is not None and "no copy on local disks"),
-        _row("checkpoint.asynchronous", lost=saving.enabled and saving.asynchronous and "training waits for each one"),
+        _row("last_layer", lost=masked and train.last_layer == "sparse" and "computes all positions"),
+        _row("attention", lost=varlen and "computes whole padded sequences under a mask"),
+        _row("masks depend on seed, epoch and sample only", lost="masks change with ranks, workers and resuming"),
+        _row("exact resume with another number of ranks", lost="skips as many micro-batches as were trained on"),
+        _row("data.dataset_hash", lost="accepts any dataset"),
+        _row("data.path", lost="your program passes a dataset in its own format"),
+        _row("data.stage_to", lost=train.data.stage_to is not None and "no staging to local disks"),
+        _row(
+            "checkpoint.asynchronous",
+            lost=saving.enabled and saving.asynchronous and "training waits for each checkpoint",
+        ),
         _row("checkpoint.keep_every_steps", lost=keeps and "save_total_limit deletes older ones"),
         _row("health", lost="a loss that is not finite, spikes or explodes is neither skipped nor rolled back"),
-        _row("max_epochs", lost=train.max_epochs is not None and "max_steps alone ends its run"),
-        _row("stop_after_s", lost=train.stop_after_s is not None and "does not save and exit before a time limit"),
+        _row("max_epochs", lost=train.max_epochs is not None and "only max_steps ends the run"),
+        _row("stop_after_s", lost=train.stop_after_s is not None and "does not save and exit before the time limit"),
         _row("non-padding tokens/s and MFU of every step", lost="logs samples/s, padding included"),
     )
 
@@ -308,14 +313,14 @@ def _warnings(train: TrainConfig, batch: ExportedBatch, means: SequenceMeans) ->
     each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
     if train.layout == "packed" and batch.samples_per_sequence is None:
         found.append(
-            f"A packed row holds several samples, and how many is not known ({means.source}): the export takes one for "
-            "each row, so its step sees fewer tokens. Name the dataset with --data."
+            f"The number of samples per packed sequence is unknown ({means.source}): the export assumes one, so its "
+            "optimizer step has fewer tokens. Pass the dataset: --data DIR."
         )
     elif train.layout == "packed":
         found.append(
             f"{rows} packed sequences are not {rows} samples: each holds {batch.samples_per_sequence:.2f} on average. "
-            "The export accumulates until a step has as many non-padding tokens."
+            "The export accumulates gradients up to the same number of non-padding tokens."
         )
     if each < rows:
-        found.append(f"Micro-batches of {each} rather than {rows} come nearest to the global batch.")
-    return [*found, "What fits was determined with this project's trainer; the other one may need more memory."]
+        found.append(f"Micro-batch size {each} instead of {rows}, to come closest to the global batch.")
+    return [*found, "The micro-batch was measured to fit with this project's trainer; the other may need more memory."]

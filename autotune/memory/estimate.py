@@ -25,14 +25,13 @@ CLOSE_SHARE = 0.005
 """Relative distance to a traced size within which a prediction is final."""
 MOST_ROUNDS = 3
 SHIFTS = 3
-"""Attempts to trace with one sequence more each, if no trace matches the largest: compiled layers write over blocks
-that are of the same size by chance."""
+"""Attempts to trace one sequence more, if no trace matches the largest: compiled layers reuse blocks of equal size."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
-"""Documents per packed sequence, assumed without a dataset; functions of programs: about 2.1 per 512 tokens."""
+"""Documents per packed sequence, assumed without a dataset; program functions average 2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 PACKED_FULL_SHARE = 0.997
-"""Share of non-padding tokens in packed sequences of 512 tokens (functions): ``docs/reference/figures.md``."""
+"""Share of non-padding tokens in packed sequences of 512 tokens of program functions; ``docs/benchmarks.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,7 @@ def estimate_model(
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
-    """Trace a model's step at two sizes, then near the largest micro-batch that fits the budget.
-
-    Requests of kernels grow in steps, and differently for small sizes, so the prediction is repeated from traces near
-    the previous one until it is stable.
+    """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
     Raises:
         CannotTrace: If the model cannot be traced, or allocates in another order at another size.
@@ -95,7 +91,7 @@ def _extended(
         if fit is not None and len(alike) > 1:
             break
     else:
-        raise _cannot(request, "it allocates in another order at another size")
+        raise _cannot(request, "its allocations change order with the micro-batch size")
     told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
     return fit, tuple(alike), told
 
@@ -110,10 +106,9 @@ def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> M
 
 
 def _cannot(request: TraceRequest, why: str) -> CannotTrace:
-    name = request.config.model.name
     return CannotTrace(
-        f"{name} cannot be predicted without running it: {why}",
-        next_step="Measure it where it is to run, with autotune probe.",
+        f"the memory of {request.config.model.name!r} cannot be predicted: {why}",
+        next_step="Measure it on the machine that will train: autotune probe",
     )
 
 
@@ -132,7 +127,7 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
 
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
-    """Return the contents of a dataset's sequences, from a part of it; raise ``TrainerError`` if it is no dataset."""
+    """Return the contents of a dataset's sequences, from a sample of it; raise ``TrainerError`` if it is no dataset."""
     any_model = ModelSettings(name="any", config={"model_type": "bert"})  # sequences do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
     documents = rows.most_documents if layout == "packed" else 1.0
@@ -151,7 +146,7 @@ def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Mani
 
 
 def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
-    """Return non-padding tokens and samples per sequence, from a part of the dataset or, without it, from the profile.
+    """Return non-padding tokens and samples per sequence, from a sample of the dataset or else from the profile.
 
     Raises:
         TrainerError: If ``data`` is no dataset.
@@ -159,10 +154,10 @@ def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
     profile, directory = stored.profile, data or stored.data_here()
     if directory is None:
         packed = profile.train.layout == "packed"
-        source = "the dataset is not here" if packed else "one sample in each row"
+        source = "dataset not found" if packed else "one sample per sequence"
         tokens = profile.mean_tokens_per_sequence
         return SequenceMeans(non_padding_tokens=tokens, samples=None if packed else 1.0, source=source)
     found, manifest = _laid_out(directory, profile.train)
     other = manifest.dataset_hash != profile.fingerprint.dataset_hash
-    source = "another dataset than the profile was tuned on" if other else "rows of the dataset, a part laid out"
+    source = "a different dataset from the profile's" if other else "a sample of the dataset's sequences"
     return SequenceMeans(non_padding_tokens=found.mean_non_padding_tokens, samples=found.mean_samples, source=source)

@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
 from autotune.base.statistics import of_windows
 from autotune.base.units import format_bytes
+from autotune.base.wording import plural
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.batch_search import (
@@ -41,12 +42,11 @@ from trainer.data.dataset import Manifest
 from trainer.data.global_batch import SequenceStatistics
 
 FIT_STEPS = (1, 1)
-"""Warm-up and timed steps of a trial that tests if a size fits, with an evaluation after each: the last step finds the
-allocator as an evaluation leaves it."""
+"""Warm-up and timed steps, each followed by an evaluation, of a trial that tests if a size fits."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """Warm-up and timed steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Seconds that the chosen micro-batch runs before its tokens/s count: warm and at its power limit a GPU is slower."""
+"""Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 CLOSE_BYTES = 2**20
@@ -55,10 +55,10 @@ CLOSE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """Request to probe one model; None stands for what suits the site."""
+    """Request to probe one model; None takes the default of the machine."""
 
     config: TrainConfig
-    """Settings of the step; unless set, ``layout`` and ``precision`` are those that suit the model and device."""
+    """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults of model and device."""
     data: Path
     reports: Path
     memory_bytes: int | None = None
@@ -81,7 +81,7 @@ class Probe:
 
     request: ProbeRequest
     config: TrainConfig
-    """Complete settings; their ``global_batch_size`` is what the chosen micro-batch splits."""
+    """Complete settings; the chosen micro-batch splits their ``global_batch_size``."""
     manifest: Manifest
     memory_budget_bytes: int
     device_used_before_bytes: int | list[int] | None = None
@@ -140,7 +140,7 @@ class Search:
         if expected is None:
             return
         if self.estimate is None:
-            self.runner.on_trial(f"{self.name}: tracing, to predict its memory", None)
+            self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
             try:
                 self.estimate = self.probe.trace(self.runner.machine)
             except CannotTrace as error:
@@ -166,13 +166,13 @@ class Search:
 
     def _try(self, rows: int) -> None:
         before = [one.fits for one in self.tried if one.micro_batch_size == rows]
-        label = f"{rows} rows" + (f", try {len(before) + 1}" if before else "")
+        label = plural(rows, "sequence") + (f", attempt {len(before) + 1}" if before else "")
         trial = step_trial(self.probe, rows, FIT_STEPS, self.probe.memory_budget_bytes, attempt=len(before))
         try:
             outcome = self.runner.run(trial, f"{self.name}: {label}")
         except OutOfTime as error:
             found = bracket(self.tried)
-            known = f"{found.feasible_max} rows fit" if found.feasible_max else "no size is known to fit"
+            known = f"{plural(found.feasible_max, 'sequence')} fit" if found.feasible_max else "no size is verified yet"
             known += "" if found.infeasible_min is None else f", {found.infeasible_min} do not"
             raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
         if isinstance(outcome, Measured):
@@ -223,18 +223,18 @@ class Search:
         # Allocator settings that make a CPU's limit exact slow it down; speed is measured without, as the size fits.
         device = self.probe.config.device
         budget_bytes = self.probe.memory_budget_bytes if device == "cuda" else None
-        label = f"{rows} rows, speed{how_long}"
+        label = f"{plural(rows, 'sequence')}, throughput{how_long}"
         for attempt in range(MAX_FAILURES):
             steps = steps or CURVE_STEPS[device]  # of one micro-batch, which accumulation repeats
             trial = step_trial(self.probe, rows, steps, budget_bytes, attempt=attempt, micro_batches=1)
-            again = f", try {attempt + 1}" if attempt else ""
+            again = f", attempt {attempt + 1}" if attempt else ""
             outcome = self.runner.run(trial, f"{self.name}: {label}{again}", timed=True)
             if not isinstance(outcome, Crashed | Contaminated):
                 break
         if isinstance(outcome, OutOfMemory):
             raise Undecided(
-                f"{rows} rows fitted at first, and were refused when their speed was measured: {outcome.detail}",
-                next_step="Leave more memory free: --headroom 0.1",
+                f"micro-batch size {rows} fitted at first, but not in the throughput trial: {outcome.detail}",
+                next_step="Leave more memory free: add --headroom 0.1",
             )
         if not isinstance(outcome, Measured):
             raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
@@ -251,24 +251,24 @@ class Search:
         )
 
     def does_not_fit(self) -> ExceedsMemory:
-        """Return the error that not even one sequence fits: its memory, the largest term, and remedies."""
+        """Return the error for a model of which not even one sequence fits: its memory, largest term, and remedies."""
         probe = self.probe
         tokens, budget = probe.config.seq_length_tokens, format_bytes(probe.memory_budget_bytes)
-        outcome = self.runner.run(step_trial(probe, 1, FIT_STEPS, None), f"{self.name}: 1 row without a limit")
-        need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
+        outcome = self.runner.run(step_trial(probe, 1, FIT_STEPS, None), f"{self.name}: 1 sequence without a limit")
+        need = f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed" if isinstance(outcome, Measured) else ""
         helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
         if terms := self.terms_bytes(1):
             term, size = max(terms.items(), key=lambda item: item[1])
-            need += f", of which {term} {format_bytes(size)} (predicted)"
+            need += f"; largest part: {term}, {format_bytes(size)} (predicted)"
             if is_activations(term) and probe.config.activation_checkpointing != "full":
-                helps.insert(0, "keep fewer activations with --activation-checkpointing full")
+                helps.insert(0, "add --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
                 largest = int(self.estimate.fit.largest_parameter_bytes)
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
-                helps += [] if shared is None else [f"share the state by {shared}"]
+                helps += [] if shared is None else [f"shard the state: {shared}"]
         return ExceedsMemory(
-            f"not even one row of {tokens} tokens of {self.name} fits {budget}{need}",
+            f"one sequence of {tokens} tokens of {self.name!r} exceeds the memory budget of {budget}{need}",
             next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
         )
 
@@ -302,7 +302,7 @@ def probe_model(
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=found.infeasible_min,
-        # The second trial of a size says no less than the first.
+        # The higher of two trials of a size.
         feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
         traced_peak_bytes=None if prediction is None else round(prediction.peak_bytes(feasible_max)),
@@ -313,7 +313,7 @@ def probe_model(
         local_ranks=probe.local_ranks,
         gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
-        # Measured before the seconds are added up.
+        # Evaluated before ``seconds``, which includes its time.
         sustained=next(
             (search.sustained(point) for point in curve if point.micro_batch_size == choice.micro_batch_size), None
         ),

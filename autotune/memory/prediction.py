@@ -125,7 +125,9 @@ def find_target(asked: PredictionRequest) -> Target:
     budget = asked.memory_bytes
     if asked.configs[0].device == "cpu":
         if budget is None or asked.gpu is not None:
-            raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
+            raise UsageError(
+                "--device cpu requires --memory, without --gpu", next_step="Try --device cpu --memory 2GiB."
+            )
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _gpu_here() if budget is None else None
     if gpu_model is not None:
@@ -137,8 +139,8 @@ def find_target(asked: PredictionRequest) -> Target:
         )
     if budget is None:
         raise UsageError(
-            "there is no GPU here that is known by name, so the card has to be named",
-            next_step=f"Use --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB.",
+            "no known GPU detected: --gpu or --memory is required",
+            next_step=f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB.",
         )
     expected = expected_on_gpu(None, asked.ranks)
     return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
@@ -186,7 +188,7 @@ class _Tracer:
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
         fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
-        # With everything that is assumed at its most, and at its least.
+        # With the assumed overheads at their highest, and at their lowest.
         uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(fit, 1, expected.usual))
         low = largest_micro_batch_size(
             fit, budget - uncertainty_bytes, expected.most, max_micro_batch_size=asked.max_micro_batch_size
@@ -244,9 +246,9 @@ class _Tracer:
         try:
             rows = self._traced(config).max_micro_batch_size
         except BadInput:
-            return None, "not possible"
+            return None, "invalid"
         except CannotTrace:
-            return None, "not traced"
+            return None, "unpredictable"
         return rows, "or more" if rows == self.asked.max_micro_batch_size else ""
 
     def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> ExceedsMemory:
@@ -258,18 +260,19 @@ class _Tracer:
         for option, value in (("precision", "bf16"), ("activation_checkpointing", "full"), ("mlm_head", "sparse")):
             if getattr(config, option) != value:
                 rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
-                helps += [f"--{option} {value} ({rows} rows)"] if rows else []
-        advice = "No single setting is predicted to be enough."
+                helps += [f"--{option.replace('_', '-')} {value} (micro-batch size {rows})"] if rows else []
+        advice = "No single setting is predicted to suffice."
         if helps:
             advice = f"Predicted to fit with {' or '.join(helps)}."
         largest = int(estimate.fit.largest_parameter_bytes)
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
-        otherwise += [] if shared is None else [f"a state that is shared by {shared}"]
+        otherwise += [] if shared is None else [f"a sharded state: {shared}"]
         return ExceedsMemory(
-            f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
-            f"{format_bytes(budget)}: it needs {format_bytes(found.peak_bytes)}, of which {term} {format_bytes(size)}",
-            next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
+            f"one sequence of {config.seq_length_tokens} tokens of {config.model.name!r} is predicted to exceed the "
+            f"memory budget of {format_bytes(budget)}; {format_bytes(found.peak_bytes)} needed; largest part: {term}, "
+            f"{format_bytes(size)}",
+            next_step=f"{advice} Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
         )
 
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
@@ -288,12 +291,12 @@ class _Tracer:
         ]
         for number, (config, settings) in enumerate(combinations):
             model, known, varlen = config.model.name, _is_known(config), settings["attention"] == "varlen"
-            update(number, len(combinations), f"what if: {model} {' '.join(settings.values())}")
+            update(number, len(combinations), f"alternatives: {model} {' '.join(settings.values())}")
             without_dropout = {"attention_dropout": 0.0} if varlen else {}
             found: dict[bool, tuple[int | None, str]] = {}
             for layout in ("packed", "padded") if known else ("padded",):
                 changed = config.model_copy(update={**settings, "layout": layout, **without_dropout})
-                # How sequences are filled changes their memory only if documents are computed one by one.
+                # The layout changes memory only if documents are computed one by one.
                 same = varlen and layout == "packed"
                 if same not in found:
                     found[same] = self._rows_or_why(changed)
@@ -322,7 +325,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
         micro_batch_size=probe.feasible_max,
         max_micro_batch_size=max(train.micro_batch_size, most),
         largest_bytes=largest_parameter_bytes(train, probe.parameters),
-        source=f"the probe's trace; {probe.feasible_max} rows are the largest that were shown to fit",
+        source=f"the probe's trace; the largest verified micro-batch is {probe.feasible_max}",
     )
 
 
@@ -361,13 +364,13 @@ def traced(
         parameters=PlanFigure(
             value=parameters,
             basis="assumed" if contents.assumed else "predicted",
-            source=f"counted in the model as it would be built{told}",
+            source=f"counted in the traced model{told}",
         ),
         state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes),
         micro_batch_size=rows,
         max_micro_batch_size=fitting,
         largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
-        source="a trace of the trainer's step; what lies around it is assumed",
+        source="a trace of the trainer's step, with assumed overheads",
     )
 
 
@@ -376,7 +379,7 @@ def shared(
 ) -> MemoryPlan:
     """Return the plan with the memory under every way of sharing the model among the ranks."""
     tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
-    # A trial says that it fits, whatever a trace predicts.
+    # A trial verified that it fits, whatever a trace predicts.
     verified_bytes = memory.state.total_bytes if is_verified else 0
     found = shares(
         memory.state,

@@ -49,6 +49,10 @@ from trainer.config.train_config import TrainConfig
 
 _MOST_PARTS = 7
 """Most parts of a bar; more cannot be distinguished."""
+_SMALL_SHARE = 0.001
+"""Share of the peak below which terms are summed up."""
+_MUCH_SHARE = 0.05
+"""Share of the peak lost to fragmentation above which it is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
-    """Return the answer for people: one line per model, reasons, where it was written, and the next command."""
+    """Return the answer for people: a line per model, reasons, paths of profiles, and next commands."""
     found = [
         (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_size)) for one in probed
     ]
@@ -101,52 +105,49 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
         "", found,
         ("model", "l", lambda one: one[0].model.name),
         ("parameters", "r", lambda one: f"{one[1].parameters / 1e6:.1f} M" if one[1].parameters else None),
-        ("fits (rows)", "r", lambda one: str(one[1].feasible_max)),
-        ("refused (rows)", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
-        ("used (rows)", "r", lambda one: str(one[0].micro_batch_size)),
-        ("tokens/s", "r", lambda one: format_count(one[2].padded_tokens_per_s if one[2] else None)),
-        ("peak", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
+        ("max micro-batch", "r", lambda one: str(one[1].feasible_max)),
+        ("out of memory at", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
+        ("micro-batch", "r", lambda one: str(one[0].micro_batch_size)),
+        ("tokens/s incl. padding", "r", lambda one: format_count(one[2].padded_tokens_per_s if one[2] else None)),
+        ("peak memory", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
         ("predicted", "r", lambda one: format_bytes(one[1].traced_peak_bytes or one[1].predicted_peak_bytes)),
         ("trials", "r", lambda one: str(one[1].search_trials)),
         ("time", "r", lambda one: format_seconds(one[1].seconds)),
     )  # fmt: skip
     reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
-    old = [f" (the old one: {one.previous})" if one.previous else "" for one in probed]
+    old = [f" (previous one: {one.previous})" if one.previous else "" for one in probed]
     written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
     following = [("next", (command("workers", one.path, data=data),)) for one in probed]
     return console_text((table, Pairs(pairs=(*reasons, *written, *following))))
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:
-    """Yield the reason for the micro-batch size, the split of the global batch, and what is unknown, a line each."""
+    """Yield a line each on the reason for the micro-batch size, the split of the global batch, and unknown facts."""
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice
     if probe.knee_micro_batch_sizes and probe.curve:
         low, high = probe.knee_micro_batch_sizes
-        yield f"the knee lies {f'at {low}' if low == high else f'between {low} and {high}'} rows"
+        yield f"throughput levels off {'at' if low == high else f'between {low} and'} {plural(high, 'sequence')}"
     yield batch_split_words(profile.train, probe.local_ranks)
-    yield f"a step has {global_batch_words(profile.constraints.global_batch_tokens)}"
+    yield f"each optimizer step has {global_batch_words(profile.constraints.global_batch_tokens)}"
     if probe.infeasible_min is None:
-        yield f"more may fit: nothing above {probe.feasible_max} rows was tried (--max-micro-batch-size)"
+        yield f"more may fit: sizes above {probe.feasible_max} were not tried (--max-micro-batch-size)"
     if profile.fingerprint.bytes_known == "allocator":
-        yield "a pretended GPU: sizes are those of torch's allocator, and nothing was timed"
+        yield "pretended GPU: memory is that of torch's allocator, and throughput was not measured"
     if probe.not_traced:
-        yield f"not predicted beforehand: {probe.not_traced}"
+        yield f"no memory prediction: {probe.not_traced}"
 
 
 def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     """Return the split of the global batch into micro-batches per rank, in words, with its empty sequences."""
-    dealing = split_global_batch(train.global_batch_size, train.micro_batch_size, local_ranks)
-    words = (
-        f"a global batch of {plural(train.global_batch_size, 'row')} is "
-        f"{plural(dealing.gradient_accumulation_steps, 'micro-batch')} of {plural(dealing.micro_batch_size, 'row')}"
-    )
-    if local_ranks > 1:
-        words += f" on each of {local_ranks} ranks"
-    if dealing.empty_rows:
-        without = " or ".join(map(str, dealing.without_empty))
-        words += f", {plural(dealing.empty_rows, 'row')} of them empty; none would be with {without} rows"
+    split = split_global_batch(train.global_batch_size, train.micro_batch_size, local_ranks)
+    words = f"global batch of {plural(train.global_batch_size, 'sequence')}: micro-batch size {split.micro_batch_size}"
+    words += f" x {plural(split.gradient_accumulation_steps, 'accumulation step')}"
+    words += f" x {local_ranks} ranks" if local_ranks > 1 else ""
+    if split.empty_rows:
+        without = " or ".join(map(str, split.without_empty))
+        words += f"; {plural(split.empty_rows, 'sequence')} empty, none with a global batch of {without}"
     return words
 
 
@@ -154,36 +155,29 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the section on memory: predicted by term, measured in total, and the budget."""
     probe = one.profile.evidence.probe
     if probe is None:
-        return (Missing(what="What fits", commands=(probe_command(one.profile, one.path),)),)
+        return (Missing(what="Largest micro-batch", commands=(probe_command(one.profile, one.path),)),)
     constraints, train, known = one.profile.constraints, one.profile.train, one.profile.fingerprint.bytes_known
     traced = format_bytes(probe.traced_peak_bytes) if probe.traced_peak_bytes is not None else "not predicted"
     rows: list[Row] = [
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
-        ["largest micro-batch that ran", f"{probe.feasible_max} rows of {train.seq_length_tokens} tokens"],
-        ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
-        [f"peak of the largest, {known}", format_bytes(probe.feasible_peak_bytes)],
-        ["the same, predicted before any trial", traced],
-        ["the same, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
-        [
-            "largest micro-batch, predicted",
-            f"{probe.traced_micro_batch_size} rows" if probe.traced_micro_batch_size is not None else None,
-        ],
+        ["largest micro-batch, verified", f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens"],
+        ["smallest micro-batch out of memory", str(probe.infeasible_min) if probe.infeasible_min else "none tried"],
+        [f"peak memory of the largest, {known}", format_bytes(probe.feasible_peak_bytes)],
+        ["peak memory, predicted before any trial", traced],
+        ["peak memory, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
+        ["largest micro-batch, predicted before any trial", format_count(probe.traced_micro_batch_size)],
         ["parameters", format_count(probe.parameters)],
-        ["ranks that stepped together", str(probe.local_ranks)],
-        ["micro-batches of a step", "several" if probe.gradient_accumulation_steps > 1 else "one"],
-        ["layout of rows", train.layout],
-        ["real tokens in a row, mean", f"{probe.mean_tokens_per_sequence:.1f}"],
-        ["trials until both were proven", str(probe.search_trials)],
+        ["ranks training together", str(probe.local_ranks)],
+        ["gradient accumulation", "yes" if probe.gradient_accumulation_steps > 1 else "no"],
+        ["layout", train.layout],
+        ["non-padding tokens per sequence, average", f"{probe.mean_tokens_per_sequence:.1f}"],
+        ["trials until both sizes were verified", str(probe.search_trials)],
         ["time of all trials", format_seconds(probe.seconds)],
-        ["headroom left free", format_share(constraints.headroom_share)],
-        ["micro-batch used", f"{train.micro_batch_size} rows: {probe.choice}"],
+        ["headroom", format_share(constraints.headroom_share)],
+        ["micro-batch size in use", f"{train.micro_batch_size}: {probe.choice}"],
     ]
-    found = facts("What fits", rows)
-    return (
-        (found, _traced_breakdown(probe, constraints.memory_budget_bytes, known))
-        if probe.traced_terms_bytes
-        else (found,)
-    )
+    chart = (_traced_breakdown(probe, constraints.memory_budget_bytes, known),) if probe.traced_terms_bytes else ()
+    return (facts("Largest micro-batch", rows), *chart)
 
 
 def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
@@ -197,27 +191,27 @@ def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
     ]
     predicted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
     return Chart(
-        title=f"Where the memory of {plural(probe.feasible_max, 'row')} goes",
+        title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
         description=(
             f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()} {format_bytes(measured)}. "
             f"Budget {format_bytes(budget)}."
         ),
         drawing=Stacks(
-            axis=Axis(label="memory of a rank", unit="bytes"),
+            axis=Axis(label="memory per rank", unit="bytes"),
             stacks=(("predicted", parts), (known, ((f"peak, {known}", float(measured)),))),
             rules=(Rule(at=float(budget), label="memory budget"),),
         ),
         table=table_of(
-            "The same term by term", sizes,
+            "Memory by term", sizes,
             ("term", "l", lambda one: one[0]),
             ("size", "r", lambda one: format_bytes(one[1])),
-            ("of the predicted", "r", lambda one: format_share(one[1] / whole) if whole else None),
+            ("share of predicted", "r", lambda one: format_share(one[1] / whole) if whole else None),
         ),
     )  # fmt: skip
 
 
 def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
-    """Return the terms as the chart has them: all activations as one, and the smallest together."""
+    """Return the terms for the chart: all activations as one, and the smallest together as ``other``."""
     joined: dict[str, float] = {}
     for term, size in terms.items():
         name = ACTIVATIONS if is_activations(term) else term
@@ -226,23 +220,21 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     rest = sum(size for _, size in ranked[_MOST_PARTS - 1 :])
     if len(ranked) <= _MOST_PARTS:
         return tuple(ranked)
-    return (*ranked[: _MOST_PARTS - 1], ("everything else", rest))
+    return (*ranked[: _MOST_PARTS - 1], ("other", rest))
 
 
 def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return the section on throughput by micro-batch, with the range of the knee, and the size in use."""
+    """Return the section on throughput by micro-batch size, with its knee and the size in use."""
     probe = one.profile.evidence.probe
     if probe is None:
-        return (Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)),)
+        return (Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)),)
     rows = one.profile.train.micro_batch_size
-    used = told([f"{plural(rows, 'row')} are used", *reasons_of(one.profile)])
+    used = told([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
     if not probe.curve:
-        return (used, Missing(what="Throughput by micro-batch", commands=(probe_command(one.profile, one.path),)))
+        return (used, Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)))
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
-    said = [
-        f"{count(one.padded_tokens_per_s)} with {plural(one.micro_batch_size, 'row')}" for one in (first, last, best)
-    ]
+    said = [f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}" for one in (first, last, best)]
     points = tuple(
         Point(x=point.micro_batch_size, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
               high=point.padded_tokens_per_s_high)
@@ -253,55 +245,42 @@ def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
         lines.append(Line(name="used", points=dots, kind="dots", colour=5))
     knee = probe.knee_micro_batch_sizes
     chart = Chart(
-        title="Slot tokens per second by rows of a micro-batch",
+        title="Throughput by micro-batch size",
         description=(
-            f"Slot tokens per second from {said[0]} to {said[1]}; the most is {said[2]}. A slot is a place in a row, "
-            "padding included; these rows are full."
+            f"Tokens/s including padding: {said[0]}, {said[1]}; the highest is {said[2]}. All sequences are full."
         ),
         drawing=Lines(
-            x=Axis(label="rows of a micro-batch", unit="count", log=2, ticks=tuple(point.x for point in points)),
-            y=Axis(label="slot tokens/s", unit="count", low=0),
+            x=Axis(label="micro-batch size (sequences)", unit="count", log=2, ticks=tuple(point.x for point in points)),
+            y=Axis(label="tokens/s including padding", unit="count", low=0),
             lines=tuple(lines),
-            shade=Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None,
+            shade=Shade(start=knee[0], end=knee[1], label="throughput levels off") if len(set(knee)) == 2 else None,
         ),
         table=table_of(
-            "The same as figures (rows full)", probe.curve,
-            ("rows", "r", lambda point: str(point.micro_batch_size)),
-            ("slot tokens/s", "r", lambda point: count(point.padded_tokens_per_s)),
+            "Throughput by micro-batch size (full sequences)", probe.curve,
+            ("micro-batch size", "r", lambda point: str(point.micro_batch_size)),
+            ("tokens/s incl. padding", "r", lambda point: count(point.padded_tokens_per_s)),
             ("95 % interval", "r", lambda point: bounds(point.padded_rate.low, point.padded_rate.high, count)),
-            ("of the best", "r", lambda point: format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)),
-            ("step (median)", "r", lambda point: format_seconds(point.step_s)),
-            ("steps timed", "r", lambda point: str(point.timed_steps)),
+            ("share of best", "r", lambda point: format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)),
+            ("step time (median)", "r", lambda point: format_seconds(point.step_s)),
+            ("timed steps", "r", lambda point: str(point.timed_steps)),
         ),
     )  # fmt: skip
     return (chart, used)
-
-
-_SMALL_SHARE = 0.001
-"""Share of the peak below which terms are summed up."""
-
-
-_MUCH_SHARE = 0.05
-"""Share of the peak lost between blocks above which it is reported."""
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
     """Return the answer for people, then ``next_command``; empty without any predicted model or alternative."""
     if not (answer.models or answer.what_if):
         return ""
-    reserve = f", of which {format_bytes(answer.reserve_bytes)} are left free" if answer.reserve_bytes else ""
+    reserve = f" ({format_bytes(answer.reserve_bytes)} of its memory stay free)" if answer.reserve_bytes else ""
     blocks = [_line(f"Predicted for {answer.target}{reserve}; nothing was measured.")]
     if answer.models:
         blocks += [_summary(answer.models), *(block for one in answer.models for block in _one(one))]
     if answer.what_if:
         blocks.append(_what_if_table(answer.what_if))
         if any(one["attention"] == "varlen" for one in answer.what_if):
-            blocks.append(
-                _line(
-                    "varlen lines leave out the dropout of attention weights: where a model has it, the recipe changes"
-                )
-            )
-    blocks += [_line(f"next: measure it there: {next_command}")] if answer.models else []
+            blocks.append(_line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
+    blocks += [_line(f"next: measure it on that machine: {next_command}")] if answer.models else []
     return console_text(blocks)
 
 
@@ -310,11 +289,11 @@ def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
     formulas = any(not one.trains_here for one in shares)
     return table_of(
         caption, shares,
-        (f"one rank{' (* a formula)' if formulas else ''}", "l", lambda one: one.name + " *" * (not one.trains_here)),
+        (f"per rank{' (* formula)' if formulas else ''}", "l", lambda one: one.name + " *" * (not one.trains_here)),
         ("state", "r", lambda one: format_bytes(one.held.state_bytes + one.held.gathered_bytes)),
         ("activations", "r", lambda one: format_bytes(one.held.activations_bytes + one.held.head_and_loss_bytes)),
         ("other", "r", lambda one: format_bytes(one.held.temporaries_bytes + one.held.non_pytorch_bytes)),
-        ("all of it", "r", lambda one: format_bytes(one.total_bytes)),
+        ("total", "r", lambda one: format_bytes(one.total_bytes)),
         ("fits", "l", lambda one: "yes" if one.fits else "no"),
     )  # fmt: skip
 
@@ -328,40 +307,40 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         "", predicted,
         ("model", "l", lambda one: one.model),
         ("parameters", "r", lambda one: f"{one.parameters / 1e6:.1f} M"),
-        ("rows", "r", lambda one: f"at least {one.micro_batch_size}" if one.limited else str(one.micro_batch_size)),
+        ("max micro-batch", "r", lambda one: f"{'at least ' if one.limited else ''}{one.micro_batch_size}"),
         ("range", "r",
         lambda one: None if one.limited else f"{one.micro_batch_size_low} to {one.micro_batch_size_high}"),
-        ("slot tokens", "r", lambda one: format_count(one.micro_batch_size * one.config.seq_length_tokens)),
-        ("real tokens", "r", lambda one: format_count(one.non_padding_tokens)),
+        ("tokens incl. padding", "r", lambda one: format_count(one.micro_batch_size * one.config.seq_length_tokens)),
+        ("non-padding tokens", "r", lambda one: format_count(one.non_padding_tokens)),
         ("samples", "r", lambda one: format_count(one.samples)),
-        ("peak", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
-        ("one more row", "r", lambda one: format_bytes(one.bytes_per_sequence)),
+        ("peak memory", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
+        ("per sequence", "r", lambda one: format_bytes(one.bytes_per_sequence)),
     )  # fmt: skip
 
 
 def _one(one: PredictedModel) -> Iterator[Block]:
     config = one.config
     yield _line(
-        f"{config.model.name}: {config.layout} rows of {config.seq_length_tokens}, {config.precision}, "
-        f"{one.attention} attention ({one.attention_reason}), checkpointing {config.activation_checkpointing}, "
-        f"{config.mlm_head} head, budget {format_bytes(one.budget_bytes)}"
+        f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens} tokens, {config.precision}, "
+        f"{one.attention} attention ({one.attention_reason}), activation checkpointing "
+        f"{config.activation_checkpointing}, {config.mlm_head} MLM head, budget {format_bytes(one.budget_bytes)}"
     )
     yield _breakdown(one.breakdown)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
-        yield _line(f"{format_bytes(lost)} are free blocks that no request fits, and rounding")
+        yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     if one.shares:
-        yield shares_table(one.shares, "Shared among GPUs, one micro-batch of the same rows")
+        yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 
 
 def _breakdown(breakdown: MemoryBreakdown) -> Table:
     large = {term: size for term, size in breakdown.terms_bytes.items() if size >= _SMALL_SHARE * breakdown.peak_bytes}
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
     rest = breakdown.peak_bytes - sum(large.values())
-    sizes += [("everything else", rest)] if rest else []
+    sizes += [("other", rest)] if rest else []
     return table_of(
-        "", [*sizes, ("at the peak", breakdown.peak_bytes)],
-        (f"term at {breakdown.micro_batch_size} rows", "l", lambda item: item[0]),
+        "", [*sizes, ("peak", breakdown.peak_bytes)],
+        (f"memory at micro-batch size {breakdown.micro_batch_size}", "l", lambda item: item[0]),
         ("bytes", "r", lambda item: format_bytes(item[1])),
         ("share", "r", lambda item: f"{item[1] / breakdown.peak_bytes:.1%}"),
     )  # fmt: skip
@@ -370,9 +349,9 @@ def _breakdown(breakdown: MemoryBreakdown) -> Table:
 def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
     settings = ("model", "precision", "attention", "activation_checkpointing", "mlm_head", "layout")
     return table_of(
-        "What if (rows that are predicted to fit)", what_if,
+        "Alternatives (predicted largest micro-batch)", what_if,
         *((name, "l", itemgetter(name)) for name in settings),
-        ("rows", "r",
+        ("max micro-batch", "r",
         lambda one: " ".join(str(part) for part in (one["micro_batch_size"], one["note"]) if part)),
-        ("real tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
+        ("non-padding tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
     )  # fmt: skip

@@ -75,7 +75,7 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_batch_size = global_batch_size_of(tokens, rows.mean_non_padding_tokens)
     split_global_batch(global_batch_size, 1, probe.local_ranks)
-    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU are left free; --memory sets the budget)"
+    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
     sys.stderr.write(
         f"{probe.config.model.name}: memory budget {format_bytes(probe.memory_budget_bytes)} per rank"
         f"{left if bench.site.gpu is not None and request.memory_bytes is None else ''}\n"
@@ -85,7 +85,7 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
 
 
 def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
-    """Return a probe with the settings that this site determines, without statistics of the dataset."""
+    """Return a probe completed with the defaults of this site, without statistics of the dataset."""
     site, config = bench.site, request.config
     together = local_ranks(site, request.ranks)
     capability = None if site.gpu is None else site.gpu.compute_capability
@@ -123,7 +123,7 @@ def probe_one(
 def profile_of_probe(
     bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
-    """Probe one model; return the profile that this alone supports, not yet written to ``path``, and its trials."""
+    """Probe one model; return its profile, not yet written to ``path``, and the trials."""
     model, request = probe.config.model, probe.request
     here = bench.fingerprint(model)
     with bench.display.show(f"probe {model.name}") as update:

@@ -247,7 +247,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Known memory of a model."""
+    """Memory of a model, for a training plan."""
 
     parameters: PlanFigure
     state: StateBytes
@@ -273,7 +273,7 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedModel:
-    """Prediction for one model on one GPU, or in an amount of memory."""
+    """Prediction for one model and one memory budget."""
 
     model: str
     config: TrainConfig
@@ -304,12 +304,12 @@ class Answer:
     """Predictions for one GPU, without any measurement."""
 
     target: str
-    """The GPU, or the amount of memory, that was predicted for."""
+    """GPU, or amount of memory, of the prediction."""
     reserve_bytes: int
     """GPU memory that is left out of the budget."""
     models: tuple[PredictedModel, ...]
     rejected: Mapping[str, Mapping[str, Any]]
     """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives, each with its settings, the ``micro_batch_size`` that fits, its ``non_padding_tokens`` and a
-    ``note``; null and a reason in the note if nothing could be predicted."""
+    """Alternatives: settings, the ``micro_batch_size`` that fits (null if unknown), its ``non_padding_tokens``, and a
+    ``note``."""

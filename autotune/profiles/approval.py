@@ -76,13 +76,13 @@ def review_path(profile: Path, reports: Path) -> Path:
 
 
 def _read(path: Path) -> ApprovalRecord | None:
-    """Return the review; None if there is no file. A corrupt file raises ``BadInput``."""
+    """Return the review; None without a file. Raise ``BadInput`` if the file is corrupt."""
     if not os.path.lexists(path):
         return None
     try:
         return parse_table(ApprovalRecord, read_json(path, max_bytes=_MOST_BYTES), where=str(path))
     except BadConfig as error:
-        next_step = "Restore it from a copy; or move it away, and have the profile reviewed again."
+        next_step = "Restore it from a backup; or move it away and approve the profile again."
         raise BadInput(error.message, next_step=next_step) from error
 
 
@@ -98,12 +98,12 @@ def review(
     before = read_with_approval(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
     if decision == "approved" and not before.intact and not as_edited:
-        written = "it names none" if recorded is None else f"it was written with {_short(recorded)}"
+        written = "none" if recorded is None else _short(recorded)
         raise ProfileRejected(
-            f"{profile} was edited by hand since autotune wrote it (its hash is {_short(present)}, and {written}): its "
-            "figures were measured for what it said then, not for what would be approved",
-            next_step=f"See why each value is so: autotune profile show {shlex.quote(str(profile))} --explain. To "
-            "approve what it says now: --as-edited; to have it measured: autotune tune.",
+            f"{profile} was modified after measurement (recorded hash {written}, present hash {_short(present)}): its "
+            "figures may not hold for its settings",
+            next_step=f"Check the settings: autotune profile show {shlex.quote(str(profile))} --explain. Then add "
+            "--as-edited to approve them, or measure them: autotune tune.",
         )
     edited = decision == "approved" and not before.intact
     said = {"decision": decision, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
@@ -111,7 +111,7 @@ def review(
         mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
-    # Escaped to ASCII, so that no terminal is steered by looking at the file.
+    # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
     write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
     return read_with_approval(profile, reports)
 
@@ -125,40 +125,40 @@ def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None 
     found = read_with_approval(profile, reports)
     state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
     command, at = shlex.join(["autotune", "profile", "approve", str(profile)]), shlex.join(["--reports", str(reports)])
-    next_step = f"Have it reviewed: {command} --by NAME {at}"
+    next_step = f"Review and approve it: {command} --by NAME {at}"
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
             return found
-        why = f"is approved as it is now, {_short(found.file_sha256)}, and this job was written for what it said "
-        why += f"before, {_short(expect_sha256)}"
-        next_step = "Write the job again: autotune train --slurm; or undo the change."
+        why = f"does not match this job: its hash is {_short(found.file_sha256)}, the job was written for "
+        why += _short(expect_sha256)
+        next_step = (
+            f"Write the job again: {shlex.join(['autotune', 'train', str(profile)])} --slurm; or undo the change."
+        )
     elif state == "not reviewed" or last is None:
-        why = f"is not approved: nobody has reviewed what it says now, {now}"
+        why = f"is not approved (hash {now})"
     elif state == "rejected":
-        why, next_step = f"was rejected by {last.by!r} at {last.time_utc}", f"Read why: {command} {at}"
+        why, next_step = f"was rejected by {last.by!r} at {last.time_utc}", f"See the reason: {command} {at}"
     else:
-        why = f"is not approved any more: {last.by!r} approved {_short(last.profile_sha256)} at {last.time_utc}, and "
-        why += f"now it says {now}"
+        why = (
+            f"was modified since {last.by!r} approved it at {last.time_utc}: hash {_short(last.profile_sha256)} then, "
+        )
+        why += f"{now} now"
     raise ProfileRejected(f"{profile} {why}", next_step=next_step)
 
 
 def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
-    """Reject any setting that differs from the approved one: none is known to be harmless.
-
-    Raises:
-        ProfileRejected: If the command line changes a setting; names all that it changes.
-    """
+    """Raise ``ProfileRejected``, with all changed settings, if the command line changes an approved profile."""
     train = approved.profile.train
-    # As text: Python takes 1, 1.0 and true for the same.
+    # As text: in Python 1, 1.0 and True are equal.
     as_text = functools.partial(json.dumps, sort_keys=True)
     if as_text(train.model_dump(mode="json")) == as_text(asked.model_dump(mode="json")):
         return
     said, would = (flat_table(one.model_dump(mode="json")) for one in (train, asked))
     other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
     raise ProfileRejected(
-        f"--set makes of {approved.path} what nobody has approved: "
-        + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
-        next_step="Write it into the profile, and have that reviewed: autotune profile approve; or leave it out.",
+        f"--set would change the approved profile {approved.path}: "
+        + ", ".join(f"{f'train.{key}'!r} = {would[key]!r} instead of {said.get(key)!r}" for key in other),
+        next_step="Omit --set; or write the value into the profile and approve it: autotune profile approve.",
     )
 
 
@@ -188,7 +188,7 @@ def verify(
     place = stored.data_here(data) or stored.path.parent
     site = open_device("auto" if on_gpu else "cpu", place, host, monitor, measures=False)
     missing = [name for name in ("torch", "transformers") if site.versions.setdefault(name, "n/a") == "n/a"]
-    # On CPUs nothing is computed by CUDA, whichever version torch was built for.
+    # On a CPU the CUDA version that torch was built for does not matter.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
     here = fingerprint(site, train.model, manifest, cuda)
     unknown: dict[str, str] = {}
@@ -196,24 +196,24 @@ def verify(
         why = f"this is not the profile's machine: {site.gpu_absent or 'no GPU is in use'}"
         unknown |= dict.fromkeys((name for name in Fingerprint.model_fields if name not in _TOLD_ANYWHERE), why)
     if elsewhere or manifest is None:
-        unknown["data_filesystem"] = no_data or "another machine may see other disks"
+        unknown["data_filesystem"] = no_data or "this machine may mount other disks"
     if manifest is None:
         unknown["dataset_hash"] = no_data
-    unknown |= dict.fromkeys(missing, "it is not installed here")
+    unknown |= dict.fromkeys(missing, "not installed here")
     recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
-    checks = [Check(field="content", found="same" if stored.intact else "warn", profile=recorded, here=present)]
-    # What [train] names twice must say the same as the fingerprint, or figures are of something else.
+    checks = [Check(field="content", found="same" if stored.intact else "warning", profile=recorded, here=present)]
+    # Fields of [train] that repeat the fingerprint must match it, or the figures are of something else.
     twice: dict[str, tuple[str, str]] = {"train.device": (made_on.device, train.device)}
     if train.data.dataset_hash is not None:
         twice["train.data.dataset_hash"] = made_on.dataset_hash, train.data.dataset_hash
     for field, (made, says) in twice.items():
         if made != says:
-            checks.append(Check(field=field, found="refuse", profile=made, here=says))
+            checks.append(Check(field=field, found="error", profile=made, here=says))
     differ = {one.field: one for one in compare(made_on, here)}
     for field in Fingerprint.model_fields:
         said = shown(getattr(made_on, field))
         if field in unknown:
-            checks.append(Check(field=field, found="not checkable here", profile=said, here=unknown[field]))
+            checks.append(Check(field=field, found="unknown", profile=said, here=unknown[field]))
         else:
             same = Check(field=field, found="same", profile=said, here=shown(getattr(here, field)))
             checks.append(differ.get(field, same))

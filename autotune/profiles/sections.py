@@ -11,13 +11,13 @@ from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
 _SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40
-_EDITED = {True: "as written", False: "edited by hand since it was written"}
-_WORDS = {"refuse": "differs: refused", "warn": "differs: mind it", "inform": "differs"}
+_EDITED = {True: "unmodified", False: "modified since it was written"}
+_WORDS = {"error": "differs (error)", "warning": "differs (warning)", "info": "differs (info)"}
 _FIELDS = {
-    "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "memory of a GPU",
-    "gpu_mig": "GPU partitioned (MIG)", "gpu_power_cap_w": "power cap of a GPU, W", "driver": "driver", "cuda": "CUDA",
+    "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "GPU memory",
+    "gpu_mig": "MIG enabled", "gpu_power_cap_w": "GPU power limit, W", "driver": "driver", "cuda": "CUDA",
     "torch": "torch", "transformers": "transformers", "python": "Python", "cpu_model": "CPU",
-    "allotted_cpus": "CPUs allotted", "ram_total_bytes": "memory of the host",
+    "allotted_cpus": "available CPU cores", "ram_total_bytes": "host memory",
     "data_filesystem": "file system of the data", "model_sha256": "model config, SHA-256",
     "dataset_hash": "dataset, hash",
 }  # fmt: skip
@@ -26,19 +26,15 @@ _FIELDS = {
 def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     """Return each setting with its value and reason, then the machine it was measured on, and its approval."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
-    dropout = train.attention_dropout
-    changes = [] if dropout is None else [["attention dropout", f"{dropout:g}", "a change of recipe, as asked for"]]
+    dropout, tokens = train.attention_dropout, profile.constraints.global_batch_tokens
+    changes = [] if dropout is None else [["attention dropout", f"{dropout:g}", "set by you; changes the recipe"]]
     decisions: list[Row] = [
-        ["model", train.model.name, f"{train.precision}, {train.layout} rows of {train.seq_length_tokens} tokens"],
+        ["model", train.model.name, f"{train.precision}, {train.layout} sequences of {train.seq_length_tokens} tokens"],
         *changes,
-        ["micro-batch rows", str(train.micro_batch_size), probe.choice if probe else "not measured: autotune probe"],
+        ["micro-batch size", str(train.micro_batch_size), probe.choice if probe else "not measured: autotune probe"],
+        ["global batch size", str(train.global_batch_size), f"about {global_batch_words(tokens)} per step"],
         [
-            "global batch rows",
-            str(train.global_batch_size),
-            f"about {global_batch_words(profile.constraints.global_batch_tokens)} a step",
-        ],
-        [
-            "loader workers",
+            "DataLoader workers",
             str(train.data.num_workers),
             workers.choice if workers else "not measured: autotune workers",
         ],
@@ -60,10 +56,11 @@ def _gradient_sync_rows(profile: Profile) -> list[list[str | None]]:
     kind = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
     cap = "" if parallel.strategy == "fsdp2" else f", {parallel.bucket_cap_mib} MiB buckets"
     why = network.choice if network is not None else "not measured: autotune network"
-    rows: list[list[str | None]] = [["exchange of gradients", f"{kind}, {parallel.gradient_dtype}{cap}", why]]
+    rows: list[list[str | None]] = [["gradient synchronisation", f"{kind}, {parallel.gradient_dtype}{cap}", why]]
     if network is not None and network.useful_nodes is not None:
-        efficient = "at least 90 % efficient at this global batch; predicted"
-        rows.append(["useful nodes", str(network.useful_nodes), efficient])
+        rows.append(
+            ["max. nodes", str(network.useful_nodes), "predicted: at least 90 % efficient at this global batch"]
+        )
     return rows
 
 
@@ -74,12 +71,12 @@ def verification_text(verification: Verification, approval: Approval, *, intact:
             check.field,
             _WORDS.get(check.found, check.found),
             cut(check.profile),
-            "" if check.found == "same" else cut(check.here, whole=check.found == "not checkable here"),
+            "" if check.found == "same" else cut(check.here, whole=check.found == "unknown"),
         ]
         for check in verification.checks
     ]
-    edited = _EDITED[intact] + ("" if intact else ", so its figures may be of other settings")
-    table = Table(caption="", headers=("what", "result", "in the profile", "here"), rows=tuple(rows))
+    edited = _EDITED[intact] + ("" if intact else ", so its figures may not hold for its settings")
+    table = Table(caption="", headers=("field", "result", "in the profile", "here"), rows=tuple(rows))
     trial_log = () if verification.trial_log is None else (("trial log", (trial_log_words(verification.trial_log),)),)
     content = ("content", (f"{short(approval.present_sha256)}, {edited}",))
     return console_text((table, Pairs(pairs=(content, *trial_log, ("approval", (approval_line(approval),))))))
@@ -88,17 +85,17 @@ def verification_text(verification: Verification, approval: Approval, *, intact:
 def trial_log_words(found: TrialLogCheck) -> str:
     """Return the result of a trial log check on one line."""
     if found.found == "no trials":
-        others = f": {found.others} trials there are another profile's" if found.others else ""
-        return f"not checkable here: no trial of it is in its trial log{others}"
+        others = f"; {found.others} trials there are another profile's" if found.others else ""
+        return f"unknown: the trial log holds no trial of this profile{others}"
     said = {
-        "same": f"matches: the {found.trials} trials it rests on are as they were",
-        "differs": "does not match: trials it rests on were changed, lost or put in since, or the profile's hash was",
-        "not recomputable": "its hash cannot be recomputed: it was written before profiles said which trials it is of",
+        "same": f"the hash of {found.trials} trials matches",
+        "differs": "the hash does not match: trials or the hash were changed, removed or added",
+        "not recomputable": "the hash cannot be recomputed: the profile is of an older version",
     }[found.found]
-    said += f"; {found.added} were added since" if found.added else ""
+    said += f"; {found.added} trials were added later" if found.added else ""
     if found.unfounded:
-        return f"{said}; no trial there gave {', '.join(found.unfounded)}"
-    return f"{said}; its largest micro-batch and its speeds are those of trials there"
+        return f"{said}; no trial matches {', '.join(found.unfounded)}"
+    return f"{said}; the largest micro-batch and all rates match trials"
 
 
 def cut(text: str, *, whole: bool = False) -> str:
@@ -116,10 +113,10 @@ def approval_line(approval: Approval) -> str:
     who, before = f"by {last.by} at {last.time_utc}", short(last.profile_sha256)
     if approval.state == "voided":
         now = short(approval.present_sha256)
-        return f"voided: {before} was approved {who}; the profile was edited since, and is {now} now"
+        return f"voided: approved {who}, modified since (hash {before} then, {now} now)"
     if approval.state == "not reviewed":
-        return f"not reviewed (what it said before, {before}, was rejected by {last.by})"
-    edited, note = ", as edited by hand" if last.as_edited else "", f": {last.note}" if last.note else ""
+        return f"not reviewed (its earlier content, {before}, was rejected by {last.by})"
+    edited, note = " (modified content)" if last.as_edited else "", f": {last.note}" if last.note else ""
     return f"{approval.state}{edited} {who}{note}"
 
 
@@ -140,7 +137,7 @@ def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
     made_on = [one.profile.fingerprint for one in profiles]
     cells = {name: [_shown(field, getattr(one, field)) for one in made_on] for field, name in _FIELDS.items()}
     rows = tuple([name, *found] for name, found in cells.items() if any(found))
-    return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
+    return (Table(caption="Machine", headers=("field", *(one.title for one in profiles)), rows=rows),)
 
 
 def _shown(field: str, value: object) -> str | None:
@@ -152,15 +149,15 @@ def _shown(field: str, value: object) -> str | None:
 
 
 def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return the commands that measure the same again, and the hashes to compare."""
+    """Return the commands that repeat the measurements, and the hashes to compare."""
     provenance = one.profile.provenance
     items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
-    edited: Words = () if one.intact else (Strong(text=" The profile was edited by hand after it was written."),)
+    edited: Words = () if one.intact else (Strong(text=" The profile was modified after it was written."),)
     rows: list[list[str | None]] = [
         ["profile", str(one.path)],
         ["profile, hash of its content", one.content_sha256],
-        ["trials it rests on, hash", provenance.trial_log_sha256],
-        ["held against the trial log", None if one.trial_log is None else trial_log_words(one.trial_log)],
+        ["trials, hash", provenance.trial_log_sha256],
+        ["compared with the trial log", None if one.trial_log is None else trial_log_words(one.trial_log)],
         ["model config, hash", one.profile.fingerprint.model_sha256],
         ["dataset, hash", one.profile.fingerprint.dataset_hash],
         ["written", provenance.created_utc],
@@ -168,8 +165,8 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["SLURM job", provenance.slurm_job_id],
         ["seed", str(one.profile.train.seed)],
     ]
-    said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
-    return (Paragraph(words=said), Bullets(items=items), facts("What names this tuning", rows))
+    said: Words = ("Run in this order, on the same machine, dataset and versions:", *edited)
+    return (Paragraph(words=said), Bullets(items=items), facts("Identifiers of this tuning", rows))
 
 
 def commands(one: ReportedProfile) -> list[str]:
@@ -193,11 +190,11 @@ def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
     approval = one.approval
     if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {one.quoted} --by NAME"
-        return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
-    return (Pairs(pairs=(("Sign-off", (approval_line(approval),)),)),)
+        return (Missing(what="Approval", state="not reviewed", commands=(command,)),)
+    return (Pairs(pairs=(("Approval", (approval_line(approval),)),)),)
 
 
 def global_batch_words(tokens: int) -> str:
     """Format a global batch in tokens, and note whether it is the default."""
-    known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "as asked for"
-    return f"{format_count(tokens)} real tokens ({known})"
+    known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "set by you"
+    return f"{format_count(tokens)} non-padding tokens ({known})"

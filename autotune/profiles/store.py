@@ -91,12 +91,12 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
         UsageError: If two models have the same name, or ``out`` is one file for several, or no ``.toml`` file.
     """
     if len(set(names)) < len(names):
-        raise UsageError("two models have the same name", next_step="Take them one at a time, each with its own --out.")
+        raise UsageError("two models have the same name", next_step="Run them one at a time, each with its own --out.")
     if out is not None and len(names) == 1 and out.suffix == ".toml":
         return [out]
     if out is not None and (out.suffix == ".toml" or out.is_file()):
         what = f"names one file for {len(names)} models" if len(names) > 1 else "is not a .toml file"
-        raise UsageError(f"--out {out} {what}", next_step="Name a directory, or a .toml file for a single model.")
+        raise UsageError(f"--out {out} {what}", next_step="Pass a directory, or a .toml file for a single model.")
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
@@ -170,27 +170,27 @@ def relative_data_path(data_dir: Path, profile_path: Path) -> str:
 def require_local_probe(
     stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
 ) -> ProbeEvidence:
-    """Return a profile's probe evidence; warn of minor differences from ``here`` (not the GPU's if ``replayed``).
+    """Return a profile's probe evidence; report minor differences from ``here`` (not the GPU's if ``replayed``).
 
     Raises:
         ProfileRejected: If it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
     """
     rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
-    refusals = []
+    errors = []
     for check in () if here is None else compare(stored.profile.fingerprint, here, replayed=replayed):
-        text = f"{check.field} was {check.profile}, here it is {check.here}"
-        if check.found == "refuse":
-            refusals.append(text)
+        text = f"{check.field} is {check.here} here, {check.profile} in the profile"
+        if check.found == "error":
+            errors.append(text)
         else:
             sys.stderr.write(f"{'info' if check.found == 'inform' else 'warning'}: {text}\n")
     if here is not None and not stored.intact:
-        sys.stderr.write(f"info: {path} was modified after it was written\n")
+        sys.stderr.write(f"info: {path} was modified since it was written\n")
     if probe is None:
-        why, first = f"{path} has no probed micro-batch, at which everything else is measured", "Probe first"
-    elif refusals:
-        why, first = f"{path} was not probed here: {'; '.join(refusals)}", "Probe here first"
+        why, first = f"{path} has no probe result, which this command requires", "Probe first"
+    elif errors:
+        why, first = f"{path} does not match: {'; '.join(errors)}", "Probe here first"
     elif rows > probe.feasible_max:
-        why = f"micro_batch_size = {rows} is more than the {probe.feasible_max} that were shown to fit"
+        why = f"micro_batch_size = {rows} exceeds {probe.feasible_max}, the largest that was verified to fit"
         first = f"Lower it in {path}, or probe again"
     else:
         return probe

@@ -34,8 +34,8 @@ class Evidence(StrictTable):
 HASH_KEY = "content_sha256"
 
 _HEADER = (
-    "A tuned profile. [train] is what the trainer reads; edit it by hand if you must: the trainer accepts that,",
-    "and reports say that content_sha256 no longer holds. Units are in the names; a _share is between 0 and 1.",
+    "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no longer matches, and reports show",
+    "the profile as modified. Names contain the units; a _share is between 0 and 1.",
 )
 
 # Always written, so that a reader sees what was decided; everything else only if it differs from its default.
@@ -185,21 +185,21 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
         return canonical_sha256({key: value for key, value in tables.items() if key != HASH_KEY})
     except (TypeError, ValueError) as error:  # a date, or a number that is none
         raise BadInput(
-            f"{where} holds a value that no profile has: {error}",
-            next_step="Write numbers, texts, lists and tables only.",
+            f"{where} contains an unsupported value: {error}",
+            next_step="Use numbers, strings, lists and tables only.",
         ) from error
 
 
 def _tables(profile: Profile) -> dict[str, Any]:
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
     short = profile.train.model_dump(mode="json", exclude_defaults=True)
-    if profile.evidence.workers is not None:  # decided, even where the decision is the default
+    if profile.evidence.workers is not None:  # decided, even if the decision is the default
         short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
     tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     return tables
 
 
-Found = Literal["same", "refuse", "warn", "inform", "not checkable here"]
+Found = Literal["same", "error", "warning", "info", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class Check:
 
     field: str
     found: Found
-    """``same``, the severity of a difference, or ``not checkable here``."""
+    """``same``, the severity of a difference, or ``unknown`` if it cannot be checked on this machine."""
     profile: str
     here: str
     """Value on this machine, or the reason why it cannot be checked."""
@@ -219,8 +219,8 @@ class TrialLogCheck:
     """Comparison of a profile with the trial log beside it."""
 
     found: Literal["same", "differs", "not recomputable", "no trials"]
-    """``same`` if the trials are those that the profile was written from: all of them, none changed, none inserted.
-    ``not recomputable``: the profile does not say up to when trials count. ``no trials``: the log has none of it."""
+    """``same`` if no trial was changed, removed or inserted since the profile was written. ``not recomputable`` if the
+    profile does not record up to when trials count. ``no trials`` if the log has none of it."""
     trials: int
     """Trials of the profile's model, dataset and sequence length, up to the time it was written."""
     added: int
@@ -249,31 +249,29 @@ class Verification:
             ProfileRejected: If a difference invalidates the figures.
             NotCheckable: If none does, but something cannot be checked here.
         """
-        if refused := self.of("refuse"):
-            told = "; ".join(f"{check.field} was {check.profile!r}, here it is {check.here!r}" for check in refused)
+        if errors := self.of("error"):
+            told = "; ".join(
+                f"{check.field} is {check.here!r} here, {check.profile!r} in the profile" for check in errors
+            )
             raise ProfileRejected(
-                f"{name} does not belong here: {told}",
-                next_step="Tune for what is here: autotune tune; or use the profile where it was made.",
+                f"{name} does not match this machine, model or dataset: {told}",
+                next_step="Tune here: autotune tune; or use the profile's own machine, model and dataset.",
             )
-        if unknown := self.of("not checkable here"):
-            raise NotCheckable(
-                f"not checkable here: {', '.join(check.field for check in unknown)}",
-                next_step="Run it where the profile is for, and its dataset is: "
-                + shlex.join(["autotune", "profile", "verify", name]),
-            )
+        if unknown := [check.field for check in self.of("unknown")]:
+            command = shlex.join(["autotune", "profile", "verify", name])
+            step = f"Run it on the machine that trains, with the dataset: {command} --data DIR"
+            if set(unknown) <= {"dataset_hash", "data_filesystem"}:
+                step = f"Pass the dataset: {command} --data DIR"
+            raise NotCheckable(f"cannot be verified here: {', '.join(unknown)}", next_step=step)
 
 
 _SHA256 = r"^[0-9a-f]{64}$"
-
-
 Decision = Literal["approved", "rejected"]
-
-
 State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 
 class ApprovalRecord(StrictTable):
-    """The last approval or rejection, in ``review.json``. Nothing proves that it is by the person it names."""
+    """The last approval or rejection, in ``review.json``. The name in it is not authenticated."""
 
     schema_version: Literal[2] = 2
     profile_sha256: Annotated[str, Field(pattern=_SHA256)]
@@ -283,7 +281,7 @@ class ApprovalRecord(StrictTable):
     note: Annotated[str, Field(max_length=2000)] | None = None
     time_utc: Annotated[str, Field(max_length=40)]
     as_edited: bool = False
-    """True if the content was edited by hand after it was written, and approved anyway."""
+    """True if the content was approved although it was modified after it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +324,7 @@ def updated(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """Return the profile with these settings and a command's evidence, and without the evidence of other commands."""
+    """Return the profile with these settings and a command's evidence; drop the evidence of commands in ``without``."""
     # The baseline holds only for the settings that it was measured with.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [name for name in profile.provenance.commands if name not in (*gone, command)]

@@ -28,7 +28,7 @@ Float64 = npt.NDArray[np.float64]
 ROWS_SCALE = 1.5
 """Length scale in doublings of the micro-batch: effects this far apart have a correlation of 61 %."""
 LEVEL_VARIANCE = 4.0
-"""Prior variance of the constant, large because nothing is known of it in advance."""
+"""Prior variance of the constant, large because it is unknown."""
 EFFECT_SIGMAS = (0.1, 0.3, 0.7)
 """Candidate standard deviations of a setting's effect on log throughput: 0.3 is a third faster or slower."""
 PAIR_SHARES = (0.03, 0.1, 0.4)
@@ -74,7 +74,7 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
         ValueError: If there are no windows.
     """
     if not seen:
-        raise ValueError("nothing was read")
+        raise ValueError("there are no windows")
     # Windows of one configuration and length count as their mean; their scatter informs the noise alone.
     groups: dict[tuple[int, bool], list[float]] = {}
     for one in seen:

@@ -41,7 +41,7 @@ class ExploreRequest:
     """Limits that predictions depend on besides the configuration."""
 
     def config_of(self, cell: Configuration) -> TrainConfig:
-        """Return the starting training configuration with the settings of ``cell``, at the same global batch."""
+        """Return the training configuration of ``cell``, at the same global batch."""
         rows = {"global_batch_size": self.global_batch_size[cell.layout]}
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
@@ -63,7 +63,7 @@ class ConfigurationWindows:
     """Non-padding tokens/s of short windows, and the logarithms of their ratios to the starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
-    """True if one of its values may be at fault; out of memory and interference by other users do not count."""
+    """True if one of its values may be the cause; out of memory and interference by other users do not count."""
 
     @property
     def best(self) -> list[tuple[float, float]]:
@@ -113,7 +113,7 @@ class SearchState:
             return
         said = " and ".join(f"{name} {str(value).lower()}" for name, value in suspects.items())
         together = " together" if len(suspects) > 1 else ""
-        self.left_out[said] = f"{said}{together}: {CRASHES} cells failed, and none ran"
+        self.left_out[said] = f"{said}{together}: {CRASHES} configurations failed, and none completed"
         self._keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
 
     def _only_crashes(self, name: str, value: object) -> bool:
@@ -179,5 +179,4 @@ class SearchState:
 
     def add_cell(self, cell: Configuration) -> None:
         """Add a configuration to the search."""
-        if cell not in self.cells:
-            self._keep((*self.cells, cell))
+        self._keep(dict.fromkeys((*self.cells, cell)))

@@ -1,4 +1,4 @@
-"""Report sections on the settings that were searched jointly."""
+"""Report sections on the joint search of a step's settings."""
 
 from collections.abc import Iterator
 
@@ -20,33 +20,32 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.explore
     if found is None:
         command = f"autotune tune --model {one.name} --data DIR --explore"
-        what = "Other settings of the step, searched together"
-        return (Missing(what=what, state="not asked for", commands=(command,)),)
+        return (Missing(what="Joint search of the step's settings", state="not requested", commands=(command,)),)
     table = table_of(
-        "Settings that were tried, against the unexplored ones in the same round",
+        "Configurations that were tried; tokens/s exclude padding, ratios are to the starting one in the same round",
         sorted(found.rows, key=lambda row: -(row.ratio_to_starting or (row.settings == found.starting))),
-        ("settings", "l", lambda row: row.settings.name),
+        ("configuration", "l", lambda row: row.settings.name),
         ("windows", "r", lambda row: str(row.windows)),
-        ("real tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
-        ("of the unexplored", "r", lambda row: None if (one := row.ratio_to_starting) is None else f"{one:.3f}"),
-        ("outcome", "l", lambda row: row.outcome),
+        ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
+        ("ratio", "r", lambda row: None if (one := row.ratio_to_starting) is None else f"{one:.3f}"),
+        ("outcome", "l", lambda row: "completed" if row.outcome == "ran" else row.outcome),
         long=True,
     )  # fmt: skip
     return (told(exploration_lines(found)), table)
 
 
 def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
-    """Yield one line each: the result, its confidence, and the trials that it rests on."""
-    yield f"settings of the step: {found.choice}"
+    """Yield a line each on the result, its confidence, and the trials behind it."""
+    yield f"configuration of the step: {found.choice}"
     if found.candidate != found.starting:
-        ratio = of_windows(found.ratio, number)
-        yield f"{ratio} times the real tokens/s of {found.starting.name}, by {found.candidate.name}"
+        ratio = f"{of_windows(found.ratio, number)} times the non-padding tokens/s"
+        yield f"{found.candidate.name} has {ratio} of {found.starting.name}"
     if found.equal_loss is not None:
         yield f"loss: {found.equal_loss}"
-    looked = f", {found.pruned} of them for one short window" if found.pruned else ""
+    looked = f", {found.pruned} of them in one short window" if found.pruned else ""
     yield (
-        f"tried: {format_count(found.trials)} of {format_count(found.configurations - 1)} other ways to train{looked}; "
+        f"tried {format_count(found.trials)} of {format_count(found.configurations - 1)} other configurations{looked}; "
         f"{format_count(found.windows)} windows in {format_seconds(found.seconds)}"
     )
-    yield f"the search stopped because {found.stopped_because}"
-    yield from (f"not explored: {one}" for one in found.left_out)
+    yield f"reason to stop: {found.stopped_because}"
+    yield from (f"not searched: {one}" for one in found.left_out)

@@ -1,4 +1,4 @@
-"""The explore stage: search a step's settings jointly, probe the best, and write them into the profile."""
+"""Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
 import shutil
@@ -77,7 +77,7 @@ def _settle(
         ranks = search.request.training.limits.local_ranks
         fewer = with_split_batch(chosen.but(micro_batch_size=most), search.request.global_batch_size, ranks)
         if fewer == search.starting:
-            why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
+            why = f"only micro-batch size {most} leaves the headroom free, which is the starting configuration"
             return stored.profile, replace(explored, adopted=False, rejected=why)
         search.known.add_cell(fewer)
         proven = confirm_one_of([fewer], search)
@@ -85,7 +85,7 @@ def _settle(
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
     if not explored.adopted:
         return stored.profile, explored
-    probe = probe.model_copy(update={"choice": "explored together with other settings of the step"})
+    probe = probe.model_copy(update={"choice": "found by the joint search of the step's settings"})
     taken = {
         "train": probed.train.model_copy(update={"micro_batch_size": explored.candidate.micro_batch_size}),
         "evidence": probed.evidence.model_copy(update={"probe": probe}),
@@ -151,16 +151,16 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         left_out.append(f"{name}: {why}")
 
     if "precision" in asked.model_fields_set:
-        leave_out("precision", f"{train.precision} was asked for")
+        leave_out("precision", f"you set {train.precision}")
     if "layout" in asked.model_fields_set:
-        leave_out("layout", f"{train.layout} was asked for")
+        leave_out("layout", f"you set {train.layout}")
     elif train.model.config["model_type"] not in FAMILIES:
-        leave_out("layout", "packed rows need a model whose attention this project knows", "padded", "bucketed")
+        leave_out("layout", f"packed requires model_type {' or '.join(FAMILIES)}", "padded", "bucketed")
     compilers = COMPILERS[bench.site.device]
     if not any(map(shutil.which, compilers)):
-        leave_out("compile", f"there is no compiler here ({', '.join(compilers)})")
+        leave_out("compile", f"no compiler found ({', '.join(compilers)})")
     if bench.site.device == "cpu":
-        leave_out("attention", "a CPU has no varlen kernel")
+        leave_out("attention", "varlen requires a GPU")
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

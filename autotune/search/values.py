@@ -6,15 +6,13 @@ from typing import Any
 from pydantic import Field
 
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
 
 
 class Configuration(StrictTable):
-    """Settings of a training step that are searched jointly, named as in the trainer's configuration.
-
-    None changes what is learned, but rounding may differ.
-    """
+    """Settings of a training step that are searched jointly. They leave the recipe unchanged, up to rounding."""
 
     precision: Precision
     attention: Attention
@@ -41,7 +39,7 @@ class Configuration(StrictTable):
     @property
     def name(self) -> str:
         """Short description for tables and labels."""
-        words = [f"{self.micro_batch_size} {self.layout} rows", self.precision, self.attention]
+        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.precision, self.attention]
         words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
         return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
 
@@ -70,7 +68,7 @@ class ExploreEvidence(RatioBounds):
     """Result of a search over the settings of a training step."""
 
     configurations: Positive
-    """Number of configurations in the search space; all are predicted to fit, as far as memory can be predicted."""
+    """Number of configurations in the search space, without those predicted not to fit."""
     trials: NonNegative
     """Number of configurations that were tried, including those that did not run."""
     windows: NonNegative
@@ -84,12 +82,6 @@ class ExploreEvidence(RatioBounds):
     ratio_to_starting: PositiveFloat
     """Non-padding tokens/s of the candidate over the starting configuration's, in windows of the same rounds."""
     adopted: bool
-
-    @property
-    def ratio(self) -> Interval:
-        """Ratio to the starting configuration, with its bounds."""
-        return self.bounded(self.ratio_to_starting)
-
     choice: str
     """Reason for the chosen settings."""
     stopped_because: str
@@ -100,3 +92,8 @@ class ExploreEvidence(RatioBounds):
     """Settings and values that were not searched, and why."""
     rows: list[ExploredRow]
     seconds: NonNegativeFloat
+
+    @property
+    def ratio(self) -> Interval:
+        """Ratio to the starting configuration, with its bounds."""
+        return self.bounded(self.ratio_to_starting)

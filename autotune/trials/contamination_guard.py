@@ -1,4 +1,4 @@
-"""A machine whose GPUs are monitored, so that their other users and their faults never become a figure."""
+"""A machine whose GPUs are monitored, so that other users and faults do not distort figures."""
 
 from collections.abc import Sequence
 
@@ -19,20 +19,17 @@ from autotune.trials.decide.contamination import (
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
-WAIT_BEFORE_S = 30.0
-"""Longest wait of a trial for its GPUs: the trial before may still be freeing memory, another process may end soon."""
-WAIT_AFTER_S = 10.0
-"""Time that a trial has to free its memory after its end; memory that remains belongs to another process."""
+WAIT_BEFORE_S, WAIT_AFTER_S = 30.0, 10.0
+"""Longest waits for GPUs to be free: before a trial, and for its own memory after it."""
 
 
 class ContaminationGuard:
     """Machine that runs trials on another one, each only on GPUs that are as free as they were at first.
 
     A trial is not run while a GPU holds more than its baseline. Its figures, and an out of memory, are discarded if the
-    memory is not freed after it, if a second process computed on the GPU, or, for a timed trial, if heat or the
-    hardware slowed a GPU down meanwhile. A process that the driver hides, and that only runs during one trial, is not
-    noticed: its memory cannot be told from the trial's own. Figures of a timed window get the activity of the GPUs in
-    it. A trace uses no GPU, and is not monitored.
+    memory is not freed after it, if a second process used the GPU, or, for a timed trial, if heat or the hardware
+    slowed a GPU down. A process that the driver hides, and that only runs during one trial, goes undetected. Figures of
+    a timed window get the activity of the GPUs in it. A trace uses no GPU, and is not monitored.
 
     The memory in use at construction is the baseline, so this program must not use the GPUs before. The machine and the
     sampler are closed with this one, the monitor is not.
@@ -55,7 +52,7 @@ class ContaminationGuard:
         used = list(self._baseline_bytes)[: trial.ranks]
         occupied = self._wait_for_baseline(used, WAIT_BEFORE_S)
         if occupied:
-            return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")
+            return Contaminated(detail=f"trial skipped: {'; '.join(occupied)}")
         self._sampler.start()
         self._sampler.take()
         outcome = self._machine.run(trial)

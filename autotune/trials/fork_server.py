@@ -20,18 +20,17 @@ from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, 
 from trainer.errors import HOST_OUT_OF_MEMORY
 
 ENVIRONMENT = {
-    # Models are built from scratch: nothing is to be looked up on a network.
+    # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Libraries ask whether there is a GPU when they are imported; answered through the CUDA runtime, that question
-    # would make CUDA unusable in every process that is forked afterwards.
+    # Libraries look for a GPU at import; through the CUDA runtime this would break CUDA in all forked processes.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment variables of every process that runs trials."""
 
 
 class Machine(Protocol):
-    """Machine that runs one trial at a time, each in a process of its own, and returns its outcome."""
+    """Machine that runs one trial at a time, each in its own processes, and returns its outcome."""
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, its failure or its time limit."""
@@ -96,8 +95,7 @@ class StartedMachine(abc.ABC):
 class ForkServerMachine(StartedMachine):
     """Machine that forks every trial from a server process that has torch and transformers loaded.
 
-    A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
-    whole process group is killed. The server itself never touches a GPU. It ends when this process does.
+    A trial runs in its own session; its whole process group is killed at its end. The server itself uses no GPU.
     """
 
     def __init__(self) -> None:
@@ -170,13 +168,11 @@ class ForkServerMachine(StartedMachine):
         tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
         if "No module named 'torch'" in tail:
             return MachineLacks("torch is not installed", next_step="Install it: pip install torch")
-        return InternalError(f"the trial server ended with code {code}:\n{tail}", next_step="Please report this.")
+        return InternalError(f"the trial server exited with code {code}:\n{tail}", next_step="Report this as a bug.")
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
-    """Turn the accounts of a trial's ranks into an outcome.
-
-    The first failure counts, as one rank's failure makes the others fail.
+    """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
 
     Args:
         ranks: For each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by
@@ -221,7 +217,7 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
         return OutOfMemory(detail=result["detail"])
     if result is not None:
         return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
-    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator when they cannot even raise
+    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator if they cannot raise
         return OutOfMemory(detail=log_tail[-500:])
     if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")

@@ -1,4 +1,4 @@
-"""Trials of ranks that run together, on one node or on several: torchrun starts them once, for all trials."""
+"""Trials on several ranks, on one node or more: torchrun starts the ranks once, for all trials."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ class MultirankMachine(StartedMachine):
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
                 self._kill()
-                return TimedOut(detail=f"ended after {trial.timeout_s:g} s")
+                return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
             time.sleep(POLL_S)
         return Measured(figures=told["figures"])
 
@@ -106,18 +106,18 @@ class MultirankMachine(StartedMachine):
                 )
             except FileNotFoundError as error:
                 raise MachineLacks(
-                    f"{command[0]} is not here", next_step="Install it, or measure with --ranks on this node."
+                    f"{command[0]!r} not found", next_step="Install it, or measure on this node alone with --ranks."
                 ) from error
         joined, deadline_s = self._directory / "joined.json", time.monotonic() + START_TIMEOUT_S
         while not joined.is_file():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
                 self._kill()
-                what = "could not be started" if ended else f"did not find each other in {START_TIMEOUT_S:g} s"
+                what = "could not be started" if ended else f"did not connect within {START_TIMEOUT_S:g} s"
                 raise MachineLacks(
                     f"the ranks {what}: {self._why()}",
-                    next_step="See whether the nodes reach each other by the interface in use: set network.interface "
-                    "in the site file.",
+                    next_step="Check that the nodes reach each other; set network.interface in the site file to choose "
+                    "the interface.",
                 )
             time.sleep(POLL_S)
         self.versions = read_json(joined)["versions"]
@@ -127,7 +127,7 @@ class MultirankMachine(StartedMachine):
         """Return the most informative line of the log."""
         log = (self._directory / "log").read_text(errors="replace")[-_LOG_TAIL:].splitlines()
         lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
-        return (lines or log or ["nothing was said"])[-1].strip()[:500]
+        return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
     def _kill(self) -> None:
         """End the processes that were started here, ranks of this node included; srun ends those of other nodes."""
@@ -145,6 +145,6 @@ class MultirankMachine(StartedMachine):
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read what a rank wrote; return an empty dictionary if it wrote nothing."""
+    """Read a rank's account; return an empty dictionary if there is none."""
     found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
     return found

@@ -1,8 +1,7 @@
 """Running of trials, or reuse of their results from the trial log; and timed windows in rounds.
 
-The windows of a round are measured one after the other, so that slow changes of a machine affect all of them. Every
-other round runs backwards, so that a drift within rounds cancels too. A round is taken from the trial log completely or
-not at all, as its windows are compared.
+The windows of a round are interleaved, so that slow changes of a machine affect all of them; every other round runs
+backwards, so that a drift within rounds cancels too. A round is reused from the trial log completely or not at all.
 """
 
 import statistics
@@ -126,15 +125,14 @@ class TrialRunner:
             usual_s = statistics.median([done.seconds for done in self.finished if not done.from_trial_log] or [0.0])
             if left_s < usual_s:
                 raise OutOfTime(
-                    f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
+                    f"{max(0.0, left_s):.0f} s are left, but the next trial ({label}) takes about {usual_s:.0f} s",
                     next_step=f"Run it again with a longer --time-limit: it resumes from {place}.",
                 )
         if self.ends_s is not None and self.ends_s - now_s < trial.timeout_s + LEAVING_S:
             raise StartAgain(
-                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, and the next trial ({label}) may take "
-                f"{trial.timeout_s:g} s, and leaving {LEAVING_S:g} s; {len(self.finished)} results are in {place}",
-                next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
-                "job's time.",
+                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, but the next trial ({label}) may take "
+                f"{trial.timeout_s:g} s, plus {LEAVING_S:g} s to exit; {len(self.finished)} results are in {place}",
+                next_step="Run the same command again: it resumes. A shorter --trial-timeout uses more of the job.",
             )
 
     def _write(self, done: FinishedTrial) -> None:
@@ -151,7 +149,7 @@ class TrialRunner:
         self._remember(record)
 
     def _remember(self, record: TrialRecord) -> None:
-        """Keep the record for reuse if it would come out the same again; crashed and late trials may run again."""
+        """Keep the record; only figures and out of memory are reused, other failures are tried again."""
         done = record.finished()
         if isinstance(done.outcome, Measured | OutOfMemory):
             self._known[record.key] = done
@@ -183,12 +181,12 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
-        Windows that failed or were rejected in a logged round are tried again alone; if one runs, the round is measured
-        again. ``check`` is called after each window with its seconds, and ends the round by an exception. ``refuse`` is
-        called for windows whose input cannot be used; without it the first ends the round.
+        Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
+        ``check`` gets each outcome with its seconds, and may raise. ``refuse`` gets errors of unusable input; without
+        it the first is raised.
         """
 
-        def in_turn(*, anew: bool) -> dict[Key, Outcome]:
+        def measured(*, anew: bool) -> dict[Key, Outcome]:
             found = {}
             for key in turn(number, list(trials)):
                 try:
@@ -203,14 +201,14 @@ class Rounds:
 
         late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
-        again = again or (refuse is not None and len(late) < len(trials))  # what was rejected is in no trial log
-        found = in_turn(anew=not again)
-        return in_turn(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
+        again = again or (refuse is not None and len(late) < len(trials))  # rejected windows are not logged
+        found = measured(anew=not again)
+        return measured(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
         """Return a window's outcome; a disturbed window is measured again."""
         for attempt in range(ATTEMPTS):
-            outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
+            outcome = self.runner.run(trial, label + (f", attempt {attempt + 1}" if attempt else ""), anew=anew)
             self.seconds += self.runner.finished[-1].seconds
             if not isinstance(outcome, Contaminated):
                 break
@@ -222,8 +220,8 @@ def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undec
     """Return the error for a trial without a result that could be compared."""
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
-        f"{what} was not measured ({describe(outcome)}):\n{detail}".rstrip(),
-        next_step=f"Mend that and run the same command: it resumes from {runner.trial_log.directory}.",
+        f"{what} could not be measured ({describe(outcome)}):\n{detail}".rstrip(),
+        next_step=f"Fix the cause and run the same command again: it resumes from {runner.trial_log.directory}.",
     )
 
 
@@ -233,7 +231,7 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
     for name in names:
         outcome = train(name)
         if not isinstance(outcome, Measured):
-            return LossVerdict(equal=False, message=f"not checked: with {name} the run {describe(outcome)}")
+            return LossVerdict(equal=False, message=f"not checked: the run with {name} failed ({describe(outcome)})")
         every.append(tuple(outcome.figures["losses"]))
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
             return nothing

@@ -1,4 +1,4 @@
-"""Report sections on single trials: every one that was run, and its outcome."""
+"""Report section on trials and their outcomes."""
 
 import statistics
 
@@ -14,16 +14,14 @@ from autotune.trials.values import FinishedTrial, Measured, Outcome, OutOfMemory
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the table of all trials, in the order in which they were measured."""
     notes = {
-        "Lines of the trial log that could not be read and were left out": one.corrupt_lines,
-        "Trials of another profile of this name, in the same trial log, neither shown nor counted": (
-            0 if one.trial_log is None else one.trial_log.others
-        ),
+        "Unreadable lines of the trial log, ignored": one.corrupt_lines,
+        "Trials of another profile with the same name, ignored": (0 if one.trial_log is None else one.trial_log.others),
     }
     told = tuple(Paragraph(words=(f"{note}: {number}.",)) for note, number in notes.items() if number)
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (*told, Missing(what="Trials (the trial log beside this report holds none)", commands=(tune,)))
-    peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
+        return (*told, Missing(what="Trials (none in the trial log)", commands=(tune,)))
+    peak = "peak memory" if one.profile.fingerprint.bytes_known == "measured" else "peak memory, allocator"
     table = table_of(
         "Trials", [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],
         ("trial", "l", lambda one: one[0].label),
@@ -32,7 +30,7 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         ("ranks", "r", lambda one: str(one[0].trial.ranks)),
         ("optimizer steps", "r", lambda one: None if one[1][0] is None else str(one[1][0])),
         (peak, "r", lambda one: format_bytes(one[1][1])),
-        ("slot tokens/s", "r", lambda one: None if one[1][2] is None else count(one[1][2])),
+        ("tokens/s incl. padding", "r", lambda one: None if one[1][2] is None else count(one[1][2])),
         ("time", "r", lambda one: format_seconds(one[0].seconds)),
         ("detail", "l", lambda one: _detail(one[0].outcome)),
         long=True,

@@ -52,7 +52,7 @@ class Display:
     """Progress of a phase: by default one line."""
 
     def show(self, title: str, *, most_s: float | None = None) -> AbstractContextManager[Update]:
-        """Begin to show something that takes long; ``most_s`` is its budget, if it has one."""
+        """Show the progress of a phase; ``most_s`` is its time budget, if any."""
         return progress(title, most_s=most_s)
 
     def saw(self, finished: FinishedTrial) -> None:
@@ -83,16 +83,16 @@ class Session:
     def stage(
         self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
     ) -> Iterator[TrialRunner]:
-        """Show a phase of tuning a profile, whose trials are written to its trial log."""
+        """Run a phase of tuning a profile, which shows its progress and writes to the profile's trial log."""
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
             runner = self.runner(report_directory(profile, request.reports), self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
             yield runner
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
-        """Return a runner of trials that are shown as progress and logged in the profile's directory among the reports.
+        """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
 
-        Once there are more than were expected, no total is shown.
+        The total is hidden once more than ``expected_trials`` have run.
 
         Raises:
             BadInput: If the trial log's directory cannot be written.
@@ -102,9 +102,8 @@ class Session:
         records, _ = read_trial_records(directory)
         if others := len(records) - len(own_records(records, here, None)):
             sys.stderr.write(
-                f"warn: {others} trials in {directory} are of another model, dataset or device: another profile of "
-                "this name was tuned there. They are neither used nor counted; for a report of its own, give this "
-                "profile another name, or another --reports\n"
+                f"warning: {others} trials in {directory} are of another model, dataset or device, and are ignored; "
+                "to separate them, give this profile another name or another --reports\n"
             )
         done = 0
 
@@ -181,11 +180,11 @@ def open_session(
             require_idle_gpus(monitor, uuids)
             machine = ContaminationGuard(server, monitor, uuids, GpuSampler(uuids), SystemClock())
             stack.callback(machine.close)
-        sys.stderr.write(f"measuring on {site.words}; starting the trial server, which loads torch once\n")
+        sys.stderr.write(f"measuring on {site.words}; loading torch\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
             raise MachineLacks(
-                f"there is a GPU, and torch {server.versions.get('torch')} is built without CUDA",
+                f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA",
                 next_step="Install a CUDA build of torch, or use --device cpu.",
             )
         yield Session(site=site, manifest=manifest, server=server, machine=machine)
@@ -195,5 +194,5 @@ def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
     """Raise ``MachineLacks`` if another process uses these GPUs."""
     if users := other_users(monitor, uuids):
         free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]
-        another = f", or use another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""
-        raise MachineLacks("; ".join(users), next_step=f"Wait for it to end{another}.")
+        another = f", or select another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""
+        raise MachineLacks("; ".join(users), next_step=f"Wait until the GPU is free{another}.")

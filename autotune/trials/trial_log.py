@@ -15,8 +15,6 @@ from trainer.config.tables import canonical_json, canonical_sha256
 
 TRIAL_LOG_DIRECTORY = "trials"
 """Name of the trial log within a profile's directory among the reports."""
-
-
 MAX_TRIAL_LOG_BYTES = 256 * 2**20
 
 
@@ -55,7 +53,7 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
             raise BadInput(
-                f"{path} is larger than {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away; it is no trial log."
+                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away: it is not a trial log."
             )
         found += map(_checked, path.read_bytes().splitlines())
     records = [record for record in found if record is not None]
@@ -80,7 +78,7 @@ def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
 
 
 def made_on(here: Fingerprint) -> MadeOn:
-    """Return what trials record of the site that measures them."""
+    """Return the facts of a site that trials record."""
     return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
@@ -123,6 +121,6 @@ def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
     if where is None:
         return False
     if where.gpu_name is None and made_on.gpu_name is not None:
-        return False  # a GPU's steps are replayed where there is none
+        return False  # a GPU's steps are replayed on a machine without one
     kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
     return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)

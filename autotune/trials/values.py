@@ -61,12 +61,8 @@ class Contaminated(_Failure):
 
 
 Outcome = Measured | OutOfMemory | HostOutOfMemory | TimedOut | Crashed | Contaminated
-
-
 _KINDS = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Outcome)}
-
-
-_WORDS = {"measured": "ran", "host_out_of_memory": "killed by the system"}
+_WORDS = {"measured": "completed", "host_out_of_memory": "killed: host out of memory"}
 
 
 def outcome_from_json(value: dict[str, Any]) -> Outcome:
@@ -89,7 +85,7 @@ def describe(outcome: Outcome) -> str:
 
 
 FEWEST_TIMED_STEPS = 3
-"""Fewest timed steps of a trial that measures speed; with fewer it only tests if a size fits."""
+"""Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "training", "trace", "links", "gradient_sync"]

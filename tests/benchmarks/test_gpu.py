@@ -202,7 +202,7 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
     path = out / "profiles/bert-120m.toml"
     good = path.read_text()
     for text, said in (
-        (profile_to_toml(too_fast), "which reaches 835 at most"),
+        (profile_to_toml(too_fast), "exceeds its peak of 835"),
         (good.replace("micro_batch_size = 64", "micro_batch_size = 65"), "it was edited"),
     ):
         path.write_text(text)

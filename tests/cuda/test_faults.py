@@ -32,7 +32,7 @@ def probe(machine, data, *words, code=0):
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        (Faults(neighbour=5 * GIB), "GPU 0 is in use already: 5.58 GiB are taken (pid 1: 5 GiB)"),
+        (Faults(neighbour=5 * GIB), "GPU 0 is already in use: 5.58 GiB allocated (pid 1: 5 GiB)"),
         (Faults(mig="1g.12gb"), "MIG is on"),
         (
             Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"),
@@ -40,7 +40,7 @@ def probe(machine, data, *words, code=0):
         ),
         (
             Faults(mig="1g.12gb", absent=("nvmlDeviceGetMigMode",)),
-            "error: CUDA computes on NVIDIA H100 NVL MIG 1g.12gb, a slice of a GPU",
+            "error: 'NVIDIA H100 NVL MIG 1g.12gb' is a MIG slice",
         ),
     ],
     ids=["neighbour", "MIG", "without NVML", "MIG that is not told"],
@@ -60,13 +60,13 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
     _, outcomes = probe(null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8")
-    assert outcomes == {"bert-mini: 8 rows": "measured"}
+    assert outcomes == {"bert-mini: 8 sequences": "measured"}
 
 
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
     _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-micro-batch-size", "1", code=4)
-    assert outcomes == {"bert-mini: 1 rows": "out_of_memory", "bert-mini: 1 row without a limit": "measured"}
+    assert outcomes == {"bert-mini: 1 sequence": "out_of_memory", "bert-mini: 1 sequence without a limit": "measured"}
 
 
 def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(null_gpu, patterned_dataset):
@@ -74,16 +74,16 @@ def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(nu
     machine = null_gpu(faults=Faults(faults=faults))
     _, outcomes = probe(machine, patterned_dataset, "--memory", "1500MiB", "--max-micro-batch-size", "4096")
     fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"]["probe"]["feasible_max"]
-    assert outcomes[f"bert-mini: {fits} rows"] == "measured", outcomes
-    assert outcomes[f"bert-mini: {fits + 1} rows"] == "out_of_memory", outcomes
+    assert outcomes[f"bert-mini: {fits} sequences"] == "measured", outcomes
+    assert outcomes[f"bert-mini: {fits + 1} sequences"] == "out_of_memory", outcomes
 
 
 def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
     ended, outcomes = probe(machine, patterned_dataset, "--max-micro-batch-size", "8", code=8)
-    said = "rows, speed' was not measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
+    said = "sequences, throughput' could not be measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
     assert said in ended.err, ended
-    assert outcomes.pop("bert-mini: 8 rows") == "measured"
+    assert outcomes.pop("bert-mini: 8 sequences") == "measured"
     assert set(outcomes.values()) == {"contaminated"}
 
 

@@ -114,8 +114,8 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
     out = autotune("report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
     places = json.loads(out)
     text = (work / places["markdown"]).read_text()
-    assert f"| largest micro-batch that ran | {probes[0]['feasible_max']} rows of 64 tokens |" in text
-    assert f"| smallest that was refused | {probes[0]['infeasible_min']} rows |" in text
+    assert f"| largest micro-batch, verified | {probes[0]['feasible_max']} sequences of 64 tokens |" in text
+    assert f"| smallest micro-batch out of memory | {probes[0]['infeasible_min']} |" in text
     assert "autotune baseline " in text
     assert "| two | bert-mini-cpu | finished | 2 | 16 |" in text
     facts = json.loads((work / places["json"]).read_text())

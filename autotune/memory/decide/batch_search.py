@@ -19,7 +19,7 @@ PREDICTED_SHARE, WIDER = 0.03, 3
 PATIENCE = 6
 """Trials after which the smallest step doubles with each trial, so that any search ends in O(log n) trials."""
 MAX_FAILURES = 3
-"""Failures of a size, unrelated to memory, after which it is given up, and the search with it."""
+"""Failures of one size, unrelated to memory, after which the search stops."""
 Bytes = Callable[[int], float]
 
 
@@ -82,7 +82,7 @@ def next_size(
         prediction = None
     decided = sum(one.fits is not None for one in tried)
     fits = _peaks(tried, low)
-    fit = _law(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
+    fit = _corrected(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
     if fit is None:
         wish = max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
     else:
@@ -92,7 +92,7 @@ def next_size(
         wish = largest(budget_bytes)
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
-        elif low and wish == low:  # it fitted: refute the middle of what rounding leaves open
+        elif low and wish == low:  # it fitted: try the middle of the range that rounding leaves open
             rounded_bytes = PAGE_BYTES if len(fits) > 1 else 0
             wish = (low + min(largest(budget_bytes + rounded_bytes), high - 1) + 1) // 2
     least: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
@@ -104,7 +104,7 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
         return round(prediction.peak_bytes(rows))
-    fit = _law(fits, prediction, SLOPE_BYTES if prediction else 1)
+    fit = _corrected(fits, prediction, SLOPE_BYTES if prediction else 1)
     return None if fit is None else round(fit(rows))
 
 
@@ -114,10 +114,10 @@ def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[
     return sorted({one.micro_batch_size: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
 
 
-def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
+def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
     """Correct a prediction's offset by the largest fit, and its slope by two fits at least ``apart_bytes`` apart."""
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
-    if not fits:  # with what is unsure: a fit tells more
+    if not fits:  # with its uncertainty, as no trial fitted yet
         return None if prediction is None else lambda rows: known(rows) + prediction.unsure_bytes
     rows_2, bytes_2 = fits[-1]
     far = [one for one in fits if bytes_2 - one[1] >= apart_bytes]
@@ -145,7 +145,7 @@ def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top
             low = guess
         else:
             high = guess
-        # A line lands next to the answer; halving then closes what steps leave open.
+        # A line lands next to the answer; halving then closes the rest.
         near = sorted(known, key=lambda size: abs(known[size] - limit))[:2]
         straight = (low + high) // 2
         if len(near) == 2 and known[near[0]] != known[near[1]]:

@@ -42,11 +42,10 @@ WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
 WORKSPACES = 2
 """Number of cuBLAS workspaces: one for the forward thread, one for the backward thread."""
 LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
-"""CPU overheads: least, usual and most. Scratch and code of matmul libraries, stacks, Python objects. Measured with
-five models on two cores of an Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an
-AMD EPYC: 11 MiB on two cores, 6 on one."""
+"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel Xeon with AMX (33 to 52 MiB),
+on one (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores, 6 on one."""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Kernel memory unseen by traces, as a share of what grows with the micro-batch; measured on CPUs, assumed on GPUs."""
+"""Kernel memory unseen by traces, as a share of the growth with the micro-batch; measured on CPUs, assumed on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

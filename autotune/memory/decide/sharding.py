@@ -26,8 +26,7 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
     layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, and its whole gradient
-    before it is reduced. If ``largest_layer_bytes`` exceeds half of the parameters, ZeRO-3 on two ranks can need more
-    than no sharding.
+    before it is reduced.
     """
     optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
     return replace(
@@ -97,7 +96,7 @@ def shares(
 
 
 SHARED_AMONG = (2, 4, 8, 16, 32, 64)
-"""Numbers of ranks to try; one copy of an encoder on more than a few nodes is another kind of training."""
+"""Numbers of ranks to try; an encoder need not be sharded over more than a few nodes."""
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
@@ -107,7 +106,7 @@ def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, larg
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
             size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
             if size <= budget_bytes:
-                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} on each)"
+                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} per rank)"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Recorder of what a computation on the meta device would allocate: every new storage, its owner, and its release.
+"""Recorder of the allocations of a computation on the meta device: every new storage, its owner, and its release.
 
 Nothing is computed. Allocations inside of operators are invisible here; the rules of a device list what its kernels
 request, and when.
@@ -68,7 +68,7 @@ class AllocationRecorder(TorchDispatchMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+    ) -> Any:  # noqa: ANN401 - its result
         if self._paused:
             return func(*args, **(kwargs or {}))
         passes = self._passes.get(func)
@@ -85,7 +85,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
-        """Record what a kernel requests besides its results, which are recorded within the block."""
+        """Record a kernel's requests besides its results, which are recorded within the block."""
         rule = self._within.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
         held: dict[Block, int] = {}
@@ -262,7 +262,7 @@ def _references_of_gradient() -> tuple[int, int]:
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
-    """Return the arguments by what shapes depend on; None if one of them cannot be compared."""
+    """Return the key of arguments on which shapes depend; None if one of them cannot be compared."""
     if isinstance(value, torch.Tensor):
         return (value.size(), value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
@@ -298,7 +298,7 @@ def own_by_module(tape: AllocationRecorder, module: nn.Module, head: Sequence[nn
             tape.forward_ended()
             tape.owner = Term.TEMPORARIES  # backward
         elif tape.owner == Term.INPUTS:
-            tape.owner = Term.HEAD  # whatever the model does itself after a part of it was called
+            tape.owner = Term.HEAD  # the model's own operations after a call of one of its parts
 
     for part in module.modules():
         hooks.enter_context(part.register_forward_pre_hook(enter))

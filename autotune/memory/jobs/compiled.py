@@ -58,7 +58,7 @@ class Compiled:
     ) -> None:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of the function
         """Call the function."""
         state: dict[str, torch.Tensor] = {}
         if self._module is not None:
@@ -79,7 +79,7 @@ class Compiled:
         compile_: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
-        # Whether activations are checkpointed inside the module's forward; outside it, hooks do the same here.
+        # True if the module's forward checkpoints activations; outside it, hooks do the same here.
         checkpointed = (
             self._module is not None
             and self._module.training
@@ -87,7 +87,7 @@ class Compiled:
             and type(self._module).__call__ is nn.Module.__call__
         )
 
-        def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
+        def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
             state = dict(zip(names, inputs, strict=False))
             rest = iter(inputs[len(names) :])
             leaves = [next(rest) if other is _TENSOR else other for other in others]
@@ -98,7 +98,7 @@ class Compiled:
             }
             if self._module is None:
                 return self._function(*args, **kwargs)
-            # Dynamo marks what is checkpointed instead of tracing how it is computed again.
+            # Dynamo marks checkpointed parts instead of tracing their recomputation.
             replaced: dict[str, Any] = {"_compiled_call_impl": None}
             if checkpointed:
                 replaced["_gradient_checkpointing_func"] = lambda function, *given: function(*given)
@@ -116,7 +116,7 @@ class Compiled:
             decompositions=select_decomp_table(),
         )
 
-        def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
+        def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
             with self._tape.paused():
                 return function(*inputs)
 
@@ -144,7 +144,7 @@ class _Plan:
         """Values computed by a kernel that also reduces."""
         for node in self._nodes:
             reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
-            # What several operations would read through is computed once, if it reads so much itself.
+            # A value that several operations read is computed once if it reads much itself.
             if len(reads[node]) > config.realize_reads_threshold and len(node.users) > 1 and _base(node) is node:
                 found.add(node)
             before = [one for one in node.all_input_nodes if one not in found]
@@ -188,7 +188,7 @@ class _Plan:
         position = {node: number for number, node in enumerate(self._nodes)}
         last: dict[fx.Node, fx.Node] = {}
         for node in reversed(self._nodes):
-            # What is fused reads its inputs only when the kernel runs that it is a part of.
+            # A fused operation reads its inputs only when its kernel runs.
             users = [user if user in self._stored or user.op == "output" else last[user] for user in node.users]
             last[node] = max((node, *users), key=position.__getitem__)
         dying: dict[fx.Node, list[fx.Node]] = {}
@@ -257,7 +257,7 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
     return {_CLASS: type(value), **{one.name: getattr(value, one.name) for one in fields(value)}}
 
 
-def _first(value: Any) -> Any:  # noqa: ANN401 - what a node computes
+def _first(value: Any) -> Any:  # noqa: ANN401 - a node's result
     return value[0] if isinstance(value, tuple) else value
 
 
@@ -284,13 +284,13 @@ def _allocates(node: fx.Node) -> bool:
     return _is_library(node) and (_operator(node).namespace != "aten" or "attention" in str(node.target))
 
 
-def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - what torch calls
+def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - an operator
     """Return the operator that a node calls, also inside a wrapper that saves the random state."""
     wrapped = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}.get(node.target)
     return node.target if wrapped is None else node.args[wrapped]
 
 
-def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - what it takes and returns
+def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node
     if node.target is rng_prims.run_and_save_rng_state:
         return torch.empty(0), args[0](*args[1:], **kwargs)
     if node.target is rng_prims.run_with_rng_state:
@@ -312,13 +312,13 @@ def _base(node: fx.Node) -> fx.Node:
     return node
 
 
-def _is_view(target: Any) -> bool:  # noqa: ANN401 - what torch calls
+def _is_view(target: Any) -> bool:  # noqa: ANN401 - an operator
     returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
-    """Return what a module's graph depends on besides tensors; equal for modules that differ only in their index."""
+    """Return the key of a module's graph besides tensors; equal for modules that differ only in their index."""
 
     def settings(part: nn.Module) -> tuple[Any, ...]:
         plain = ((key, value) for key, value in vars(part).items() if isinstance(value, int | float | str | tuple))

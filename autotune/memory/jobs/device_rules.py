@@ -86,7 +86,7 @@ class DeviceRules(TorchFunctionMode):
         types: Iterable[type],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what that function returns
+    ) -> Any:  # noqa: ANN401 - its result
         rule = self._rules.get(func)
         if rule is None:
             return func(*args, **(kwargs or {}))
@@ -110,8 +110,7 @@ class DeviceRules(TorchFunctionMode):
                     self._rules[getattr(home, name)] = rule
 
     def _backward(self, _: object, tensor: torch.Tensor, **__: object) -> None:
-        # Inside a rule there are no rules, and torch's own functions for this would only come back here; but what was
-        # not kept in forward is computed again in there.
+        # Rules are off inside a rule, but recomputation in backward needs them; torch's own function would recurse.
         with self:
             _engine_run_backward(
                 (tensor,), (torch.ones_like(tensor),), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -124,8 +123,8 @@ class DeviceRules(TorchFunctionMode):
         return answer
 
     def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
-        # transformers asks whether all of a padding mask is set, and builds no mask then: the worst case is that it is
-        # not. Of any other answer nothing is known here, and torch says so.
+        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not. For any other
+        # tensor torch raises an error.
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -74,7 +74,7 @@ def attend(  # noqa: PLR0917 - torch's own order
 
 
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
-    """Return what each operator requests of the allocator besides its results, and when, by operator.
+    """Return the allocator requests of each operator besides its results, in order.
 
     CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator; requests of a few KiB are left out.
     """
@@ -96,7 +96,7 @@ _PROMOTING = tuple(getattr(aten, name).Tensor for name in ("add", "sub", "mul", 
 
 
 def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Requests:
-    # Where dtypes differ a CPU first copies to the wider one; CUDA converts as it reads.
+    # If dtypes differ, a CPU first copies to the wider one; CUDA converts while reading.
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
@@ -107,7 +107,7 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
 
 
 def _flash_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
-    # A number for each row, and gradients of queries in fp32: mha_bwd in torch's flash_api.cpp.
+    # A number per position, and gradients of queries in fp32: mha_bwd in torch's flash_api.cpp.
     batch, heads, rows, width = query.shape
     return _accumulated(batch * _up(rows, _FLASH_ROWS), heads, width)
 
@@ -126,7 +126,7 @@ def _accumulated(rows: int, heads: int, width: int) -> Requests:
 
 
 def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
-    # A number for each row, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
+    # A number per position, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
     batch, heads, rows, width = query.shape
     delta = Block(_FP32_BYTES * batch * heads * rows)
     padded = 64 if width <= 64 else 128

@@ -271,7 +271,7 @@ class GradientBuckets:
         self._backwards -= 1
         if self._backwards or not self._config.parallel.gradient_as_bucket_view:
             return
-        for parameter in self._parameters:  # gradients move to the buckets that are going to be sent
+        for parameter in self._parameters:  # gradients move to the buckets
             if parameter.grad is not None:
                 parameter.grad = self._views[id(parameter)][1]
 
@@ -286,7 +286,7 @@ class GradientBuckets:
             parameter.grad = view
         bucket.missing = (bucket.missing or len(bucket.parameters)) - 1
         if not bucket.missing:
-            # The norm's squares, and what travels if that is narrower.
+            # The norm's squares, and the communicated copy if it is narrower.
             self._tape.transient(bucket.size_bytes)
             if self._config.parallel.gradient_dtype != "fp32":
                 self._tape.transient(bucket.size_bytes // 2)

@@ -41,7 +41,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         keep_one_arena()
     rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
     ranks = join_ranks(config, environment=local.get("environment", {}), rendezvous=rendezvous)
-    # What joining made is there by now, and the model is not.
+    # Joining has allocated its memory by now, the model has not.
     used: int | list[int] | None = local.get("device_used_before_bytes")
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
     budget = enforce(asked.memory_budget_bytes, ranks, before_bytes)
@@ -72,12 +72,12 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
     for number in range(steps):
         batches = ready[number % PREPARED]
         if len(spans) >= IN_FLIGHT:
-            spans[-IN_FLIGHT][1].wait()  # as far ahead of the device as the trainer
+            spans[-IN_FLIGHT][1].wait()  # no further ahead of the device than the trainer
         ranks.all_reduce_sum(0.0)  # they begin together
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
         spans.append((began, mark(ranks.device)))
-        # The last step finds the allocator as an evaluation left it, and those before as steps did.
+        # The last step starts after an evaluation, those before after steps.
         if number in (asked.warmup_steps - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
     loss = float(result.loss)  # waits for the device

@@ -1,6 +1,6 @@
 """The ``trace`` job: one rank's training steps on the meta device, as the sequence of their allocations.
 
-Model, loss and step are the trainer's own; only the tensors hold nothing. Behaviour that depends on the device comes
+Model, loss and step are the trainer's; only the tensors are without content. Behaviour that depends on the device comes
 from ``DeviceRules``. Shapes: K positions that the head computes, V tokens of the vocabulary.
 """
 
@@ -130,7 +130,7 @@ def trace_steps(
 
 
 def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:
-    """Replace what torch.compile would make of layers and loss by graphs without kernels."""
+    """Replace compiled layers and loss by graphs without kernels."""
     graphs: dict[Any, Any] = {}
     for layer in model_layers(training.model):
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
@@ -165,7 +165,7 @@ def _tell_phases(
         tape.owner = Term.TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
-        # Of several micro-batches gradients exist before the last forward, so each is told as soon as it is there.
+        # With accumulation, gradients exist before the last forward, so each is labelled once it exists.
         if parameter.grad is not None:
             tape.relabel([parameter.grad], Term.GRADIENTS)
 

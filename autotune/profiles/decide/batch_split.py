@@ -13,7 +13,7 @@ from trainer.config.train_config import Layout, ModelSettings, Precision
 from trainer.model.families import FAMILIES
 
 KNEE_SHARE = 0.98
-"""Share of the best throughput from which on a size counts as equal to the best."""
+"""Share of the best throughput above which a size counts as equal to the best."""
 DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
 """Non-padding tokens of the default global batch, between BERT's 131 thousand and RoBERTa's 4 million."""
 
@@ -74,16 +74,17 @@ def choose_micro_batch(
     if split.gradient_accumulation_steps == 1:
         need = f"your global batch needs {split.micro_batch_size} per GPU"
         return MicroBatchChoice(micro_batch_size=rows, reason=f"{feasible_max} fit; {need}")
-    words = (
-        f"{split.gradient_accumulation_steps} micro-batches of {rows} take the least predicted time per optimizer step"
-    )
-    whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
+    words = f"micro-batch size {rows} x {split.gradient_accumulation_steps} accumulation steps"
+    fit = f"{feasible_max} is the largest that fits"
     if rows == limit:
-        fit = "no more fit" if limit == feasible_max else f"the headroom is left below the {feasible_max} that fit"
-        return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {fit}")
-    ratio = _step_s(points, whole) / step_s[rows]
-    others = f"{whole.gradient_accumulation_steps} of {limit} take {ratio:.1%} of it"
-    return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {others}; {feasible_max} fit")
+        free = "" if limit == feasible_max else ", but leaves no headroom"
+        return MicroBatchChoice(micro_batch_size=rows, reason=f"{words} has the shortest predicted step; {fit}{free}")
+    whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
+    more = _step_s(points, whole) / step_s[rows] - 1
+    words += f" is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest predicted step"
+    more_or_less = f"{abs(more):.1%} {'more' if more > 0 else 'less'} time"
+    other = f"{limit} x {whole.gradient_accumulation_steps} would take {more_or_less}"
+    return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {other}; {fit}")
 
 
 def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
@@ -95,7 +96,7 @@ def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
 
 def choose_untimed(rows: int) -> MicroBatchChoice:
     """Return the choice for a pretended GPU, which has no throughput: the largest micro-batch size with headroom."""
-    reason = "the largest that leaves the headroom, by torch's allocator; a pretended GPU has no throughput"
+    reason = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
     return MicroBatchChoice(micro_batch_size=rows, reason=reason)
 
 
@@ -127,8 +128,8 @@ def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
         raise BadInput(
-            f"a global batch of {global_batch_size} rows leaves some of {ranks} ranks without a row",
-            next_step=f"Ask for at least {ranks} rows, or use at most {global_batch_size} ranks.",
+            f"global batch size {global_batch_size} is too small for {ranks} ranks",
+            next_step=f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks.",
         )
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks

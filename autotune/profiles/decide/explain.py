@@ -1,10 +1,11 @@
-"""Explanation of each setting of a profile: measured, asked for, or left at its default. Pure."""
+"""Explanation of each setting of a profile: measured, set by you, or left at its default. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.advice.values import EvidenceFigure, figure
+from autotune.base.wording import plural
 from autotune.errors import BadInput
 from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
@@ -16,9 +17,9 @@ from trainer.config.tables import nearest
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 
 Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
-"""Origin of a setting. ``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``constraint``:
-follows from what you set. ``asked for``: an input of the measurements, whose figures hold only for it. ``default``: of
-the trainer. ``changed``: none of these; the profile was edited by hand or by ``autotune advise``."""
+"""Origin of a setting. ``measured``: decided by measurements. ``allocator``: decided by memory on a pretended GPU.
+``constraint``: follows from your input. ``asked for``: an option, for which alone the figures hold. ``default``: the
+trainer's. ``changed``: none of these, edited by hand or by ``autotune advise``."""
 
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
@@ -74,8 +75,8 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
     match = nearest(name, known) or nearest(name, [one.rpartition(".")[2] for one in known])
     whole = next((one for one in known if match in (one, one.rpartition(".")[2])), None)
     raise BadInput(
-        f"there is no setting {key[:80]!r}",
-        next_step=f"Did you mean {whole!r}?" if whole else "All settings with their reasons: leave out the key.",
+        f"unknown setting {key[:80]!r}",
+        next_step=f"Did you mean {whole!r}?" if whole else "Omit the key to list all settings with their reasons.",
     )
 
 
@@ -118,12 +119,12 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
         of_value.setdefault(getattr(row.settings, key), []).append(row)
     if len(of_value) < 2:
         return None
-    name = f"{found.candidate.name}, to the unexplored"
+    name = f"{found.candidate.name}, relative to the starting configuration"
     is_other = found.candidate != found.starting
     figures = [figure(name, found.ratio, "ratio", "evidence.explore")] if is_other else []
     if key == "micro_batch_size" and probe is not None:
         figures += _micro_batch(profile, probe).evidence
-    chosen, because = getattr(found.chosen, key), f"explored together with other settings of the step: {found.choice}"
+    chosen, because = getattr(found.chosen, key), f"joint search of the step's settings: {found.choice}"
     return Explanation(
         origin="measured" if chosen == value else "changed",
         because=because if chosen == value else f"{chosen} was chosen; {because}",
@@ -143,22 +144,22 @@ def _best_with(value: object, rows: Sequence[ExploredRow], starting: Configurati
         return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
     name = max(ratios, key=lambda one: ratios[one])
     if name == starting.name:
-        return f"{said}: nothing with it was faster than the unexplored settings, which have it"
-    return f"{said}: at best {ratios[name]:.3f} times the unexplored settings, with {name}"
+        return f"{said}: no configuration with it was faster than the starting one, which has it"
+    return f"{said}: at best {ratios[name]:.3f} times the starting configuration, with {name}"
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
     decides = profile.evidence.probe is not None and key in _PROBED_WITH
     origin: Origin = "changed"
-    because = f"the default is {default}; nothing that was measured decides it, so somebody set it"
+    because = f"set by hand or by autotune advise; the default is {default}, and no measurement decides it"
     if key in _ASKED_FOR:
-        origin, because = "constraint", f"the {_ASKED_FOR[key]} that was asked for; another one is refused"
+        origin, because = "constraint", f"the {_ASKED_FOR[key]} you tuned for; a different one is rejected"
     elif value == default:
-        measured_with = ", and all figures were measured with it" if decides else ""
+        measured_with = "; all figures were measured with it" if decides else ""
         origin, because = "default", f"the trainer's default{measured_with}"
     elif decides:
         origin = "asked for"
-        because = "an option of the probe, or what it took for this device; all figures hold for it"
+        because = "an option of the probe, or its default for this device; all figures hold only for it"
     return Explanation(origin=origin, because=because)
 
 
@@ -171,7 +172,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     figures = (
         *(
             figure(
-                f"slot tokens/s at {_many(point.micro_batch_size, 'row')}", point.padded_rate, "tokens/s",
+                f"tokens/s with padding at micro-batch size {point.micro_batch_size}", point.padded_rate, "tokens/s",
                 f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
             )
             for point in told
@@ -183,12 +184,11 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rejected = []
     for point in probe.curve:
         if point.micro_batch_size != rows and best is not None:
-            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the fastest, "
-            share += _many(best.micro_batch_size, "row")
-            said = "the fastest that was measured" if point.micro_batch_size == best.micro_batch_size else share
-            rejected.append(f"{_many(point.micro_batch_size, 'row')}: {said}")
+            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the rate at {best.micro_batch_size}"
+            said = "the highest rate" if point.micro_batch_size == best.micro_batch_size else share
+            rejected.append(f"{point.micro_batch_size}: {said}")
     if probe.infeasible_min is not None:
-        rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
+        rejected.append(f"{probe.infeasible_min}: out of memory")
     origin: Origin = known
     chosen, because = rows, probe.choice
     if probe.curve:
@@ -198,14 +198,10 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         ).micro_batch_size
         origin = "measured"
     if rows != chosen and _is_split(profile):
-        because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
+        because = f"split of the global batch by the chosen gradient synchronisation; the probe chose {chosen}"
     elif rows != chosen:
-        origin, because = "changed", f"{chosen} rows were measured to be the best choice: {probe.choice}"
+        origin, because = "changed", f"{chosen} was measured to be the best choice: {probe.choice}"
     return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
@@ -214,10 +210,10 @@ def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
     follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
     return Explanation(
         origin="constraint" if follows else "changed",
-        because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that "
-        + ("are the default" if by_default else "were asked for"),
+        because=f"{plural(rows, 'sequence')} {'' if follows else 'would '}hold {tokens:,} non-padding tokens, "
+        + ("the default" if by_default else "as you set"),
         evidence=(
-            figure("real tokens in a row, mean", tokens_per_sequence, "tokens", "evidence.probe"),
+            figure("non-padding tokens per sequence, average", tokens_per_sequence, "tokens", "evidence.probe"),
             figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
         ),
     )
@@ -226,18 +222,24 @@ def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     expected, because, figures, rejected = found.chosen, found.choice, [], []
     for row in found.rows:
-        count = _many(row.num_workers, "worker")
+        count = plural(row.num_workers, "worker")
         if row.num_workers == found.chosen:
             n = len(row.padded_tokens_per_s)
-            figures.append(figure(f"of the ceiling, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n))
+            figures.append(
+                figure(f"relative to cached batches, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n)
+            )
         else:
-            rejected.append(f"{count}: {row.ratio_to_cached:.1%} of the ceiling, {_WORDS[row.verdict]}")
+            rejected.append(
+                f"{count}: {row.ratio_to_cached:.1%} of the rate with cached batches, {_WORDS[row.verdict]}"
+            )
     if found.next_smaller:
         rejected.append(found.next_smaller)
     if (joint := found.joint) is not None and joint.adopted:
         expected = getattr(joint, name)
-        because = "a search over workers, prefetching and pinning together found it to be faster"
-        figures.append(figure("to workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
+        because = "found to be faster by a joint search over workers, prefetch and pinning"
+        figures.append(
+            figure("relative to tuning workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials)
+        )
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
         origin="measured" if kept else "changed",
@@ -247,7 +249,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     )
 
 
-_WORDS = {"verified": "enough", "refuted": "too few", "open": "not decided"}
+_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 
 
 def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:
@@ -256,14 +258,15 @@ def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: ob
     origin: Origin = "changed"
     for row in found.gradient_syncs:
         kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.tokens_per_s
-        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.gradient_accumulation_steps} micro-batches"
+        steps = plural(row.gradient_accumulation_steps, "accumulation step")
+        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets, {steps}"
         if any(getattr(row, one) != getattr(parallel, one) for one in _OF_GRADIENT_SYNC):
-            rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} real tokens/s, {row.outcome}")
+            rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} non-padding tokens/s, {row.outcome}")
             continue
         origin = "measured"
         if rate is not None:
-            name = f"real tokens/s, {way}"
+            name = f"non-padding tokens/s, {way}"
             figures.append(figure(name, rate, "tokens/s", "evidence.network.gradient_syncs", n=row.steps))
     if origin == "changed":
-        because = f"no exchange that was measured has {key} = {value} with the settings beside it; then: {found.choice}"
+        because = f"no measured configuration has {key} = {value} with the other settings; chosen was: {found.choice}"
     return Explanation(origin=origin, because=because, evidence=tuple(figures), rejected=tuple(rejected))

@@ -20,7 +20,7 @@ ALIKE_SHARE = 0.02
 """Share up to which a difference counts as none."""
 FAR_SHARE = 0.1
 """Share above which a difference is reported even if the noise is unknown."""
-NOTHING_PROMISED = "nothing to hold it against"
+NOTHING_EXPECTED = "no expected value"
 _OF_MEMORY = (
     "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile",
     "activation_checkpointing", "attention_dropout",
@@ -70,7 +70,7 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
         return None
     row = next((row for row in rows if row.measured), rows[0])
     predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
-    # As uncertain as the prediction of it is by the links.
+    # As uncertain as its prediction from the links.
     low, high = (
         None if end is None else row.tokens_per_s * end / predicted.efficiency
         for end in (predicted.efficiency_low, predicted.efficiency_high)
@@ -110,7 +110,7 @@ def _by_windows(profile: Profile) -> Rate | None:
     windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
     if not windows:
         return None
-    source = "the worker sweep, slots times the share that holds tokens"
+    source = "the worker sweep, times the share of non-padding tokens"
     return _rate(of_windows([fill * rate for rate in windows]), found.local_ranks, "windows", source)
 
 
@@ -119,7 +119,7 @@ def _by_steps(profile: Profile) -> Rate | None:
     if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_size)) is None:
         return None
     interval = point.padded_rate.scaled(fill)
-    source = "steps on full rows, times the share of rows that holds tokens"
+    source = "steps on full sequences, times the share of non-padding tokens"
     return _rate(of_bounds(interval, point.timed_steps), probe.local_ranks, "steps", source, interval)
 
 
@@ -137,7 +137,7 @@ def _positive(figures: Sequence[float]) -> list[float]:
 class Drift:
     """Comparison of one quantity of a run with its expected value."""
 
-    quantity: Literal["real tokens/s", "MFU", "peak memory"]
+    quantity: Literal["non-padding tokens/s", "MFU", "peak memory"]
     expected: Interval | None
     expected_source: str
     achieved: Interval | None
@@ -160,13 +160,13 @@ def drifts(
     if profile is None or not run.steps:
         return ()
     achieved, expected = run_rate(run), expected_rate(profile, run.header.world_size)
-    unknown = f"nothing known of {run.header.world_size} ranks"
+    unknown = f"no rate is known for {run.header.world_size} ranks"
     source = unknown if expected is None else f"{expected.known}: {expected.source}"
-    speed = _drift("real tokens/s", expected, source, achieved)
+    speed = _drift("non-padding tokens/s", expected, source, achieved)
     found = (speed, _mfu(run, expected, unknown, achieved), _memory(profile, run, trials))
     if not otherwise and intact:
         return found
-    why = f"trained otherwise ({', '.join(otherwise)})" if otherwise else "the profile was edited"
+    why = f"trained with other settings ({', '.join(otherwise)})" if otherwise else "the profile was modified"
     return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
 
 
@@ -179,7 +179,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
     way = "slower" if change.value < 1 else "faster"
     if change.low is None or change.high is None:
         why = no_spread_of(expected, achieved)
-        return f"noise is not known: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
+        return f"noise unknown: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
     return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
 
 
@@ -187,14 +187,14 @@ def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -
     """Compare MFU: expected and achieved rate, times the run's own ratio of MFU to non-padding tokens/s."""
     steps = settled_steps(run) or run.steps
     if not (shares := [one.mfu / one.tokens_per_s for one in steps if one.mfu and one.tokens_per_s > 0]):
-        no_peak = "the device's peak is not known"
+        no_peak = "the device's peak is unknown"
         return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
-    source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else unknown
+    source = f"{expected.known}: expected tokens/s times FLOPs per token" if expected else unknown
     return _drift("MFU", expected, source, achieved, statistics.median(shares))
 
 
 def _drift(
-    quantity: Literal["real tokens/s", "MFU"],
+    quantity: Literal["non-padding tokens/s", "MFU"],
     expected: Rate | None,
     source: str,
     achieved: Rate | None,
@@ -205,7 +205,7 @@ def _drift(
         expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
         achieved=None if achieved is None else achieved.interval.scaled(factor),
-        verdict=NOTHING_PROMISED if expected is None else "it logged no speed",
+        verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
     )
     if expected is None or achieved is None:
         return found
@@ -231,12 +231,12 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     if run.header.device == "cpu":
         verdict = "not comparable on a CPU: the run counts its whole process"
     elif ratio is None:
-        verdict = NOTHING_PROMISED
+        verdict = NOTHING_EXPECTED
     elif abs(ratio - 1) <= ALIKE_SHARE:
         verdict = "as expected"
     else:
-        verdict = f"drift: {'more' if ratio > 1 else 'less'} than its trial took"
-    source = f"measured: trials of {rows} rows" if alike else f"no trial of these settings had {rows} rows"
+        verdict = f"drift: {'more' if ratio > 1 else 'less'} than in the trial"
+    source = f"{'measured: trials' if alike else 'no trial'} with these settings at micro-batch size {rows}"
     return Drift(
         quantity="peak memory",
         expected=None if expected is None else Interval(value=expected),

@@ -18,15 +18,15 @@ from autotune.trials.values import (
 
 _SAME = 1e-9
 """Relative tolerance: files keep all digits of a figure, but figures derived from others are recomputed."""
-_REFUSED = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
+_ERRORS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
 """Fields that invalidate the profile's figures if they differ."""
-_WARNED = (
+_WARNINGS = (
     "cpu_model", "allotted_cpus", "gpu_count", "gpu_power_cap_w", "driver", "cuda", "torch", "transformers",
     "data_filesystem",
 )  # fmt: skip
 _OF_THE_GPU = ("device", "gpu_name", "gpu_count", "gpu_total_bytes", "gpu_mig", "gpu_power_cap_w", "driver", "cuda")
 _OF_A_REPLAY = ("cpu_model", "data_filesystem")
-_ORDER: tuple[Found, ...] = ("refuse", "warn", "inform")
+_ORDER: tuple[Found, ...] = ("error", "warning", "info")
 
 
 def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -56,17 +56,17 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         budget = profile.constraints.memory_budget_bytes
         limited = [one for one in behind if one.job == "step" and one.measured.get("memory_budget_bytes") == budget]
         if probe.feasible_peak_bytes not in [one.peak_bytes for one in _steps(limited, probe.feasible_max)]:
-            yield f"evidence.probe.feasible_max = {probe.feasible_max} rows, with its peak"
-        refused = [rows for rows, one in _outcomes(limited, "step") if isinstance(one, OutOfMemory)]
-        if probe.infeasible_min not in (None, *refused):
-            yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
+            yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
+        too_large = [rows for rows, one in _outcomes(limited, "step") if isinstance(one, OutOfMemory)]
+        if probe.infeasible_min not in (None, *too_large):
+            yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
             timed = [
                 (one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)
             ]
             rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
             if not _is_among(point.padded_tokens_per_s, rates):
-                yield f"evidence.probe.curve at {point.micro_batch_size} rows"
+                yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
     if workers is not None:
         windows = [TrainingFigures.of(one) for _, one in _outcomes(behind, "training") if isinstance(one, Measured)]
         rates = [one.padded_tokens_per_s for one in windows]
@@ -104,9 +104,9 @@ def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) 
         if old == new or (replayed and field in _OF_THE_GPU):
             continue
         is_less = field == "gpu_total_bytes" and (new or 0) < (old or 0)
-        severity: Found = "warn" if field in _WARNED else "inform"
-        if is_less or field in _REFUSED or (replayed and field in _OF_A_REPLAY):
-            severity = "refuse"
+        severity: Found = "warning" if field in _WARNINGS else "info"
+        if is_less or field in _ERRORS or (replayed and field in _OF_A_REPLAY):
+            severity = "error"
         found.append(Check(field=field, found=severity, profile=shown(old), here=shown(new)))
     return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
 

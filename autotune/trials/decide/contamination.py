@@ -1,7 +1,7 @@
 """Activity of GPUs in a window of time, as figures, and the rules by which a trial's outcome is discarded. Pure.
 
-The owner of memory cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
-from before this program used a GPU, and the processes that the driver lists only hint at the owner.
+Process ids do not identify the owner of memory, as a container sees other ids than the host. So bytes are compared with
+a baseline from before this program used a GPU; listed processes are only a hint.
 """
 
 import statistics
@@ -46,8 +46,8 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
 def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
     """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
     return (
-        f"{use.gpu} still holds {_shown(use.used_bytes)} after {format_seconds(waited_s)} of waiting, "
-        f"and held {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
+        f"{use.gpu} still holds {_shown(use.used_bytes)} after a wait of {format_seconds(waited_s)}, "
+        f"up from {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
     )
 
 
@@ -55,8 +55,7 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     """Name the faults (heat, hardware slowdown; no power cap) that lowered a GPU's clocks for long, else None."""
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
     slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    # Air-cooled GPUs in good order are slowed down for a moment now and then, also in a trial of few samples; but what
-    # every sample shows, were it a single one, is no moment.
+    # Intact air-cooled GPUs slow down for a moment now and then; a slowdown in every sample is a fault.
     if not slowed or (len(slowed) < len(readings) and len(slowed) <= max(1, 0.1 * len(readings))):
         return None
     faults = Counter(fault for found in slowed for fault in found)
@@ -72,14 +71,11 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
     shared = sum(count > 1 for count in counts)
     if not shared:
         return None
-    return f"another process computed on {gpu}: {max(counts)} were on it in {shared} of {len(counts)} samples"
+    return f"another process used {gpu}: {max(counts)} processes in {shared} of {len(counts)} samples"
 
 
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
-    """Return the outcome, or ``Contaminated`` if there are reasons not to believe it.
-
-    A crash or a timeout says nothing about the GPU that another process could have changed, so it is kept.
-    """
+    """Return the outcome; ``Contaminated`` if there are reasons to doubt its figures. Keep crashes and timeouts."""
     if reasons and isinstance(outcome, Measured | OutOfMemory):
         return Contaminated(detail="; ".join(reasons))
     return outcome
@@ -91,15 +87,14 @@ def describe_other_users(use: GpuHolders) -> str | None:
     taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > MAX_UNEXPLAINED_GPU_BYTES
     if not (listed or taken):
         return None
-    return f"{use.gpu} is in use already: {_shown(use.used_bytes)} are taken ({_holders(use.processes)})"
+    return f"{use.gpu} is already in use: {_shown(use.used_bytes)} allocated ({_holders(use.processes)})"
 
 
 def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
     if isinstance(processes, Unavailable):
-        return f"by whom cannot be read: {processes.reason}"
+        return f"processes cannot be listed: {processes.reason}"
     if not processes:
-        # The driver may hide the processes of other containers and other users.
-        return "no process on it can be seen from here"
+        return "no visible process: the driver may hide those of other users and containers"
     return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
 
 
@@ -127,7 +122,7 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         gpm_windows=len(counted),
         **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
         gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
-        gpm_lacking=None if counted else series.gpm_lacking or "no window of counters lay in it",
+        gpm_lacking=None if counted else series.gpm_lacking or "no counter interval fell into the window",
     )
 
 

@@ -1,7 +1,4 @@
-"""Rejection of rates that no GPU can reach, and of every rate of a pretended one. Pure.
-
-A rate beyond a data sheet means that a clock, a kernel or a driver is not what it says.
-"""
+"""Rejection of rates that no GPU can reach, and of every rate of a pretended one. Pure."""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -46,15 +43,15 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
         if gpu_name is None:
             return
         if rate.of == "links":
-            # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
+            # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
             limit, unit = peak_link_bytes_per_s(gpu_name), "TB/s of links"
         else:
             limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
             raise Undecided(
-                f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}, which reaches "
-                f"{limit / 1e12:,.4g} at most: the measurement is wrong, and is not kept",
-                next_step="Check driver and clock of the machine, then measure again.",
+                f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name} exceeds its peak of "
+                f"{limit / 1e12:,.4g}: the measurement is wrong and is discarded",
+                next_step="Check the driver and the clocks (nvidia-smi -q -d CLOCK), then measure again.",
             )
 
 
@@ -76,7 +73,7 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
     if is_pretended(driver):
         raise MachineLacks(
             f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}): its kernels do nothing",
-            next_step="Measure on a real GPU. Only sizes in bytes can be had here: autotune probe",
+            next_step="Measure on a real GPU. On this one only memory can be measured: autotune probe",
         )
 
 
@@ -140,7 +137,7 @@ def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
         for per_s in row.model_flops_per_s_per_rank:
             yield GpuRate(what=f"{row.num_workers} DataLoader workers", per_s=per_s, of=of)
     if network is not None:
-        yield from (GpuRate(what="matrix products", per_s=per_s) for per_s in network.matmul_flops_per_s)
+        yield from (GpuRate(what="matmuls", per_s=per_s) for per_s in network.matmul_flops_per_s)
         yield from (GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
 
 
@@ -150,11 +147,11 @@ def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, in
     baseline, explore = profile.evidence.baseline, profile.evidence.explore
     if probe is not None:
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            yield f"{point.micro_batch_size} rows", point.padded_tokens_per_s, probe.local_ranks, of
+            yield f"micro-batch size {point.micro_batch_size}", point.padded_tokens_per_s, probe.local_ranks, of
     if workers is not None and workers.replayed_step_s is None:  # a replayed one computes nothing
         fill = fill_share(profile) or 0.0
         counts = [(f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s) for row in workers.rows]
-        for what, rates in [*counts, ("batches from memory", workers.cached_padded_tokens_per_s)]:
+        for what, rates in [*counts, ("cached batches", workers.cached_padded_tokens_per_s)]:
             yield from ((what, fill * rate, workers.local_ranks, of) for rate in rates)
     if baseline is not None:
         for recipe in baseline.rows:

@@ -37,12 +37,12 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
     Raises:
         DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
-    # Some drivers do not say whether MIG is on, so that only the slice's own name tells.
+    # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
         raise DeviceMissing(
-            f"CUDA computes on {ranks.device_name}, a slice of a GPU, and NVML's figures are those of all of it",
-            next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
-            "or use --device cpu.",
+            f"{ranks.device_name!r} is a MIG slice, but NVML reports the memory of the whole GPU",
+            next_step="Select a GPU without MIG (CUDA_VISIBLE_DEVICES), disable MIG (nvidia-smi -i INDEX -mig 0), or "
+            "use --device cpu.",
         )
     # Pools of threads, handles, workspaces and connections are not counted as the model's.
     device = ranks.device
@@ -97,7 +97,7 @@ class CudaBudget:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
             beyond_bytes = max(0, free_bytes - max(0, room_bytes))
-            # Rounded up: what is rounded off would be memory beyond the budget. More than all of it cannot be held.
+            # Rounded up, to leave no memory beyond the budget; at most all of the free memory.
             self._held_bytes = min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES) * _PAGE_BYTES
             hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
@@ -120,22 +120,22 @@ class CudaBudget:
                 budget.
         """
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
-            raise torch.OutOfMemoryError("the allocator had to retry")
+            raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
             reserved_bytes = torch.cuda.max_memory_reserved(self._device)
             raise torch.OutOfMemoryError(
-                f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest "
+                f"the peak exceeds the budget by {format_bytes(beyond_bytes)}: "
                 f"{format_bytes(reserved_bytes)} in PyTorch's allocator and "
                 f"{format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
             )
 
     def _outside_now_bytes(self) -> int:
         if self._used_before_bytes is None:
-            # Whatever is on the device and not the allocator's counts, other programs' memory too.
+            # All memory outside the allocator counts, that of other programs too.
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
             used_bytes = all_bytes - free_bytes
         else:
-            # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
+            # NVML before and after: CUDA's own count omits the driver's reserve.
             used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
         return used_bytes - torch.cuda.memory_reserved(self._device) - self._held_bytes
 
@@ -153,7 +153,7 @@ def hold_device_memory(size_bytes: int) -> None:
     if size_bytes:
         code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
         if code:
-            raise RuntimeError(f"cannot hold back {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
+            raise RuntimeError(f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
 
 
 def status_bytes(name: str) -> int:

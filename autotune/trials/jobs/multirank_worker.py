@@ -26,7 +26,7 @@ def serve(directory: Path, device: str) -> int:
 
     from trainer.distributed.ranks import join_ranks, leave_ranks
 
-    joining = {  # as much of a configuration as joining needs
+    joining = {  # the least configuration for joining
         "model": {"name": "none", "config": {"model_type": "none"}},
         "device": device,
         "micro_batch_size": 1,
@@ -63,7 +63,7 @@ def main() -> None:
     """Run one rank, which ends with the torchrun that started it, even while torch is being imported."""
     parent = os.getppid()
     end_with_parent(parent)
-    # A torchrun that was ended while it started its ranks has left this one to another parent, before it could ask.
+    # A torchrun that ended while starting its ranks has left this one to another parent.
     if sys.argv[1].encode() not in Path(f"/proc/{parent}/cmdline").read_bytes():
         os._exit(1)
     code = serve(Path(sys.argv[1]), sys.argv[2])

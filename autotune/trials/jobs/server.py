@@ -39,7 +39,7 @@ GRACE_S = 2.0
 
 
 def preload_trainer() -> None:
-    """Import the trainer, the jobs that use it, and what torch would import in the first step."""
+    """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
     for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
         importlib.import_module(module)
 
@@ -59,7 +59,7 @@ def preload_model(model_type: str | None) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class RankProcess:
-    """One rank, in a session of its own."""
+    """One rank, in its own process session."""
 
     pid: int
     exit_code: int | None = None
@@ -113,7 +113,7 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
     failed = False
     while running := [process for process in ranks if process.runs()]:
         if not failed and any(process.exit_code for process in ranks):
-            # The others wait for it, some until they are ended.
+            # The others wait for it, some until they are killed.
             failed, deadline_s = True, min(deadline_s, time.monotonic() + GRACE_S)
         late = time.monotonic() > deadline_s
         gone = parent_gone(0 if late else POLL_S)
@@ -146,7 +146,7 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     os.setsid()
     end_with_parent(server)
     directory, local = Path(request["directory"]), request["local"]
-    if ranks > 1:  # who it is, as torchrun says it, and where it meets the others
+    if ranks > 1:  # its ranks, as torchrun sets them, and the rendezvous
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         local |= {"environment": {name: str(number) for name, number in numbers.items()}}
         local |= {"rendezvous": str(directory / "rendezvous")}
@@ -181,7 +181,7 @@ def _kernel_kills() -> int:
 
 def serve() -> None:
     """Answer requests until standard input closes."""
-    # Replies go to the real standard output; whatever a library prints goes to the log.
+    # Replies go to standard output; output of libraries goes to the log.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

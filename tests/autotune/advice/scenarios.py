@@ -341,7 +341,7 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
         replace(now, trials=(_trial("step", Contaminated(detail=detail)), _step_trial(gpu, good, 8)))
         for detail in (
             "GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C",
-            "another process computed on GPU 0: 2 were on it in 3 of 9 samples",
+            "another process used GPU 0: 2 processes in 3 of 9 samples",
         )
     )
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)

@@ -115,7 +115,7 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     ("kind", "said"),
     [
         (OutOfMemory, "out of memory"),
-        (HostOutOfMemory, "killed by the system"),
+        (HostOutOfMemory, "killed: host out of memory"),
         (TimedOut, "timed out"),
         (Crashed, "crashed"),
         (Contaminated, "contaminated"),

@@ -244,7 +244,7 @@ NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "said"), [({"driver": NULL}, 5, f"pretended {NVL}"), ({}, 8, "which reaches")]
+    ("changes", "code", "said"), [({"driver": NULL}, 5, f"pretended {NVL}"), ({}, 8, "exceeds its peak")]
 )
 def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(here, says, changes, code, said):
     speed = 1000 if "driver" in changes else 10_000  # at a tenth of which a GPU is at 0.3 of its peak

@@ -44,6 +44,6 @@ def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refu
     says(*approve)
     says(*preflight)
     profile.write_text(profile.read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
-    assert "not approved any more" in says(*preflight, code=6)
+    assert "was modified since" in says(*preflight, code=6)
     says(*approve)
     assert "this job was written for what it said before" in says(*preflight, code=6)

@@ -112,7 +112,7 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
 def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, setting, says):
     says(*APPROVE)
     err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
-    assert f"what nobody has approved: 'train.{setting.partition('=')[0]}' = " in err
+    assert f"p.toml: 'train.{setting.partition('=')[0]}' = " in err
     assert not (here / "runs").exists()
 
 

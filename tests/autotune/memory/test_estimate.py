@@ -28,8 +28,8 @@ def estimate(says):
 def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(estimate):
     words = ("--model", "bert-mini", "--seq-length", "64", "--max-micro-batch-size", "8")
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
-    assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*on_a_card)
-    assert "left free" not in estimate(*on_a_card, "--memory", "94GB")
+    assert "NVIDIA H100 NVL (512 MiB of its memory stay free)" in estimate(*on_a_card)
+    assert "stay free" not in estimate(*on_a_card, "--memory", "94GB")
     text = estimate(*words, "--memory", "20GB", "--mlm-head", "dense")
     assert "at least 8" in text
     assert "--memory 20GB --seq-length 64 --max-micro-batch-size 8  # measures the sparse head" in text
@@ -83,10 +83,10 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     models = ["--model", str(longformer), "--model", "bert-mini", "--model", "bert-120m"]
     done = subprocess.run([*command, *models], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 7
-    assert "longformer cannot be predicted without running it" in done.stderr
+    assert "the memory of 'longformer' cannot be predicted" in done.stderr
     probe = f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128"
     assert probe in done.stderr
-    assert "not even one row of 128 tokens of bert-120m" in done.stderr
+    assert "one sequence of 128 tokens of 'bert-120m' is predicted to exceed" in done.stderr
     found = json.loads(done.stdout)
     assert [one["model"] for one in found["models"]] == ["bert-mini"]
     assert {name: one["exit_code"] for name, one in found["rejected"].items()} == {"longformer": 7, "bert-120m": 4}
@@ -104,8 +104,8 @@ LARGE = ["--model", "bert-120m"]
          "93.6 GiB"),
         ([*LARGE, "--memory", "much"], 3, "not a size"),
         (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
-        ([*MINI, "--device", "cpu"], 2, "a CPU needs a budget"),
-        ([*LARGE, "--memory", "1GB"], 4, "not even one row"),
+        ([*MINI, "--device", "cpu"], 2, "--device cpu requires --memory"),
+        ([*LARGE, "--memory", "1GB"], 4, "one sequence of 512 tokens"),
         ([*MINI, "--memory", "8GB", "--attention", "varlen"], 3, "--attention-dropout 0, or use --attention sdpa"),
         ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),
     ],

@@ -159,9 +159,9 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
 @pytest.mark.parametrize(
     ("outcome", "said", "next_step", "tries"),
     [
-        (Crashed(detail="a bus error"), r".33 rows, speed. was not measured \(crashed\):\na bus error",
+        (Crashed(detail="a bus error"), r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
          "resumes from", 3),
-        (OutOfMemory(detail="no room"), "33 rows fitted at first", "--headroom", 1),
+        (OutOfMemory(detail="no room"), "micro-batch size 33 fitted at first", "--headroom", 1),
     ],
 )  # fmt: skip
 def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
@@ -218,7 +218,7 @@ def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeate
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
     with pytest.raises(ExceedsMemory, match="305 MiB") as refused:
         probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
-    assert "of which parameters 286 MiB" in refused.value.message
+    assert "largest part: parameters, 286 MiB" in refused.value.message
     assert "--memory" in refused.value.next_step
 
 
@@ -230,7 +230,7 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypa
     changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
     with pytest.raises(ExceedsMemory) as refused:
         probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
-    assert ("share the state by parallel.strategy" in refused.value.next_step) == told
+    assert ("shard the state: parallel.strategy" in refused.value.next_step) == told
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
         monkeypatch.setattr(TrialRunner, "run", run)
         return probe(machine, site=f"within {most_trials}")
 
-    with pytest.raises(OutOfTime, match=r"rows fit.*; 3 s are left"):
+    with pytest.raises(OutOfTime, match=r"sequences fit.*; 3 s are left"):
         probed_within(search_trials - 1)
     found = probed_within(search_trials + 1)
     assert bracket(found) == (35, 36)
@@ -339,7 +339,7 @@ def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_abov
 
 def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
     assert estimated(other_order_from=100).fit.rows.min() > 100
-    with pytest.raises(CannotTrace, match="another order"):
+    with pytest.raises(CannotTrace, match="change order"):
         estimated(unlike=range(100))
 
 

@@ -92,7 +92,7 @@ def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared
 def test_the_memory_budget_is_told(bench, prepared, capsys):
     bench = replace(bench, site=replace(bench.site, device="cuda", gpus=(replace(H200, total_bytes=2**35),)))
     prepared(bench=bench, memory_bytes=None)
-    assert "memory budget 31.5 GiB per rank (512 MiB of the GPU are left free" in capsys.readouterr().err
+    assert "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free" in capsys.readouterr().err
     prepared(bench=bench, memory_bytes=2**34)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
@@ -100,7 +100,7 @@ def test_the_memory_budget_is_told(bench, prepared, capsys):
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"global_batch_tokens": 64}, BadInput, "leaves some of 4 ranks without a row"),
+        ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
         ({"layout": "stacked"}, BadConfig, "the options: layout"),
     ],
 )
@@ -111,7 +111,7 @@ def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prep
 
 
 def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
-    with pytest.raises(ExceedsMemory, match="not even one row"):
+    with pytest.raises(ExceedsMemory, match="one sequence of"):
         probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
 

@@ -30,10 +30,11 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
 @pytest.mark.parametrize(
     ("speeds", "limit", "global_batch_size", "ranks", "chosen", "reason"),
     [
-        (KNEE, 8, 800, 1, 4, "200 micro-batches of 4 take the least predicted time per optimizer step; 100 of 8 take "
-                             "98.5% of it; 8 fit"),  # the smallest within two per cent of the best
-        (RISING, 100, 970, 2, 97, "the headroom is left below the 100 that fit"),
-        ({8: 100.0}, 8, 64, 1, 8, "no more fit"),
+        (KNEE, 8, 800, 1, 4, "micro-batch size 4 x 200 accumulation steps is the smallest split within 2% of the "
+                             "shortest predicted step; 8 x 100 would take 1.5% less time; 8 is the largest that fits"),
+        (RISING, 100, 970, 2, 97, "100 is the largest that fits, but leaves no headroom"),
+        ({8: 100.0}, 8, 64, 1, 8, "8 x 8 accumulation steps has the shortest predicted step; 8 is the largest that "
+                               "fits"),
         (LEVEL, 9, 65, 1, 5, ""),  # empty rows of the last micro-batch count
         ({1: 10.0, 8: 90.0, 9: 100.0}, 9, 65, 1, 9, ""),
         ({1: 20.0, 64: 90.0, 128: 100.0, 417: 100.0}, 430, 1024, 8, 128, "430 fit; your global batch needs 128 per "
@@ -90,7 +91,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
     assert dealing.without_empty == (96, 104)
     assert split_global_batch(128, 16, 4).without_empty == ()
     if rows < ranks:
-        with pytest.raises(BadInput, match="without a row"):
+        with pytest.raises(BadInput, match="is too small for"):
             split_global_batch(rows, micro_batch, ranks)
         return
     dealing = split_global_batch(rows, micro_batch, ranks)

@@ -20,10 +20,10 @@ def here(made_here):
 
 def test_show_names_decisions_and_how_the_profile_stands(here, says):
     out = says("profile", "show", "p.toml")
-    assert "micro-batch rows" in out
+    assert "micro-batch size" in out
     assert "approval: not reviewed" in out
     verify = ["profile", "verify", "p.toml", "--require-approved"]
-    assert "nobody has reviewed" in says(*verify, code=6)
+    assert "is not approved (hash" in says(*verify, code=6)
     says("profile", "approve", "p.toml", "--by", "reviewer")
     says(*verify)
     assert "approval: approved by reviewer" in says("profile", "show", "p.toml")
@@ -52,8 +52,8 @@ def test_what_differs_from_here_is_refused_or_told_as_it_matters(here, says, cap
     assert run(["profile", "verify", "p.toml"]) == code
     out, err = capsys.readouterr()
     assert any(line.startswith(field) and "differs" in line for line in out.splitlines())
-    assert "differs: mind it" in out
-    assert "edited by hand" in out
+    assert "differs (warning)" in out
+    assert "modified since it was written" in out
     assert (field in err) == bool(code)
 
 
@@ -65,7 +65,7 @@ def test_another_dataset_is_refused_and_an_absent_one_is_not_checkable(here, say
 
 
 def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash_shows_there(here, says):
-    assert "trial log: not checkable here: no trial of it is in its trial log" in says("profile", "verify", "p.toml")
+    assert "trial log: unknown: the trial log holds no trial of this profile" in says("profile", "verify", "p.toml")
     profile = read_profile(here / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [one.model_copy(update={"made_on": MadeOn(**mine)}) for one in records_of_example()]
@@ -74,13 +74,13 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
     trial_log = TrialLog(here / "reports" / "p" / "trials", "w")
     for one in records:
         trial_log.append(one.model_dump(mode="json", exclude_unset=True))
-    matches = "trial log: matches: the 8 trials it rests on are as they were; its largest"
+    matches = "trial log: the hash of 8 trials matches; the largest"
     assert matches in says("profile", "verify", "p.toml")
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
     (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on, evidence={"probe": probe})))
     out = says("profile", "verify", "p.toml")
-    assert "as written" in out  # whoever edits may write a new hash
-    assert "no trial there gave evidence.probe.feasible_max = 64 rows" in out
+    assert "unmodified" in out  # whoever edits may write a new hash
+    assert "no trial matches evidence.probe.feasible_max = 64" in out
     trial_log.append(records[0].model_dump(mode="json", exclude_unset=True))
     assert json.loads(says("profile", "verify", "p.toml", "--json"))["trial_log"]["found"] == "differs"
 
@@ -97,10 +97,10 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     assert told >= {"data.path", "data.num_workers"}
     assert "'micro_batch_size'" in says("profile", "show", "p.toml", "micro_batch_row", code=3)
     (here / "p.toml").write_text(profile_to_toml(full_example("d")))
-    assert says("profile", "show", "p.toml", "--explain").count("Tried: 4 of 107 other ways to train") == 1
+    assert says("profile", "show", "p.toml", "--explain").count("Tried 4 of 107 other configurations") == 1
     out = says("profile", "show", "p.toml", "layout")
-    assert "measured: explored together with other settings of the step" in out
-    assert "Tried: 4 of 107" not in out
+    assert "measured: joint search of the step's settings" in out
+    assert "Tried 4 of 107" not in out
 
 
 def test_hostile_words_in_a_profile_steer_nothing(here, says):

@@ -32,9 +32,9 @@ def test_what_was_measured_has_its_figures_and_what_was_rejected():
     rows, workers = _asked("micro_batch_size"), _asked("data.num_workers")
     assert (rows.origin, rows.because, workers.origin) == ("measured", "because", "measured")
     assert (rows.evidence[0].value, rows.evidence[0].n) == (900.0, 4)
-    assert rows.rejected == ("1 row: 55.6% of the fastest, 2 rows", "3 rows: refused for want of memory")
+    assert rows.rejected == ("1: 55.6% of the rate at 2", "3: out of memory")
     assert (workers.evidence[0].low, workers.evidence[0].high, workers.evidence[0].n) == (0.985, 0.995, 3)
-    assert workers.rejected == ("0 workers: 50.0% of the ceiling, too few", "0 is slow")
+    assert workers.rejected == ("0 workers: 50.0% of the rate with cached batches, too few", "0 is slow")
 
 
 def test_what_a_joint_search_found_has_its_proof():
@@ -45,16 +45,16 @@ def test_what_a_joint_search_found_has_its_proof():
     evidence = {"workers": example_profile().evidence.workers.model_copy(update={"joint": joint})}
     found = _asked("data.prefetch_factor", evidence)
     assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
-    assert found.because.startswith("a search over workers, prefetching and pinning together")
+    assert found.because.startswith("found to be faster by a joint search over workers")
     assert _asked("data.pin_memory", evidence).origin == "changed"
 
 
 @pytest.mark.parametrize(
     ("train", "key", "origin", "words"),
     [
-        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 rows were measured"),
+        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
         ({"data": DataSettings(num_workers=0)}, "data.num_workers", "changed", "1 was measured"),
-        ({"global_batch_size": 99}, "global_batch_size", "changed", "122 rows would hold"),
+        ({"global_batch_size": 99}, "global_batch_size", "changed", "122 sequences would hold"),
         ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
         ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
         ({"attention_dropout": 0.0}, "attention_dropout", "asked for", ""),
@@ -72,7 +72,9 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
     profile = tuned_profile("d")
     found = _of(profile, "parallel.gradient_dtype")
     assert (found.origin, found.because) == ("measured", profile.evidence.network.choice)
-    assert found.rejected == ("ddp, fp32, 25 MiB, 4 micro-batches: 560,000 real tokens/s, the default",)
+    assert found.rejected == (
+        "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s, the default",
+    )
     profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
     assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
@@ -103,7 +105,7 @@ def explored(*, adopted=False, **train):
         found = found.model_copy(
             update={
                 "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_starting": 1.3, "ratio_low": 1.2,
-                "ratio_high": 1.4, "choice": "proven to be faster", "rows": rows,
+                "ratio_high": 1.4, "choice": "verified to be faster", "rows": rows,
             }
         )  # fmt: skip
         train = {"compile": True, "micro_batch_size": 32} | train
@@ -113,36 +115,36 @@ def explored(*, adopted=False, **train):
 def test_what_was_taken_has_its_proof():
     found = _of(explored(adopted=True), "compile")
     assert (found.value, found.origin) == (True, "measured")
-    assert found.because == "explored together with other settings of the step: proven to be faster"
+    assert found.because == "joint search of the step's settings: verified to be faster"
     (proof,) = found.evidence
     assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
     assert proof.known == "measured"
     names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_size").evidence]
     assert "largest that fits" in names
-    assert names[0] == "32 packed rows, bf16, compiled, to the unexplored"
+    assert names[0] == "32 packed sequences, bf16, compiled, relative to the starting configuration"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "ratio", "by"),
-    [("activation_checkpointing", "none", "full: at best 0.720", "64 packed rows, bf16, full checkpointing"),
-     ("layout", "packed", "bucketed: at best 0.910", "64 bucketed rows, bf16")],
+    [("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
+     ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16")],
 )  # fmt: skip
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
     found = _of(explored(), key)
     assert (found.value, found.origin) == (value, "measured")
-    assert "is not proven to be faster" in found.because
-    assert found.rejected == (f"{ratio} times the unexplored settings, with {by}",)
+    assert "was not verified to be faster" in found.because
+    assert found.rejected == (f"{ratio} times the starting configuration, with {by}",)
 
 
 @pytest.mark.parametrize(("key", "left", "changed"), [("micro_batch_size", "64", 8), ("compile", "false", False)])
 def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(key, left, changed):
     found = _of(explored(adopted=True), key)
     assert found.origin == "measured"
-    words = "nothing with it was faster than the unexplored settings, which have it"
+    words = "no configuration with it was faster than the starting one, which has it"
     assert found.rejected[0] == f"{left}: {words}"
     found = _of(explored(adopted=True, **{key: changed}), key)
     assert found.origin == "changed"
-    assert "was chosen; explored together" in found.because
+    assert "was chosen; joint search" in found.because
 
 
 def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
@@ -155,4 +157,6 @@ def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
         update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})]}
     )
     profile = but(profile, evidence={"network": network})
-    assert "exchange of gradients deals the global batch" in _of(profile, "micro_batch_size").because
+    assert (
+        "split of the global batch by the chosen gradient synchronisation" in _of(profile, "micro_batch_size").because
+    )

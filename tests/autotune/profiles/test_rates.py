@@ -91,7 +91,7 @@ def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_s
         windows = SPEED * np.exp(np.random.default_rng(10_000 + seed).normal(scale=WINDOW_NOISE, size=6))
         seconds = [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=reached * SPEED)]
         said.append(verdict_of(of_windows(windows.tolist()), of_steps([1.0] * n, seconds)))
-    drifted, unknown = (sum(one.startswith(word) for one in said) / RUNS for word in ("drift", "noise is not known"))
+    drifted, unknown = (sum(one.startswith(word) for one in said) / RUNS for word in ("drift", "noise unknown"))
     if reached == 1:
         assert drifted <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / RUNS)  # 5 %, and what so many tries may be off by
     elif memory > 0.9:
@@ -124,8 +124,8 @@ SURE = of_windows([100.0, 100.01, 99.99] * 5)
     [
         (SURE, of_windows([98.5, 98.51, 98.49] * 5), "as expected"),
         (SURE, of_windows([97.5, 97.51, 97.49] * 5), "drift: slower, beyond noise"),
-        (of_one(100.0), of_one(95.0), "noise is not known: one figure shows no spread"),
-        (of_one(100.0), of_one(50.0), "noise is not known: one figure shows no spread; 50% slower"),
+        (of_one(100.0), of_one(95.0), "noise unknown: one figure shows no spread"),
+        (of_one(100.0), of_one(50.0), "noise unknown: one figure shows no spread; 50% slower"),
     ],
 )
 def test_small_differences_concern_nobody_and_without_spread_only_what_is_far_is_told(expected, achieved, verdict):
@@ -147,7 +147,7 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
         more = last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes})
         return replace(run, steps=(*steps, more))
 
-    assert gpu_drifts(grown)[2].verdict == "drift: more than its trial took"
+    assert gpu_drifts(grown)[2].verdict == "drift: more than in the trial"
     others = [
         replace(
             done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"mlm_head": "dense"}})
@@ -155,7 +155,7 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
         for done in example_inputs(320)[0][0].trials
     ]
     memory = gpu_drifts(trials=tuple(others))[2]
-    assert (memory.expected, memory.verdict) == (None, "nothing to hold it against")
+    assert (memory.expected, memory.verdict) == (None, "no expected value")
     on_cpu = drifts(small_profile(), run_of([5.0] * 10))[2]
     assert on_cpu.verdict.startswith("not comparable on a CPU")
 
@@ -166,8 +166,8 @@ def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_
     assert mfu.expected.value / mfu.achieved.value == pytest.approx(speed.expected.value / speed.achieved.value)
     assert mfu.achieved.value == pytest.approx(0.344, rel=0.01)
     for arguments, why in (
-        ({"otherwise": ("layout", "precision")}, "trained otherwise (layout, precision)"),
-        ({"intact": False}, "the profile was edited"),
+        ({"otherwise": ("layout", "precision")}, "trained with other settings (layout, precision)"),
+        ({"intact": False}, "the profile was modified"),
     ):
         assert {drift.verdict for drift in gpu_drifts(**arguments)} == {f"not comparable: {why}"}
 
@@ -175,5 +175,5 @@ def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_
 def test_what_has_no_profile_or_no_steps_or_ranks_of_which_nothing_is_known_is_held_against_nothing():
     assert drifts(None, run_of([5.0] * 10)) == drifts(small_profile(), run_of([])) == ()
     found = drifts(add_evidence(probe=True), run_of([5.0] * 10, ranks=7))[0]
-    assert (found.expected, found.ratio, found.verdict) == (None, None, "nothing to hold it against")
-    assert found.expected_source == "nothing known of 7 ranks"
+    assert (found.expected, found.ratio, found.verdict) == (None, None, "no expected value")
+    assert found.expected_source == "no rate is known for 7 ranks"

@@ -58,7 +58,7 @@ def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or
 def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(path):
     text = path.read_text()
     path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
-    with pytest.raises(ProfileRejected, match="more than the 2"):
+    with pytest.raises(ProfileRejected, match="exceeds 2, the largest"):
         store.require_local_probe(store.read_profile(path))
     path.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
     with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
@@ -145,25 +145,25 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
     ("changes", "cuda", "found", "field"),
     [
         ({}, "13.0", "same", None),
-        ({"name": "NVIDIA H100 NVL"}, "13.0", "refuse", "gpu_name"),
-        ({"total_bytes": 2**30}, "13.0", "refuse", "gpu_total_bytes"),
-        ({"mig_enabled": True}, "13.0", "refuse", "gpu_mig"),
-        ({}, "12.8", "warn", "cuda"),
-        ({"driver": "570.0"}, "13.0", "warn", "driver"),
-        ({"power_cap_w": 500.0}, "13.0", "warn", "gpu_power_cap_w"),
+        ({"name": "NVIDIA H100 NVL"}, "13.0", "error", "gpu_name"),
+        ({"total_bytes": 2**30}, "13.0", "error", "gpu_total_bytes"),
+        ({"mig_enabled": True}, "13.0", "error", "gpu_mig"),
+        ({}, "12.8", "warning", "cuda"),
+        ({"driver": "570.0"}, "13.0", "warning", "driver"),
+        ({"power_cap_w": 500.0}, "13.0", "warning", "gpu_power_cap_w"),
     ],
 )
 def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(of_gpu, changes, cuda, found, field):
     verified = of_gpu(replace(H200, **changes), cuda=cuda)
     assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)
-    refused = pytest.raises(ProfileRejected, match=field) if found == "refuse" else contextlib.nullcontext()
+    refused = pytest.raises(ProfileRejected, match=field) if found == "error" else contextlib.nullcontext()
     with refused:
         verified.raise_if_bad("p.toml")
 
 
 def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
     found = of_gpu()
-    unknown = {check.field for check in found.of("not checkable here")}
+    unknown = {check.field for check in found.of("unknown")}
     assert {"device", "gpu_name", "driver", "cuda", "cpu_model", "ram_total_bytes", "data_filesystem"} <= unknown
     assert {"model_sha256", "dataset_hash", "torch", "content"} <= {check.field for check in found.of("same")}
     with pytest.raises(NotCheckable, match="gpu_name"):

@@ -79,9 +79,9 @@ def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
 def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
     profile = _resting_on(EXAMPLE)
     for figures, named in (
-        ({"feasible_max": 64}, "evidence.probe.feasible_max = 64 rows, with its peak"),
-        ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 rows, with its peak"),
-        ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65 rows"),
+        ({"feasible_max": 64}, "evidence.probe.feasible_max = 64 with its peak"),
+        ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 with its peak"),
+        ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65"),
     ):
         found = check_trial_log(_with_probe(profile, **figures), EXAMPLE)
         assert (found.found, found.unfounded) == ("same", (named,))
@@ -91,7 +91,7 @@ def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
     workers = workers.model_copy(update={"rows": rows, "cached_padded_tokens_per_s": [103.0]})
     edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
     assert check_trial_log(edited, EXAMPLE).unfounded == (
-        "evidence.probe.curve at 2 rows",
+        "evidence.probe.curve at micro-batch size 2",
         "evidence.workers.cached_padded_tokens_per_s",
         "evidence.workers.rows of 1",
     )
@@ -108,7 +108,9 @@ def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_fig
     assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
     for step_s in ([], [0]):
         hostile = (*EXAMPLE[:2], _with_figures(2, {"step_s": step_s}), *EXAMPLE[3:])
-        assert check_trial_log(_resting_on(EXAMPLE), hostile).unfounded == ("evidence.probe.curve at 1 rows",)
+        assert check_trial_log(_resting_on(EXAMPLE), hostile).unfounded == (
+            "evidence.probe.curve at micro-batch size 1",
+        )
 
 
 CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
@@ -118,16 +120,16 @@ CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
     ("change", "severity", "replayed"),
     [
         ({}, None, None),
-        ({"dataset_hash": "other"}, "refuse", "refuse"),
-        ({"model_sha256": "other"}, "refuse", "refuse"),
-        ({"torch": "2.14.0"}, "warn", "warn"),
-        ({"python": "3.12.0"}, "inform", "inform"),
-        ({"gpu_total_bytes": 99}, "refuse", None),  # less memory, and more
-        ({"gpu_total_bytes": 101}, "inform", None),
+        ({"dataset_hash": "other"}, "error", "error"),
+        ({"model_sha256": "other"}, "error", "error"),
+        ({"torch": "2.14.0"}, "warning", "warning"),
+        ({"python": "3.12.0"}, "info", "info"),
+        ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
+        ({"gpu_total_bytes": 101}, "info", None),
         # Where a step is replayed the GPU does not matter; CPU and disk must be the same.
-        ({"device": "cuda"}, "refuse", None),
-        ({"cpu_model": "Another CPU"}, "warn", "refuse"),
-        ({"data_filesystem": "lustre"}, "warn", "refuse"),
+        ({"device": "cuda"}, "error", None),
+        ({"cpu_model": "Another CPU"}, "warning", "error"),
+        ({"data_filesystem": "lustre"}, "warning", "error"),
     ],
 )
 def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, replayed):

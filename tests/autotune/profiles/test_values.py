@@ -77,5 +77,5 @@ def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
 def test_the_recorded_hash_is_not_hashed_and_a_value_without_a_canonical_form_is_bad_input(value):
     assert present_sha256({"a": 1, "content_sha256": "x"}, where="p") == present_sha256({"a": 1}, where="p")
     assert present_sha256({"a": 2}, where="p") != present_sha256({"a": 1}, where="p")
-    with pytest.raises(BadInput, match=r"p\.toml holds a value"):
+    with pytest.raises(BadInput, match=r"p\.toml contains an unsupported value"):
         present_sha256({"a": value}, where="p.toml")

@@ -96,9 +96,9 @@ def _explore(note: str) -> ExploreEvidence:
     return ExploreEvidence(
         configurations=108, trials=4, windows=30, pruned=1, starting=starting, chosen=starting, candidate=compiled,
         ratio_to_starting=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
-        choice=f"{compiled.name} is not proven to be faster, so {starting.name} stays{note}",
-        stopped_because=f"nothing is expected to win more than 0.2%, which is below the noise{note}",
-        equal_loss=f"not checked{note}", left_out=[f"precision: bf16 was asked for{note}"], rows=rows,
+        choice=f"{compiled.name} was not verified to be faster{note}",
+        stopped_because=f"the largest expected improvement, 0.2%, is below the noise{note}",
+        equal_loss=f"not checked{note}", left_out=[f"precision: you set bf16{note}"], rows=rows,
         seconds=412.5,
     )  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
     assert "the trial log beside this report holds none" in built(profile, "--reports", "nowhere")[1]
     trial_log = next((reports / profile.stem / "trials").glob("*.jsonl"))
     trial_log.write_text(trial_log.read_text()[:-40])
-    said = "Lines of the trial log that could not be read and were left out: 1."
+    said = "Unreadable lines of the trial log, ignored: 1."
     assert said in built(profile, "--reports", reports)[1]
 
 
@@ -141,7 +141,7 @@ def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, 
     (here / "p.toml").write_text(edited := text.replace(f'content_sha256 = "{was}"', named))
     told = json.loads(says(*REVIEW, "--json"))
     assert (told["approval"]["state"], told["intact"], told["approval"]["present_sha256"]) == ("voided", intact, now)
-    assert "the profile was edited since" in says(*REVIEW)
+    assert "modified since (hash" in says(*REVIEW)
     says("profile", "verify", "p.toml", "--require-approved", code=6)
     (here / "p.toml").write_text(f"{before}# read twice\n")
     assert state() == "approved"  # what is undone, and a comment, void nothing
@@ -155,7 +155,7 @@ def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(her
     assert "edited by hand since autotune wrote it" in err
     assert "--as-edited" in err
     assert not kept.exists()
-    assert "approved, as edited by hand by reviewer" in says(*APPROVE, "--as-edited")
+    assert "approved (modified content) by reviewer" in says(*APPROVE, "--as-edited")
     assert state() == "approved"
     says(*REVIEW, "--reject", "--by", "another")
     assert state() == "rejected"

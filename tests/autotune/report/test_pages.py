@@ -196,11 +196,11 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ({"found": "same"}, "matches: the 8 trials it rests on are as they were"),
+        ({"found": "same"}, "the hash of 8 trials matches"),
         ({"found": "differs", "added": 2}, "does not match"),
-        ({"found": "no trials", "trials": 0}, "not checkable here"),
-        ({"unfounded": ("evidence.probe.curve at 2 rows",)}, "no trial there gave evidence.probe.curve at 2 rows"),
-        ({"others": 7}, "Trials of another profile of this name, in the same trial log, neither shown nor counted: 7."),
+        ({"found": "no trials", "trials": 0}, "holds no trial of this profile"),
+        ({"unfounded": ("evidence.probe.curve at 2",)}, "no trial matches evidence.probe.curve at 2"),
+        ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
     ],
 )
 def test_the_report_says_what_the_ledger_says(found, words):

@@ -68,17 +68,17 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     for told in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in told
     assert text.splitlines()[-2:] == [
-        "profile: p.toml (the old one: old.toml)", "next: autotune workers p.toml --data d",
+        "profile: p.toml (previous one: old.toml)", "next: autotune workers p.toml --data d",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("rows", "micro", "ranks", "words"),
     [
-        (32, 8, 1, "a global batch of 32 rows is 4 micro-batches of 8 rows"),
-        (1, 8, 1, "a global batch of 1 row is 1 micro-batch of 1 row"),
-        (256, 403, 2, "a global batch of 256 rows is 1 micro-batch of 128 rows on each of 2 ranks"),
-        (32, 15, 1, "3 micro-batches of 11 rows, 1 row of them empty; none would be with 30 or 33 rows"),
+        (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
+        (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
+        (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
+        (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
     ],
 )
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
@@ -209,17 +209,17 @@ def explored(**changes):
 
 def test_every_fact_of_an_exploration_has_its_line():
     assert exploration_text(explored()).splitlines() == [
-        "Settings of the step: 64 packed rows, bf16, compiled is not proven to be faster, so 64 packed rows, bf16 "
-        "stays.",
-        "1.01 (0.99 to 1.03, 98 %) times the real tokens/s of 64 packed rows, bf16, by 64 packed rows, bf16, compiled.",
+        "Configuration of the step: 64 packed sequences, bf16, compiled was not verified to be faster.",
+        "64 packed sequences, bf16, compiled has 1.01 (0.99 to 1.03, 98 %) times the non-padding tokens/s of 64 packed "
+        "sequences, bf16.",
         "Loss: not checked.",
-        "Tried: 4 of 107 other ways to train, 1 of them for one short window; 30 windows in 6 min 52 s.",
-        "The search stopped because nothing is expected to win more than 0.2%, which is below the noise.",
-        "Not explored: precision: bf16 was asked for.",
+        "Tried 4 of 107 other configurations, 1 of them in one short window; 30 windows in 6 min 52 s.",
+        "Reason to stop: the largest expected improvement, 0.2%, is below the noise.",
+        "Not searched: precision: you set bf16.",
     ]
     lines = exploration_text(explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().starting))
     assert len(lines.splitlines()) == 3
-    assert lines.splitlines()[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
+    assert lines.splitlines()[1].startswith("Tried 4 of 107 other configurations; 30 windows")
     assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(explored(ratio_low=None, ratio_high=None))
 
 

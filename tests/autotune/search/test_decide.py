@@ -90,7 +90,7 @@ def test_pairs_that_do_not_add_up_are_seen():
     full = CELLS[0].but(activation_checkpointing="full", precision="bf16", micro_batch_size=4)
     assert found.mean[CELLS.index(full)] == pytest.approx(0.6, abs=0.15)
     assert found.mean[CELLS.index(full.but(layout="padded"))] == pytest.approx(0.0, abs=0.15)
-    with pytest.raises(ValueError, match="nothing was read"):
+    with pytest.raises(ValueError, match="there are no windows"):
         posterior(CELLS, [])
 
 

@@ -74,7 +74,7 @@ def test_where_nothing_is_faster_the_unexplored_settings_stay_or_what_is_as_fast
 
 def test_what_is_taken_is_proven_with_windows_of_both_in_turn_once_nothing_can_be_seen_any_more(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["padded in bf16"])
-    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
+    assert search.stopped_because.startswith("the largest expected improvement, 0.")
     assert len(search.known.tried) < len(FEW)
     assert found.adopted
     assert 1 < found.ratio.low < found.ratio.value < found.ratio.high
@@ -177,7 +177,7 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
     assert not any(cell.compile for cell in search.known.cells)
     told = evidence(search, found).left_out
     assert told[0] == "attention: varlen requires a GPU"
-    assert "compile true: 2 cells failed, and none ran" in told
+    assert "compile true: 2 configurations failed, and none completed" in told
     best = max(worth(rate, cell) for cell in CELLS if not cell.compile)
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
@@ -194,7 +194,7 @@ def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_
 
 @pytest.mark.parametrize("outcome", [BROKEN, OutOfMemory(detail="refused")])
 def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcome):
-    with pytest.raises(Undecided, match="the window of the unexplored settings") as told:
+    with pytest.raises(Undecided, match="the starting configuration could not") as told:
         explored(tmp_path, additive({}), failing=fails(lambda knobs: knobs == UNEXPLORED, outcome))
     assert outcome.detail in told.value.message
     assert f"resumes from {tmp_path}" in told.value.next_step
@@ -204,16 +204,16 @@ def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path)
     crash = fails(lambda search, trial: search.stopped_because and knobs_of(trial) != UNEXPLORED)
     search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], crash)
     assert (found.adopted, found.ratio.value, found.ratio.low) == (False, 1.0, None)
-    assert "promised most, and crashed when that was to be proven" in evidence(search, found).choice
+    assert "failed (crashed)" in evidence(search, found).choice
 
 
 def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_proves_in_the_other(tmp_path):
     search, _ = explored(tmp_path, additive({}), most_trials=6)
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
-    assert search.stopped_because.endswith("cells are as many as were allowed")
+    assert search.stopped_because.endswith("configurations was reached")
     uncompiled = tuple(cell for cell in CELLS if not cell.compile)
     search, found = explored(tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3)
-    assert search.stopped_because == "half of the time is used up, and the other half is for proof"
+    assert search.stopped_because == "half of the time budget was used; the other half is for verification"
     assert 90 <= search.reading.seconds <= 180 + 4 * 7
     assert found.adopted
 
@@ -243,9 +243,13 @@ COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 @pytest.mark.parametrize(
     ("changes", "why", "cells"),
     [
-        ({"cells": (UNEXPLORED,)}, "nothing else fits or runs", 1),
-        ({"cells": FEW, "predict": lambda kind: 0}, "nothing else fits or runs", 1),
-        ({"cells": COMPILED, "minutes": 1}, "what is left takes longer than the time that is left", len(COMPILED)),
+        ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
+        ({"cells": FEW, "predict": lambda kind: 0}, "no other configuration fits or runs", 1),
+        (
+            {"cells": COMPILED, "minutes": 1},
+            "no remaining configuration can be measured in the time left",
+            len(COMPILED),
+        ),
     ],
 )
 def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):
@@ -325,8 +329,12 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     ("changes", "said", "checks"),
     [
         ({"loss": bf16_learns_less}, "not within 1%", 2),
-        ({"loss": lambda *_: 3.0}, "not checked: in 48 steps", 1),
-        ({"instead": fails(lambda _, one: one.measured.get("losses"))}, "not checked: with fp32 the run crashed", 1),
+        ({"loss": lambda *_: 3.0}, "not checked: with fp32 the loss went", 1),
+        (
+            {"instead": fails(lambda _, one: one.measured.get("losses"))},
+            "not checked: the run with fp32 failed (crashed)",
+            1,
+        ),
     ],
 )
 def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):
@@ -336,7 +344,7 @@ def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_howeve
     assert len(checks_of(search)) == checks
     kept = evidence(search, found)
     assert (kept.adopted, kept.chosen) == (False, kept.starting)
-    assert f": faster, and not taken: {found.equal_loss}" in kept.choice
+    assert f"is faster, but was rejected: {found.equal_loss}" in kept.choice
 
 
 def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
@@ -345,5 +353,5 @@ def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tm
     best = max(worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32")
     assert worth(BF16_WINS, found.candidate) >= 0.97 * best
     told = evidence(search, found).choice
-    assert f"proven to be faster than {UNEXPLORED.name}; " in told
-    assert f"bf16 is not taken: {found.equal_loss}" in told
+    assert f"verified to be faster than {UNEXPLORED.name}; " in told
+    assert f"bf16 was rejected: {found.equal_loss}" in told

@@ -117,11 +117,11 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
     ("machine", "rows", "said"),
     [
         ((nothing_wins,), (PROBED_ROWS, None), ""),
-        ((BF16_WINS, 1), (PROBED_ROWS, 1), "is not proven to be faster"),
-        ((BF16_WINS, 0), (PROBED_ROWS, None), ": faster, and not taken: not even one row"),
+        ((BF16_WINS, 1), (PROBED_ROWS, 1), "was not verified to be faster"),
+        ((BF16_WINS, 0), (PROBED_ROWS, None), "is faster, but was rejected: one sequence of"),
         (  # with headroom 32 rows, so that two micro-batches of 17 are chosen
             (more_rows_win, PROBED_ROWS, "fp32"), (17, PROBED_ROWS),
-            "rows leave the headroom free, and with these it is the unexplored settings",
+            "leaves the headroom free, which is the starting configuration",
         ),
     ],
 )  # fmt: skip
@@ -152,13 +152,13 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
 @pytest.mark.parametrize(
     ("train", "asked", "device", "compiler", "name", "values", "said"),
     [
-        (TINY, {"precision": "fp32"}, "cpu", None, "precision", ("fp32",), "fp32 was asked for"),
-        (TINY, {"layout": "packed"}, "cpu", None, "layout", ("packed",), "packed was asked for"),
+        (TINY, {"precision": "fp32"}, "cpu", None, "precision", ("fp32",), "you set fp32"),
+        (TINY, {"layout": "packed"}, "cpu", None, "layout", ("packed",), "you set packed"),
         (
             TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
-            "packed rows need a model whose attention this project knows",
+            "packed requires model_type bert or camembert or modernbert or roberta or xlm-roberta",
         ),
-        (TINY, {}, "cpu", None, "compile", (False,), "there is no compiler here (g++, c++, clang++)"),
+        (TINY, {}, "cpu", None, "compile", (False,), "no compiler found (g++, c++, clang++)"),
         (TINY, {}, "cpu", "g++", "compile", (False, True), None),
         (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
         (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),

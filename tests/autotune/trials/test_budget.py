@@ -81,9 +81,7 @@ def test_what_fits_the_budget_only_by_its_first_reading_or_by_a_second_try_does_
     gpu.peak = 39 * GIB + GIB // 2
     limited.check()
     gpu.outside += GIB // 4
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"256 MiB more than the budget: at their highest 39\.5 GiB in .* and 768 MiB of"
-    ):
+    with pytest.raises(torch.OutOfMemoryError, match=r"exceeds the budget by 256 MiB: 39\.5 GiB in .* and 768 MiB of"):
         limited.check()
     limited = CudaBudget(None, DEVICE, BEFORE)
     limited.check()

@@ -31,7 +31,7 @@ def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_tol
     assert not is_above_baseline(baseline, UNKNOWN)
     use = replace(FREE, used_bytes=int(3.5 * GIB), processes=(HOLDER, GpuProcess(pid=7, used_bytes=None)))
     assert contamination.describe_growth(use, GIB // 2, 30.0) == (
-        "GPU 3 still holds 3.5 GiB after 30 s of waiting, and held 512 MiB before the first trial "
+        "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the first trial "
         "(pid 42: 256 MiB, pid 7: n/a)"
     )
 
@@ -70,8 +70,8 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        ((1, 3, 1), "another process computed on GPU 3: 3 were on it in 1 of 3 samples"),
-        ((None, 2), "another process computed on GPU 3: 2 were on it in 1 of 1 samples"),
+        ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
+        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"),
         ((1, 0), None),
         ((None,), None),
         ((), None),
@@ -93,23 +93,29 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"used_bytes": 3 * GIB}, "3 GiB are taken (no process on it can be seen from here)"),
-        ({"processes": (HOLDER,)}, "512 MiB are taken (pid 42: 256 MiB)"),
-        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a are taken (pid 42: n/a)"),
+        (
+            {"used_bytes": 3 * GIB},
+            "3 GiB allocated (no visible process: the driver may hide those of other users and containers)",
+        ),
+        ({"processes": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
+        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
         (
             {"used_bytes": 3 * GIB, "processes": UNKNOWN},
-            "3 GiB are taken (by whom cannot be read: NVML: Insufficient Permissions)",
+            "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
         ),
         ({}, None),
         ({"used_bytes": UNKNOWN}, None),
         ({"processes": UNKNOWN}, None),
         ({"used_bytes": 2 * GIB}, None),
-        ({"used_bytes": 2 * GIB + 1}, "2 GiB are taken (no process on it can be seen from here)"),
+        (
+            {"used_bytes": 2 * GIB + 1},
+            "2 GiB allocated (no visible process: the driver may hide those of other users and containers)",
+        ),
     ],
 )
 def test_users_of_a_gpu_are_named(changes, words):
     found = contamination.describe_other_users(replace(FREE, **changes))
-    assert found == (words and f"GPU 3 is in use already: {words}")
+    assert found == (words and f"GPU 3 is already in use: {words}")
 
 
 def test_each_figure_is_combined_as_it_means():
@@ -136,7 +142,7 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_th
     found = gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
     assert (found.samples, found.lacking, found.gpm_lacking) == (0, "no permission", "no Hopper")
     assert gpu_use(GpuSeries()).lacking == "no sample fell into the window"
-    assert gpu_use(GpuSeries()).gpm_lacking == "no window of counters lay in it"
+    assert gpu_use(GpuSeries()).gpm_lacking == "no counter interval fell into the window"
     assert gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking is None
 
 

@@ -72,8 +72,8 @@ def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running(
     assert watch.fake.trials == []
     assert watch.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
     assert isinstance(outcome, Contaminated)
-    assert outcome.detail.startswith("the trial was not run: GPU 0 still holds 4 GiB after 30")
-    assert outcome.detail.endswith("and held 512 MiB before the first trial (pid 42: 3 GiB)")
+    assert outcome.detail.startswith("trial skipped: GPU 0 still holds 4 GiB after a wait of 30")
+    assert outcome.detail.endswith("up from 512 MiB before the first trial (pid 42: 3 GiB)")
 
 
 @pytest.mark.parametrize(("used", "waited_s"), [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)])
@@ -90,7 +90,7 @@ def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
     assert isinstance(found, Contaminated)
-    assert found.detail.startswith("GPU 0 still holds 4 GiB after 10")
+    assert found.detail.startswith("GPU 0 still holds 4 GiB after a wait of 10")
     assert "pid 42: 3 GiB" in found.detail
 
 
@@ -142,9 +142,9 @@ def test_readings_that_are_missing_contaminate_nothing(readings):
         ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
         ([gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
          "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*"),
-        ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(by whom cannot be read: NVML: Insufficient Permissions\)"),
+        ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(processes cannot be listed: NVML: Insufficient Permissions\)"),
         ([gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))],
-         "another process computed on GPU 1: 2 were on it in 1 of 2 samples"),
+         "another process used GPU 1: 2 processes in 1 of 2 samples"),
     ],
 )  # fmt: skip
 def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
@@ -189,7 +189,8 @@ def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_
 def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
     monitor = FakeGpuMonitor([gpu(), gpu(TAKEN, index=1), gpu(index=2, processes=NEIGHBOUR), gpu(TAKEN, index=3)])
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
-        "GPU 1 is in use already: 4 GiB are taken (no process on it can be seen from here)",
-        "GPU 2 is in use already: 512 MiB are taken (pid 42: 3 GiB)",
+        "GPU 1 is already in use: 4 GiB allocated (no visible process: the driver may hide those of other users and "
+        "containers)",
+        "GPU 2 is already in use: 512 MiB allocated (pid 42: 3 GiB)",
     )
     assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()  # it cannot be described

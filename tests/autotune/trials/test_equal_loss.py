@@ -37,5 +37,5 @@ def test_a_loss_equals_itself_and_what_is_further_apart_only_if_the_nearer_one_d
 def test_a_reference_that_did_not_learn_shows_nothing(losses):
     verdict = fell_too_little(sorted(losses), "fp32")
     assert not verdict.equal
-    assert verdict.message.startswith(f"not checked: in {len(losses)} steps the loss went from ")
+    assert verdict.message.startswith("not checked: with ")
     assert fell_too_little([6.0, *[6.0 * (1 - LEAST_FALL_SHARE) * 0.999] * 47], "fp32") is None

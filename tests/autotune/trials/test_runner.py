@@ -35,7 +35,7 @@ def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
     within.machine = FakeMachine(lambda trial: within.clock.sleep(40.0) or Measured(figures={}))
     within.budget_ends_s = within.clock.utc_now().timestamp() + 60.0
     within.run(TRIAL, "first")
-    with pytest.raises(OutOfTime, match=r"20 s are left, and the next trial \(second\) takes about 40 s"):
+    with pytest.raises(OutOfTime, match=r"20 s are left, but the next trial \(second\) takes about 40 s"):
         within.run(TRIAL, "second", anew=True)
 
 

@@ -51,7 +51,7 @@ def test_another_gpu_is_named_only_if_one_is_free():
     somebody = GpuProcess(pid=42, used_bytes=2**30)
     with pytest.raises(MachineLacks, match="42") as refused:
         require_idle_gpus(FakeGpuMonitor([busy("a", 0, somebody)]), ["a"])
-    assert refused.value.next_step == "Wait for it to end."
+    assert refused.value.next_step == "Wait until the GPU is free."
     two = [busy("a", 0, somebody), busy("b", 1, somebody), busy("c", 2)]
     with pytest.raises(MachineLacks) as refused:
         require_idle_gpus(FakeGpuMonitor(two), ["a"])
@@ -80,7 +80,7 @@ def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(t
     assert "warn" not in capsys.readouterr().err
     TrialLog(tmp_path / "trials", "v").append(record(site="there", dataset_hash="e").model_dump(mode="json"))
     runner(tmp_path)
-    assert "warn: 1 trials in" in capsys.readouterr().err
+    assert "warning: 1 trials in" in capsys.readouterr().err
 
 
 def limits(data, host=None, asked=None, **train):

@@ -309,7 +309,7 @@ def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, 
         log = refused_by_preflight(lab, work, script)
     finally:
         profile.write_text(approved)
-    assert "is not approved any more: 'reviewer' approved" in log
+    assert "was modified since 'reviewer' approved" in log
 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
