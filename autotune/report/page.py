@@ -120,6 +120,8 @@ def together(made: Mapping[str, Made]) -> Made:
     """Return the blocks of profiles, by name, as one: a column for each, and tables with the same headers joined."""
     if len(made) == 1:
         return next(iter(made.values()))
+    if len(kept := [(title, blocks) for title, blocks in made.items() if blocks]) == 1:
+        return (doc.Paragraph(words=(doc.Strong(text=kept[0][0]),)), *kept[0][1])
     tables: dict[tuple[str, ...], list[tuple[str, doc.Table]]] = {}
     columns: list[Made] = []
     for title, blocks in made.items():
@@ -179,7 +181,7 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
         changes += ["; " if changes else "", setting, f" (now {setting_text(change.old)})"]
     evidence = "; ".join(map(figure_text, advice.evidence))
     pairs: dict[str, doc.Words] = {
-        "Gain": (gain_text(advice.gain),),
+        "Gain": (gain_text(advice.gain),) if advice.gain else (),
         "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
         "Cost and risk": (sentence(advice.cost),),
