@@ -102,14 +102,7 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
 
 
 def _words(words: doc.Words) -> str:
-    return rendered(words, _sentences, code=_code, strong=_strong)
-
-
-def _strong(text: str) -> str:
-    """Return emphasised text; spaces stay outside the asterisks, which otherwise would not count."""
-    said = _sentences(text)
-    inner = said.strip()
-    return said.replace(inner, f"**{inner}**", 1) if inner else said
+    return rendered(words, _sentences, code=_code, strong=lambda text: f"**{_sentences(text)}**")
 
 
 def _code(text: str) -> str:

@@ -23,7 +23,7 @@ _MOST_LETTERS, _FEW = 44, 4
 _BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _WIDTH_INCHES, _SMALL_WIDTH_INCHES, _LINES_INCHES = 6.6, 4.8, 3.6
 _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
-_LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
+_LEGEND_COLUMNS, _LEGEND_ROW_INCHES, _LONG_NAME_LETTERS = 3, 0.24, 20
 _SMALL = 8.5
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Steps between ticks on an axis of bytes, in its unit."""
@@ -126,8 +126,9 @@ def _figure_of(drawing: Drawing, *, small: bool) -> "Figure":
             _columns(axes, drawing)
     handles, labels = axes.get_legend_handles_labels()
     if labels:  # below the chart, where it covers nothing
-        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * -(-len(labels) // _LEGEND_COLUMNS))
-        figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
+        columns = _LEGEND_COLUMNS - (small and max(map(len, labels)) > _LONG_NAME_LETTERS)
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * -(-len(labels) // columns))
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=_SMALL)
     return figure
 
 

@@ -122,10 +122,10 @@ def _label(first: int, end: int | None) -> str:
     return f"{format_count(first)} or more" if end is None else f"{format_count(first)} to {format_count(end - 1)}"
 
 
-def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
-    """Return the sample lengths, once per dataset and sequence length, and how full each profile's sequences are."""
-    from autotune.report.values import part_of_each
-
+def lengths_section(
+    profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]"
+) -> dict[str, tuple[Block, ...]]:
+    """Return the sample lengths, once per dataset and sequence length, and how full sequences are, by profile."""
     told: dict[tuple[str, int], str] = {}
 
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
@@ -143,7 +143,7 @@ def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[Report
             return (Paragraph(words=("The dataset's training split is empty.",)), *_packing(one, runs))
         return (_chart(one, spread), _dataset(one, one.dataset, spread), *_packing(one, runs))
 
-    return part_of_each(profiles, "lengths", blocks)
+    return {one.title: blocks(one) for one in profiles}
 
 
 def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:

@@ -152,7 +152,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the commands that repeat the measurements, and the hashes to compare."""
     provenance = one.profile.provenance
     items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
-    edited: Words = () if one.intact else (Strong(text=" The profile was modified after it was written."),)
+    edited: Words = () if one.intact else (" ", Strong(text="The profile was modified after it was written."))
     rows: list[list[str | None]] = [
         ["profile", str(one.path)],
         ["profile, hash of its content", one.content_sha256],

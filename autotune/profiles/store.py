@@ -182,7 +182,7 @@ def require_local_probe(
         if check.found == "error":
             errors.append(text)
         else:
-            sys.stderr.write(f"{'info' if check.found == 'inform' else 'warning'}: {text}\n")
+            sys.stderr.write(f"{check.found}: {text}\n")
     if here is not None and not stored.intact:
         sys.stderr.write(f"info: {path} was modified since it was written\n")
     if probe is None:

@@ -93,10 +93,7 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     add("Memory", "memory", memory_section)
     add("Throughput by micro-batch", "curve", curve_section)
     add("Data loading", "workers", workers_section)
-    lengths = lengths_section(profiles, reported)
-    by_profile = [one.blocks for one in lengths if isinstance(one, doc.Section)] if len(profiles) > 1 else [lengths]
-    titles = [one.title for one in profiles]
-    parts.add("Sample lengths", "lengths", dict(zip(titles, by_profile, strict=True)))
+    parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
@@ -123,6 +120,8 @@ def together(made: Mapping[str, Made]) -> Made:
     """Return the blocks of profiles, by name, as one: a column for each, and tables with the same headers joined."""
     if len(made) == 1:
         return next(iter(made.values()))
+    if len(kept := [(title, blocks) for title, blocks in made.items() if blocks]) == 1:
+        return (doc.Paragraph(words=(doc.Strong(text=kept[0][0]),)), *kept[0][1])
     tables: dict[tuple[str, ...], list[tuple[str, doc.Table]]] = {}
     columns: list[Made] = []
     for title, blocks in made.items():
@@ -158,14 +157,11 @@ def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
     several = f"{first.fingerprint.gpu_count} x " if first.fingerprint.gpu_count > 1 else ""
     pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
     measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
-    allocator = (
-        f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and memory is that "
-        "of torch's allocator."
-    )
-    return (
-        f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc[:10]}. tokens/s: "
-        f"non-padding tokens.{measured}{allocator if pretended else ''}"
-    )
+    if pretended:
+        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
+        measured += "memory is that of torch's allocator."
+    made_on = f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc[:10]}"
+    return f"{made_on}. tokens/s: non-padding tokens.{measured}"
 
 
 def _recommendations(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Made:
@@ -185,7 +181,7 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
         changes += ["; " if changes else "", setting, f" (now {setting_text(change.old)})"]
     evidence = "; ".join(map(figure_text, advice.evidence))
     pairs: dict[str, doc.Words] = {
-        "Gain": (gain_text(advice.gain),),
+        "Gain": (gain_text(advice.gain),) if advice.gain else (),
         "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
         "Cost and risk": (sentence(advice.cost),),

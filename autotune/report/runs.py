@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.base import document as doc
-from autotune.base.document import sentence, table_of
+from autotune.base.document import table_of
 from autotune.base.units import format_bytes, format_seconds, format_share
-from autotune.base.wording import count, listed, nats
+from autotune.base.wording import count, nats
 from autotune.profiles.decide.rates import Drift, drifts, run_rate
 from autotune.report.sections import bottleneck_words, bounded, step_chart
 from autotune.report.values import ReportedProfile, ReportedRun
@@ -37,16 +37,10 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
     """Return a table of runs, parts of their steps, expected and achieved figures, the loss, and events."""
     if not reported:
         return (doc.Missing(what="no run was given", commands=train_commands(profiles[0])),)
-    changed: dict[str, list[str]] = {}
-    for one in reported:
-        for change in one.run.header.recipe_changes:
-            changed.setdefault(sentence(change), []).append(one.name)
-    changes = tuple((doc.Strong(text=listed(names, "runs")), f": {change}") for change, names in changed.items())
     found = [(one.name, found) for one in reported for found in one.bottlenecks]
     limits = tuple((doc.Strong(text=name), ": ", *bottleneck_words(one)) for name, one in found)
     return (
         _table(profiles, reported),
-        *((doc.Bullets(items=changes),) if changes else ()),
         *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
         *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
         *_loss(reported),
@@ -84,12 +78,12 @@ def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun])
         ("ended", "l", lambda one: one[1].end.reason if one[1].end else "not finished"),
         ("ranks", "r", lambda one: str(one[1].header.world_size)),
         ("steps", "r", lambda one: str(one[2][-1].step) if one[2] else "0"),
-        ("loss, first", "r", lambda one: nats(one[2][0].loss) if one[2] else None),
-        ("last", "r", lambda one: nats(one[2][-1].loss) if one[2] else None),
+        ("loss", "r", lambda one: f"{nats(one[2][0].loss)} → {nats(one[2][-1].loss)}" if one[2] else None),
         ("validation loss", "r", lambda one: nats(one[1].evaluations[-1].loss) if one[1].evaluations else None),
         ("tokens/s (95 %)", "r", lambda one: bounded((rate := run_rate(one[1])) and rate.interval, count)),
         ("peak memory", "r", lambda one: format_bytes(max((step.peak_memory_bytes for step in one[2]), default=None))),
         ("start to first step", "r", lambda one: format_seconds(one[1].startup and one[1].startup.total_s)),
+        ("recipe changes", "l", lambda one: "; ".join(one[1].header.recipe_changes) or None),
     )  # fmt: skip
 
 

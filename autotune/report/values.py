@@ -1,13 +1,11 @@
 """Inputs of a report: profiles with their trials, and training runs."""
 
 import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from autotune.advice.values import Advice, Bottleneck
-from autotune.base.document import Block, Section
 from autotune.profiles.values import Approval, Profile, TrialLogCheck
 from autotune.trials.values import FinishedTrial
 from trainer.data.dataset import Manifest
@@ -75,15 +73,3 @@ class ReportedRun:
     def name(self) -> str:
         """Name of the run in the report."""
         return self.run.directory.name or str(self.run.directory)
-
-
-def part_of_each(
-    profiles: Sequence[ReportedProfile], key: str, make: Callable[[ReportedProfile], tuple[Block, ...]]
-) -> tuple[Block, ...]:
-    """Return the blocks of each profile, under its own title if there are several."""
-    if len(profiles) == 1:
-        return make(profiles[0])
-    return tuple(
-        Section(title=one.title, key=f"{key}-{number}", blocks=make(one))
-        for number, one in enumerate(profiles, start=1)
-    )

@@ -8,7 +8,7 @@ from autotune.base.wording import count
 from autotune.profiles.values import Fingerprint
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.values import FinishedTrial, Measured, Outcome, OutOfMemory, StepFigures, TrainingFigures, describe
+from autotune.trials.values import FinishedTrial, Measured, StepFigures, TrainingFigures, describe
 
 
 def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
@@ -32,15 +32,10 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         (peak, "r", lambda one: format_bytes(one[1][1])),
         ("tokens/s incl. padding", "r", lambda one: None if one[1][2] is None else count(one[1][2])),
         ("time", "r", lambda one: format_seconds(one[0].seconds)),
-        ("detail", "l", lambda one: _detail(one[0].outcome)),
+        ("detail", "l", lambda one: getattr(one[0].outcome, "detail", "") * (one[0].outcome.kind != "out_of_memory")),
         long=True,
     )  # fmt: skip
     return (*told, table)
-
-
-def _detail(outcome: Outcome) -> str:
-    """Return the reason of a failure; that of an out-of-memory error is only an assertion of the allocator."""
-    return "" if isinstance(outcome, Measured | OutOfMemory) else outcome.detail
 
 
 def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int | None, float | None]:
