@@ -38,7 +38,8 @@ _FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ADDRESS = re.compile(r"\]\([^)]*\)|https?://\S+|<[^>\n]+>")
 _INLINE = re.compile(r"`+[^`\n]*`+")
-_BLOCK_START = re.compile(r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$)")
+_BLOCK_START = re.compile(r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$|[\w, ]{1,40}:(?: |$)|\S.*\S {2,}\S)")
+"""Lines with which a paragraph, an item of a list, an argument's description or a line of a drawing begins."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*_]*\s+(?=[A-Z`\"“(*\[])")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|et al|approx|no|max|min)\.", re.IGNORECASE)
@@ -107,7 +108,7 @@ def _findings_in(path: str, line: int, text: str) -> Iterator[str]:
     for phrase in BANNED.finditer(" ".join(text.split())):
         yield f"{path}:{line}: say it in the field's words: {phrase.group().strip()!r}"
     for sentence in sentences(text):
-        if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS:
+        if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS and re.search("[.,;:]", sentence):
             yield f"{path}:{line}: {number} words in a sentence: {' '.join(sentence.split())[:60]} …"
 
 

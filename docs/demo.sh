@@ -28,11 +28,10 @@ first="${first%% *}"
 
 # shellcheck disable=SC2086  # the lists are meant to be split
 run autotune tune $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --here --seq-length 128 \
-    --global-batch-tokens 1024 --window 0.5s --time-limit "${MINUTES}min" --out "$DEMO/profiles" --reports "$DEMO/reports"
+    --global-batch-tokens 4096 --window 0.5s --time-limit "${MINUTES}min" --out "$DEMO/profiles" --reports "$DEMO/reports"
 
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
 run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"
-run torchrun --standalone --nproc-per-node 2 -m trainer "$first" --data "$DEMO/data" --out "$run_directory" \
+run autotune train "$first" --data "$DEMO/data" --out "$run_directory" \
     --set "train.max_steps=$STEPS" --set train.warmup_steps=3 --set train.learning_rate=1e-3
 
 run autotune advise "$run_directory" "$first" --data "$DEMO/data" --reports "$DEMO/reports"
