@@ -21,14 +21,14 @@ def advise(
     place: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|PROFILE|DATA]",
+            metavar="RUN|PROFILE|DATA",
             help="Run, profile or raw data. Default: the newest run, else the only profile.",
             autocompletion=profiles,
         ),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Argument(metavar="[PROFILE]", help="Profile that the run was started from.", autocompletion=profiles),
+        typer.Argument(metavar="PROFILE", help="Profile that the run was started from.", autocompletion=profiles),
     ] = None,
     data: ProfileData = None,
     nodes: Annotated[int | None, NODES] = None,

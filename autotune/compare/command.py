@@ -17,7 +17,7 @@ def compare(
         Path, typer.Argument(metavar="A", help="Profile, trial log, run or dataset.", autocompletion=profiles)
     ],
     others: Annotated[
-        list[Path], typer.Argument(metavar="B [C]...", help="Others of the same kind.", autocompletion=profiles)
+        list[Path], typer.Argument(metavar="B", help="Others of the same kind.", autocompletion=profiles)
     ],
     fail_if_slower: Annotated[
         str | None, option("SHARE", "Exit with 9 if one is slower than A by more than this, such as 5%.")

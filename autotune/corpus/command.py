@@ -143,7 +143,7 @@ def prepare(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob.",
         ),
     ],

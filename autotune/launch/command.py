@@ -187,7 +187,7 @@ def _submit(
 def status(
     places: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR]...", help="Runs or report directories. Default: all in --runs and --reports."),
+        typer.Argument(metavar="DIR", help="Runs or report directories. Default: all in --runs and --reports."),
     ] = None,
     *,
     runs: Annotated[Path, opt.option("DIR", "Directory of runs.")] = Path("runs"),

@@ -21,7 +21,7 @@ def plan(
     *,
     profile: Annotated[
         Path | None,
-        typer.Argument(metavar="[PROFILE]", help="Profile (TOML), or --model.", autocompletion=opt.profiles),
+        typer.Argument(metavar="PROFILE", help="Profile (TOML), or --model.", autocompletion=opt.profiles),
     ] = None,
     model: Annotated[
         str | None, opt.option("NAME", "Preset, or path of a config.json; requires --gpu.", autocompletion=opt.models)

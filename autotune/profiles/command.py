@@ -15,7 +15,7 @@ def show(
     *,
     profile: OneProfile,
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="Setting, such as data.num_workers, or a group of settings.")
+        str | None, typer.Argument(metavar="KEY", help="Setting, such as data.num_workers, or a group of settings.")
     ] = None,
     explain: Annotated[bool, flag("--explain", "Show the measurements behind every setting.")] = False,
     reports: Reports = REPORTS,

@@ -12,7 +12,7 @@ def report(
     *,
     profile: Annotated[
         list[Path],
-        typer.Argument(metavar="PROFILE...", help="Profiles to report on together.", autocompletion=profiles),
+        typer.Argument(metavar="PROFILE", help="Profiles to report on together.", autocompletion=profiles),
     ],
     run: Annotated[list[Path] | None, option("DIR", "Training run to include; repeatable.")] = None,
     data: ProfileData = None,

@@ -137,7 +137,7 @@ def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
     contained = site_with(work, "contained", f"export PATH={inside}")
     asked = [*PROBE[1:], "--time-limit", "2min", "--window", "0.5s", "--ranks", "1", "--out", "tuned"]
     asked += ["--reports", "tuned/reports"]
-    asked[asked.index("--trial-timeout") + 1] = "120"
+    asked[asked.index("--trial-timeout") + 1] = "120s"
     return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
 
 
