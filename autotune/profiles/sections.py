@@ -138,7 +138,7 @@ def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
         [name, *(_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles)]
         for field, name in _FIELDS.items()
     )
-    return (Table(caption="Machine", headers=("field", *(one.title for one in profiles)), rows=rows),)
+    return (Table(caption="The machine", headers=("field", *(one.title for one in profiles)), rows=rows),)
 
 
 def _shown(field: str, value: object) -> str | None:

@@ -135,7 +135,7 @@ def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_
     one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
     table = table_of(report_document((one,), ()), "Every trial")
     assert peak in table.headers
-    assert table.rows[0][table.headers.index("slot tokens/s")] == rate
+    assert table.rows[0][table.headers.index("tokens/s incl. padding")] == rate
 
 
 def test_what_is_of_a_pretended_gpu_is_not_called_measured():
@@ -161,7 +161,7 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
     alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
     assert [section.title for section in of_kind(document, Section)].count("n") >= 8
-    assert table_of(document, "The machine").headers == ("what", "m", "n")
+    assert table_of(document, "The machine").headers == ("field", "m", "n")
     assert [row[0] for row in table_of(document, "All profiles").rows] == ["m", "n"]
 
 
