@@ -132,7 +132,7 @@ def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_
     one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
     table = table_of(report_document((one,), ()), "Trials")
     assert peak in table.headers
-    assert table.rows[0][table.headers.index("slot tokens/s")] == rate
+    assert table.rows[0][table.headers.index("tokens/s incl. padding")] == rate
 
 
 def test_what_is_of_a_pretended_gpu_is_not_called_measured():
@@ -158,7 +158,7 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
     alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
     assert [one.title for group in document.sections[0].blocks[0].groups for one in group] == ["m", "n"]
-    assert table_of(document, "The machine").headers == ("what", "m", "n")
+    assert table_of(document, "Machine").headers == ("field", "m", "n")
     assert {len(beside.groups) for beside in of_kind(document, Beside)} == {2}
     facts = [table for table in of_kind(document, Table) if table.headers[0] == FACTS[0]]
     assert {table.headers for table in facts} == {("what", "m", "n")}

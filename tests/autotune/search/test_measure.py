@@ -212,7 +212,7 @@ def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_pro
     assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("configurations was reached")
     uncompiled = tuple(cell for cell in CELLS if not cell.compile)
-    search, found = explored(tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3)
+    search, found = explored(tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3, seed=1)
     assert search.stopped_because == "half of the time budget was used; the other half is for verification"
     assert 90 <= search.reading.seconds <= 180 + 4 * 7
     assert found.adopted

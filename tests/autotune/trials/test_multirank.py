@@ -104,7 +104,7 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     assert "both links of node 2" in warning
 
 
-@pytest.mark.parametrize(("command", "said"), [("false", "could not be started"), ("no-such", "no-such is not here")])
+@pytest.mark.parametrize(("command", "said"), [("false", "could not be started"), ("no-such", "'no-such' not found")])
 def test_ranks_that_cannot_start_say_why(tmp_path, command, said):
     machine = MultirankMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
     with pytest.raises(MachineLacks, match=said):

@@ -67,10 +67,10 @@ def keeps_up(rate, label, *, cached=False, **more):
         ),
         # Explored settings are named; the check of the loss is none of them.
         (
-            [keeps_up(4000, "8 packed rows, fp32 (a first look)", cached=True),
-             keeps_up(4400, "16 packed rows, bf16 (round 2)", cached=True),
+            [keeps_up(4000, "8 packed sequences, fp32 (short window)", cached=True),
+             keeps_up(4400, "16 packed sequences, bf16 (round 2)", cached=True),
              keeps_up(9000, "equal loss, bf16", cached=True, losses=True)],
-            "4,400 tokens/s (16 packed rows, bf16)",
+            "4,400 tokens/s (16 packed sequences, bf16)",
         ),
     ],
 )  # fmt: skip
