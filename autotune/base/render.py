@@ -18,7 +18,7 @@ _DEEPEST = 6
 """Levels of headings that Markdown and HTML support."""
 _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
 _BADGES = ("error", "warning", "info")
-"""Badges that have a colour of their own in the page's style."""
+"""Badges that have their own colour in the page's style."""
 
 
 def console_text(blocks: Sequence[doc.Block]) -> str:

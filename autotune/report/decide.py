@@ -79,7 +79,7 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
             yield windows < LEAST_WINDOWS, f"only {plural(windows, 'window')} per recipe", "baseline"
         if evidence.baseline.window_s < SHORT_WINDOW_S:
             yield False, f"windows of only {format_seconds(evidence.baseline.window_s)}", "baseline"
-    yield from _wide_intervals(evidence.baseline.rows if evidence.baseline else (), rate and rate.interval)
+    yield from _wide_intervals(evidence.baseline.rows if evidence.baseline else (), rate.interval if rate else None)
     if disturbed := sum(isinstance(done.outcome, Contaminated) for done in one.trials):
         yield False, f"{plural(disturbed, 'trial')} disturbed by other load or throttling", "baseline"
     rates = [point.padded_tokens_per_s for point in evidence.probe.curve]
@@ -90,7 +90,7 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
 
 
 def _wide_intervals(rows: Sequence[RecipeRow], rate: Interval | None) -> Iterator[tuple[bool, str, str]]:
-    known = {f"speed-up over {BASELINES[row.name]}": row.bounded_speedup for row in rows if row.name in BASELINES}
+    known = {f"speedup over {BASELINES[row.name]}": row.bounded_speedup for row in rows if row.name in BASELINES}
     for name, interval in {"throughput": rate, **known}.items():
         if interval is not None and interval.low is not None and interval.high is not None:
             half = (interval.high - interval.low) / 2 / interval.value

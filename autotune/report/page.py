@@ -68,11 +68,12 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     if not profiles:
         raise ValueError("a report needs a profile")
     parts = _evidence(profiles, reported)
-    first: Made = ()
+    answers: list[doc.Section] = []
     for one in profiles:
         unmeasured = [part.lower() for part, found in parts.missing.items() if {"", one.title} & found.keys()]
-        first += (doc.Section(title=one.title, key=f"answer-{len(first)}", blocks=answer(one, reported, unmeasured)),)
-    first = first[0].blocks if len(first) == 1 else (doc.Beside(groups=tuple((one,) for one in first)),)
+        blocks = answer(one, reported, unmeasured)
+        answers.append(doc.Section(title=one.title, key=f"answer-{len(answers)}", blocks=blocks))
+    first = answers[0].blocks if len(answers) == 1 else (doc.Beside(groups=tuple((one,) for one in answers)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
     return doc.Document(
         title=f"Tuning report: {names}",
@@ -88,7 +89,7 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
         parts.add(title, key, {one.title: make(one) for one in profiles})
 
     # Charts of the first screen are not repeated.
-    add("Speed-up", "before", lambda one: tuple(it for it in baseline_section(one) if type(it) is not doc.Chart))
+    add("Speedup", "before", lambda one: tuple(it for it in baseline_section(one) if type(it) is not doc.Chart))
     add("Step time", "steps", lambda one: _step(one, reported))
     add("Memory", "memory", memory_section)
     add("Throughput by micro-batch", "curve", curve_section)

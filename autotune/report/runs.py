@@ -80,9 +80,9 @@ def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun])
         ("steps", "r", lambda one: str(one[2][-1].step) if one[2] else "0"),
         ("loss", "r", lambda one: f"{nats(one[2][0].loss)} → {nats(one[2][-1].loss)}" if one[2] else None),
         ("validation loss", "r", lambda one: nats(one[1].evaluations[-1].loss) if one[1].evaluations else None),
-        ("tokens/s (95 %)", "r", lambda one: bounded((rate := run_rate(one[1])) and rate.interval, count)),
+        ("tokens/s (95 %)", "r", lambda one: bounded(rate.interval, count) if (rate := run_rate(one[1])) else None),
         ("peak memory", "r", lambda one: format_bytes(max((step.peak_memory_bytes for step in one[2]), default=None))),
-        ("start to first step", "r", lambda one: format_seconds(one[1].startup and one[1].startup.total_s)),
+        ("start to first step", "r", lambda one: format_seconds(one[1].startup.total_s if one[1].startup else None)),
         ("recipe changes", "l", lambda one: "; ".join(one[1].header.recipe_changes) or None),
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ CAUSES: dict[Cause, str] = {
 
 
 def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
-    """Return the first screen of a model: speed-up, charts, settings, bottleneck, memory, cost, quality, next command.
+    """Return the first screen of a model: speedup, charts, settings, bottleneck, memory, cost, quality, next command.
 
     ``unmeasured`` names the parts that were not measured.
     """
@@ -210,14 +210,14 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
-    """Return each profile's settings, throughput and speed-ups with 95 % intervals; a missing one was not measured."""
+    """Return each profile's settings, throughput and speedups with 95 % intervals; a missing one was not measured."""
     return table_of(
         "", zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),
         ("max micro-batch", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),
         ("batch", "r", lambda one: _batch(one[1])),
         ("workers", "r", lambda one: str(one[1].train.data.num_workers) if one[1].evidence.workers else None),
-        ("tokens/s", "r", lambda one: bounded((rate := tuned_rate(one[1])) and rate.interval, count)),
+        ("tokens/s", "r", lambda one: bounded(rate.interval, count) if (rate := tuned_rate(one[1])) else None),
         ("vs defaults", "r", lambda one: _times(one[1], "hf-trainer")),
         ("vs paper", "r", lambda one: _times(one[1], "paper")),
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _batch(profile: Profile) -> str:
 
 def _times(profile: Profile, name: RecipeName) -> str | None:
     row = row_of(profile.evidence.baseline, name)
-    return bounded(row and row.bounded_speedup, lambda ratio: f"{number(ratio)}x")
+    return bounded(row.bounded_speedup if row else None, lambda ratio: f"{number(ratio)}x")
 
 
 def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:

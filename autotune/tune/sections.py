@@ -57,7 +57,7 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """Return the result of a tuning, its profiles as they are now, and the next commands."""
     table = summary_table(profiles, [one.train.model.name for one in profiles])
-    note = ("tokens/s: non-padding; vs defaults, vs paper: speed-up; in parentheses: 95 % intervals",)
+    note = ("tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95 % intervals",)
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
     pairs += [

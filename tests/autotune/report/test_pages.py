@@ -23,7 +23,7 @@ from trainer.config.train_config import ParallelSettings
 from trainer.health.events import happened
 
 SECTIONS = [
-    "Result", "Speed-up", "Step time", "Memory", "Throughput by micro-batch", "Data loading", "Sample lengths",
+    "Result", "Speedup", "Step time", "Memory", "Throughput by micro-batch", "Data loading", "Sample lengths",
     "Network", "Joint search", "Training runs", "Recommendations", "Not measured", "Appendix",
 ]  # fmt: skip
 
