@@ -165,9 +165,7 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     )
     known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
     if rate.basis == "assumed" and 0 < every.rows < min(max_micro_batch_size, FILLING_TOKENS / rows.tokens.value):
-        told = (
-            f"Micro-batch size is {every.rows} although {max_micro_batch_size:,} fits; MFU is assumed for the latter."
-        )
+        told = f"Micro-batch size is {every.rows}, but MFU is assumed for {max_micro_batch_size:,}, which also fits."
         return replace(known, warnings=(told,))
     return known
 

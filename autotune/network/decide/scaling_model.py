@@ -122,8 +122,7 @@ def gradient_syncs(
 ) -> tuple[GradientSync, ...]:
     """Return the candidates, the simplest first; with ``sixteen_bit``, those with gradients of ``half`` follow.
 
-    16-bit gradients change the recipe and require an equal-loss check. Strategies that need less memory are not
-    faster.
+    16-bit gradients change the recipe and require an equal-loss check. Saving memory makes no strategy faster.
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
@@ -161,8 +160,7 @@ def predict(
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
     """Return the largest number of nodes that is efficient enough; ``known`` is a number that is.
 
-    Efficiency is not monotone, as the batch may divide unevenly, so every number is tried up to 64 and to 30 % beyond
-    the last useful one.
+    Efficiency is not monotone, so every number is tried, up to 64 and to 30 % beyond the last useful one.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(64, 1.3 * useful)):

@@ -124,9 +124,7 @@ def test_how_far_from_the_roof_is_told_where_windows_counted_it_and_a_profile_wi
     found = bottleneck_of_profile(but(profile, evidence={"workers": workers}))
     assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
     assert bottleneck_sentence(None) == "Bottleneck: not measured"
-    assert bottleneck_sentence(replace(found, decided=False)).startswith(
-        "Bottleneck (not certain): GPU memory bandwidth, "
-    )
+    assert bottleneck_sentence(replace(found, decided=False)).startswith("Bottleneck (not certain): GPU")
 
 
 def rows(**changes: object) -> list[StepRow]:

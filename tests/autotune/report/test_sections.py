@@ -134,11 +134,7 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
 @pytest.mark.parametrize(
     ("joint", "answer", "words"),
     [
-        (
-            JOINT,
-            "5, prefetch 8, not pinned",
-            "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers alone, adopted",
-        ),
+        (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
         (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
     ],
 )
