@@ -77,7 +77,7 @@ class Exploration:
             while len(asked) < TOGETHER and (cell := self.propose(asked)) is not None:
                 asked.append(cell)
             if not asked:
-                why = self._over() or "no remaining configuration can be measured in the time left"
+                why = self._over() or "no remaining configuration fits the time left"
                 break
             self._round(asked)
         self.stopped_because = why

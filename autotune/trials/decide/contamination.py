@@ -94,7 +94,7 @@ def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
     if isinstance(processes, Unavailable):
         return f"processes cannot be listed: {processes.reason}"
     if not processes:
-        return "no visible process: the driver may hide those of other users and containers"
+        return "no visible process, perhaps another user's"
     return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
 
 

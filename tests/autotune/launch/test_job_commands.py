@@ -40,10 +40,10 @@ def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refu
     profile = made_here / "p.toml"
     approve = ["profile", "approve", "p.toml", "--by", "reviewer", "--as-edited"]
     preflight += ["--require-approved", "--profile-sha256", profile_sha256(read_profile_tables(profile))]
-    assert "nobody has reviewed" in says(*preflight, code=6)
+    assert "is not approved (hash" in says(*preflight, code=6)
     says(*approve)
     says(*preflight)
     profile.write_text(profile.read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
     assert "was modified since" in says(*preflight, code=6)
     says(*approve)
-    assert "this job was written for what it said before" in says(*preflight, code=6)
+    assert "the job was written for" in says(*preflight, code=6)

@@ -131,7 +131,7 @@ def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, say
         (here / asked_by).write_text("require_approved = true\n")
     if asked_by in ("other.toml", "absent.toml"):
         monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
-    code, words = (3, "absent.toml") if asked_by == "absent.toml" else (6, "nobody has reviewed")
+    code, words = (3, "absent.toml") if asked_by == "absent.toml" else (6, "is not approved (hash")
     option = ["--require-approved"] if asked_by == "option" else []
     assert words in says("train", *HERE, *option, code=code)
 

@@ -95,9 +95,9 @@ LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activ
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (15 * GB, "'zero1' over 2 ranks (predicted: 13 GiB on each)"),  # 14 GB: half of the optimizer's state stays
-        (12 * GB, "'fsdp2' over 2 ranks (predicted: 10.2 GiB on each)"),  # 8 of state, 1 gathered, 2 of activations
-        (6 * GB, "'fsdp2' over 8 ranks (predicted: 4.66 GiB on each)"),
+        (15 * GB, "'zero1' over 2 ranks (predicted: 13 GiB per rank)"),  # 14 GB: half of the optimizer's state stays
+        (12 * GB, "'fsdp2' over 2 ranks (predicted: 10.2 GiB per rank)"),  # 8 of state, 1 gathered, 2 of activations
+        (6 * GB, "'fsdp2' over 8 ranks (predicted: 4.66 GiB per rank)"),
         (3 * GB, None),
     ],
 )

@@ -136,11 +136,8 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert len(one["trials"]) == 12
     assert one["profile"]["evidence"]["probe"]["feasible_max"] == 307
     run = facts["runs"][0]
-    assert [drift["quantity"] for drift in run["expected_and_achieved"]] == [
-        "non-padding tokens/s",
-        "MFU",
-        "peak memory",
-    ]
+    drifts = ["non-padding tokens/s", "MFU", "peak memory"]
+    assert [drift["quantity"] for drift in run["expected_and_achieved"]] == drifts
     assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in shown
     assert len(run["events"]) == 20
     assert run["earlier_events"] == 10

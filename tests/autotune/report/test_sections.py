@@ -229,7 +229,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     assert table.rows[3][3:] == ["0.720", "pruned"]
     assert table.rows[-1][1:] == ["0", "n/a", None, "crashed"]
     (missing,) = exploration_section(reported())
-    assert missing.state == "not asked for"
+    assert missing.state == "not requested"
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)
 
 

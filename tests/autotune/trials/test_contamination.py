@@ -93,10 +93,7 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"used_bytes": 3 * GIB},
-            "3 GiB allocated (no visible process: the driver may hide those of other users and containers)",
-        ),
+        ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
         ({"processes": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
         ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
         (
@@ -107,10 +104,7 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
         ({"used_bytes": UNKNOWN}, None),
         ({"processes": UNKNOWN}, None),
         ({"used_bytes": 2 * GIB}, None),
-        (
-            {"used_bytes": 2 * GIB + 1},
-            "2 GiB allocated (no visible process: the driver may hide those of other users and containers)",
-        ),
+        ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
     ],
 )
 def test_users_of_a_gpu_are_named(changes, words):

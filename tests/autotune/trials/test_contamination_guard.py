@@ -189,8 +189,7 @@ def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_
 def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
     monitor = FakeGpuMonitor([gpu(), gpu(TAKEN, index=1), gpu(index=2, processes=NEIGHBOUR), gpu(TAKEN, index=3)])
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
-        "GPU 1 is already in use: 4 GiB allocated (no visible process: the driver may hide those of other users and "
-        "containers)",
+        "GPU 1 is already in use: 4 GiB allocated (no visible process, perhaps another user's)",
         "GPU 2 is already in use: 512 MiB allocated (pid 42: 3 GiB)",
     )
     assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()  # it cannot be described
