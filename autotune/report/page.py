@@ -199,7 +199,7 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
 
 
 def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> dict[str, Any]:
-    """Return all facts of the document, with units in the names; null is a figure that was not measured, or is infinite."""
+    """Return all facts of the document, with units in the names; null is not measured, or infinite."""
     from pydantic_core import to_jsonable_python
 
     lacking = _evidence(profiles, reported).lacking()
