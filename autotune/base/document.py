@@ -234,6 +234,11 @@ class Beside:
 
     groups: "tuple[tuple[Block, ...], ...]"
 
+    @property
+    def blocks(self) -> "tuple[Block, ...]":
+        """Blocks of all groups."""
+        return tuple(itertools.chain.from_iterable(self.groups))
+
 
 Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section | Beside
 
@@ -255,11 +260,7 @@ def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
 
 def blocks_of(whole: Document | Section | Beside) -> Iterator[Block]:
     """Yield every block in reading order, sections and groups before their contents."""
-    if isinstance(whole, Beside):
-        inner: Iterable[Block] = itertools.chain.from_iterable(whole.groups)
-    else:
-        inner = whole.sections if isinstance(whole, Document) else whole.blocks
-    for block in inner:
+    for block in whole.sections if isinstance(whole, Document) else whole.blocks:
         yield block
         if isinstance(block, Section | Beside):
             yield from blocks_of(block)

@@ -53,7 +53,7 @@ def _on_console(block: doc.Block) -> str:
             body = textwrap.indent(console_text(block.blocks), "  ")
             return f"{inert(block.title)}\n{body}"
         case doc.Beside():
-            return console_text([inner for group in block.groups for inner in group])
+            return console_text(block.blocks)
 
 
 def _line(words: doc.Words) -> str:
@@ -96,9 +96,7 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
             title = f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
             return [title, *(part for inner in block.blocks for part in _in_markdown(inner, level + 1))]
         case doc.Beside():
-            return [
-                part for inner in itertools.chain.from_iterable(block.groups) for part in _in_markdown(inner, level)
-            ]
+            return [part for inner in block.blocks for part in _in_markdown(inner, level)]
 
 
 def _words(words: doc.Words) -> str:

@@ -13,7 +13,7 @@ _MOST_NAMES = 6
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
-    """Format the verdict first, then what changed, settings with their meaning, and every figure."""
+    """Format the verdict first, then changes, settings with their meaning, and every figure."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     speeds = "dataset" not in (found.a.kind, found.b.kind)
     parts = [

@@ -294,8 +294,8 @@ def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _many(count: object, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _many(count: object, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _by_allocator(driver: str | None) -> str:

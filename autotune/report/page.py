@@ -51,7 +51,7 @@ class _Parts:
             self.sections.append(doc.Section(title=title, key=key, blocks=together(kept)))
 
     def lacking(self) -> Iterator[tuple[str, doc.Missing]]:
-        """Yield what was not measured, once for each part, with the commands of all profiles."""
+        """Yield each part that was not measured, with the commands of all profiles."""
         for title, by_profile in self.missing.items():
             found = list(itertools.chain.from_iterable(by_profile.values()))
             what = "; ".join(dict.fromkeys(block.what for block in found))
@@ -199,7 +199,7 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
 
 
 def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> dict[str, Any]:
-    """Return all facts of the document, with units in the names; what was not measured, or is infinite, is null."""
+    """Return all facts of the document, with units in the names; null is not measured, or infinite."""
     from pydantic_core import to_jsonable_python
 
     lacking = _evidence(profiles, reported).lacking()

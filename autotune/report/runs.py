@@ -136,7 +136,7 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
         table=table_of(
             "Loss", [(name, point) for name, points in curves for point in points],
             ("run", "l", lambda one: one[0]),
-            ("steps", "r", lambda one: _span(one[1])),
+            ("up to step", "r", lambda one: f"{one[1].last_step:,}"),
             ("mean loss", "r", lambda one: nats(one[1].loss)),
             ("validation loss", "r", lambda one: nats(one[1].evaluated)),
             long=True,
@@ -145,14 +145,9 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     return (chart, *_left_out(len(curves), len(falling), "curves of the loss", "the first; the JSON file has all"))
 
 
-def _span(point: LossPoint) -> str:
-    alone = point.first_step == point.last_step
-    return f"{point.last_step:,}" if alone else f"{point.first_step:,} to {point.last_step:,}"
-
-
-def _left_out(shown: int, of: int, what: str, which: str) -> tuple[doc.Block, ...]:
+def _left_out(shown: int, of: int, things: str, which: str) -> tuple[doc.Block, ...]:
     """Return a note if not all are shown."""
-    return (doc.Paragraph(words=(f"{shown:,} of {of:,} {what} are shown here, {which}.",)),) if shown < of else ()
+    return (doc.Paragraph(words=(f"{shown:,} of {of:,} {things} are shown here, {which}.",)),) if shown < of else ()
 
 
 def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[doc.Line]:
@@ -174,7 +169,7 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
         ("run", "l", lambda one: one[0]),
         ("step", "r", lambda one: str(one[1].step)),
         ("kind", "l", lambda one: f"{one[1].level}: {one[1].kind}"),
-        ("what happened", "l", lambda one: one[1].message),
+        ("event", "l", lambda one: one[1].message),
         ("likely causes", "l", lambda one: "; ".join(one[1].causes) or None),
         ("done", "l", lambda one: one[1].action),
         ("next", "l", lambda one: one[1].next_step or None),

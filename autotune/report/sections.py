@@ -73,11 +73,15 @@ def _headline(one: ReportedProfile) -> doc.Words:
         return ("Throughput was not measured: ", doc.Code(text=command))
     rows = [(row, called) for name, called in BASELINES.items() if (row := row_of(one.profile.evidence.baseline, name))]
     for row, called in rows:
-        times, level = row.bounded_speedup, "" if words else f"{100 * SHOWN_CONFIDENCE:g} % interval "
-        between = times and bounds(times.low, times.high, number)
-        told = f" ({level}{between})" if between else f" ({NOT_ENOUGH if times else row.outcome})"
-        words += [" and " * bool(words), doc.Strong(text=f"{number(times.value)}x" if times else "n/a")]
-        words.append(f" {'that' if words[2:] else 'the throughput'} of {called}{told}")
+        words.append(" and " * bool(words))
+        if (times := row.bounded_speedup) is None:
+            words.append(f"no comparison with {called} ({row.outcome})")
+            continue
+        again = any(isinstance(word, doc.Strong) for word in words)
+        level = "" if again else f"{100 * SHOWN_CONFIDENCE:g} % interval "
+        between = bounds(times.low, times.high, number)
+        told = f"{'that' if again else 'the throughput'} of {called} ({level + between if between else NOT_ENOUGH})"
+        words += [doc.Strong(text=f"{number(times.value)}x"), f" {told}"]
     between = bounds(rate.interval.low, rate.interval.high, count)
     origin = {"training": "", "windows": "by the worker sweep", "steps": "by steps of the probe"}[rate.read_from]
     advised = "advise" in one.profile.provenance.commands and rate.read_from == "steps"

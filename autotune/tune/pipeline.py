@@ -249,13 +249,9 @@ class Tuning:
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
         split = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
-        too_many = evidence.infeasible_min
-        return (
-            f"{format_count(evidence.feasible_max)} sequences fit"
-            f"{'' if too_many is None else f', {format_count(too_many)} run out of memory'}; global batch of "
-            f"{format_count(train.global_batch_size)} = {format_count(split.gradient_accumulation_steps)} x "
-            f"{format_count(split.micro_batch_size)}"
-        )
+        too_many = "" if evidence.infeasible_min is None else f", {evidence.infeasible_min:,} run out of memory"
+        batch = f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x {split.micro_batch_size:,}"
+        return f"{evidence.feasible_max:,} sequences fit{too_many}; global batch of {batch}"
 
     def _report(self, _: Stage) -> str:
         profiles, probe = self.tuned, self.request.probes[0]

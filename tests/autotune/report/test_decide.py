@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import markdown_text
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
@@ -65,3 +66,17 @@ def test_the_answer_for_a_pull_request_has_five_lines():
         "**bert-120m**", "- Use", "- Bottleneck", "- Quality", "- Next",
     ]  # fmt: skip
     assert "**2.94x** the throughput of defaults (95 % interval 2.91 to 2.99)" in lines[0]
+
+
+def test_the_headline_says_what_could_not_be_compared_and_where_a_rate_is_from():
+    def headline(**evidence):
+        (words, _) = pull_request(reported(profile=but(example_profile("d"), evidence=evidence)), ())
+        return markdown_text((words,))
+
+    failed = baseline(speedup=None, outcome="out of memory")
+    assert "no comparison with defaults (out of memory) and no comparison with" in headline(**failed)
+    few = baseline(speedup=2.0, speedup_low=None)
+    assert f"**2.00x** the throughput of defaults ({NOT_ENOUGH}) and **2.00x** that of" in headline(**few)
+    assert "by the worker sweep)" in headline(baseline=None)
+    assert "by steps of the probe)" in headline(baseline=None, workers=None)
+    assert "Throughput was not measured: `autotune probe" in headline(baseline=None, workers=None, probe=None)
