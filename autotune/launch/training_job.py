@@ -72,11 +72,7 @@ def default_ranks(profile: Profile) -> int:
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
-    """Return the script of a training job.
-
-    Raises:
-        BadInput: If the time limit leaves no time to train.
-    """
+    """Return the script of a training job; raise ``BadInput`` if the time limit leaves no time to train."""
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
     limit = shape.time or site.slurm.time
@@ -84,7 +80,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         raise BadInput(
             f"the job's time limit of {limit} leaves no time to train: start-up takes {START_UP_S:g} s and the final "
             f"save {lead_s} s",
-            next_step="Raise the limit: --time, or slurm.time in the site file.",
+            next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
         )
     torchrun = torchrun_command(
         request.python,

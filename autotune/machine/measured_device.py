@@ -162,7 +162,7 @@ def memory_budget(
     if as_gpu is not None:
         if site.gpu is None:
             raise BadInput(
-                f"--as-gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found",
+                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL",
             )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
