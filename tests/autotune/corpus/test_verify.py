@@ -81,7 +81,7 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
     assert found.keys() == {*corrupt, *others}
     assert "cannot read" in found["train-offsets-00000.npy"]
     found = faults(copy)
-    assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
+    assert ("train-tokens-00001.npy", "id 65535 at position 36 is not below 500") in found
 
 
 @pytest.mark.parametrize(
