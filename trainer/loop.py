@@ -44,11 +44,9 @@ def train(
 ) -> RunExit:
     """Train to the end, evaluate and export the model; or, on a signal or time limit, save the state and return.
 
-    All ranks call it, with the same ``start``; by default it starts from scratch.
-
-    Raises:
-        BadConfig: If dataset, model or checkpoint do not match the configuration, or ranks do not match each other.
-        TrainingFailed: If loss or gradient are unhealthy, and rolling back does not help.
+    All ranks call it, with the same ``start``; by default it starts from scratch. Raise ``BadConfig`` if dataset, model
+    or checkpoint do not match the configuration, or ranks do not match each other, ``TrainingFailed`` if loss or
+    gradient are unhealthy, and rolling back does not help.
     """
     watch = watch or Watchdog(timeout_s=math.inf)
     run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())

@@ -46,9 +46,8 @@ def _remark(message: str, next_step: str) -> EventRow:
 def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tuple[list[EventRow], tuple[str, ...]]:
     """Compare all ranks with each other and with the profile; return warnings, and the host of each rank.
 
-    Raises:
-        BadConfig: If ranks differ in a way that would make training silently wrong.
-        ProfileMismatch: If the profile was tuned for more GPU memory than some rank has.
+    Raise ``BadConfig`` if ranks differ in a way that would make training silently wrong, ``ProfileMismatch`` if the
+    profile was tuned for more GPU memory than some rank has.
     """
     facts = ranks.all_gather_object(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     remarks = compare_ranks(facts)

@@ -44,11 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Check that a directory is writable, or can be created, without leaving files.
-
-    Raises:
-        BadInput: If it cannot.
-    """
+    """Check that a directory is writable, or can be created, without leaving files; raise ``BadInput`` if it cannot."""
     with translate_write_errors(directory):
         there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
         probe = there / f".{secrets.token_hex(4)}.writable"

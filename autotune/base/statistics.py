@@ -78,10 +78,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
     """Return how many standard errors on each side hold this share of Student's t: exact, by Newton's method.
 
     With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine (Abramowitz and Stegun, 26.7),
-    which decreases: from below, no step overshoots.
-
-    Raises:
-        ValueError: If there is less than one degree of freedom.
+    which decreases: from below, no step overshoots. Raise ``ValueError`` if there is less than one degree of freedom.
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
@@ -115,10 +112,8 @@ def residuals_of(values: Sequence[float]) -> list[float]:
 def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
     """Return the location of independent measurements: rates of windows, or ratios within rounds.
 
-    Residuals are on the scale; those of other figures with the same noise may be included.
-
-    Raises:
-        ValueError: If there are no measurements.
+    Residuals are on the scale; those of other figures with the same noise may be included. Raise ``ValueError`` if
+    there are no measurements.
     """
     if not values:
         raise ValueError("no figures")
@@ -140,10 +135,7 @@ def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFID
     """Return the ratio of the first to the second of figures that were measured in the same rounds.
 
     If this one of ``of`` ratios may have been picked as the highest, its bounds are widened until all ratios lie within
-    theirs with the same confidence (Bonferroni).
-
-    Raises:
-        ValueError: If there are no figures.
+    theirs with the same confidence (Bonferroni). Raise ``ValueError`` if there are no figures.
     """
     found = of_windows([first / second for first, second in pairs]).ratio(1 - (1 - confidence) / of)
     return replace(found, confidence=None if found.low is None else confidence)
@@ -236,8 +228,7 @@ def _autocorrelation(points: Sequence[float]) -> float:
 def difference(a: Estimate, b: Estimate) -> Interval:
     """Return the ratio of B to A, or for shares the difference B - A, with 95 % bounds by Welch's t.
 
-    Raises:
-        ValueError: If they are on different scales.
+    Raise ``ValueError`` if they are on different scales.
     """
     if a.scale != b.scale:
         raise ValueError(f"a figure on the {a.scale} scale and one on the {b.scale} scale")

@@ -31,10 +31,8 @@ def markdown_inert(text: str | None) -> str:
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Return columns aligned for a terminal, without a final newline.
 
-    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns are left-aligned.
-
-    Raises:
-        ValueError: If a row has another number of cells than there are headers.
+    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns are left-aligned. Raise
+    ``ValueError`` if a row has another number of cells than there are headers.
     """
     lines = _lines(headers, rows)
     widths = [max(_width(line[column]) for line in lines) for column in range(len(headers))]
@@ -48,8 +46,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Return a GitHub-flavoured table in which no cell can start markup, a link, a column or a row; no final newline.
 
-    Raises:
-        ValueError: If a row has another number of cells than there are headers.
+    Raise ``ValueError`` if a row has another number of cells than there are headers.
     """
     sides = align.ljust(len(headers), "l")
     head, *body = [[markdown_inert(cell) for cell in line] for line in _lines(headers, rows)]

@@ -80,8 +80,7 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
     """Return the text of the template ``measure`` or ``train``: the site's, relative to its file, or the built-in one.
 
-    Raises:
-        BadInput: If the site's template cannot be read.
+    Raise ``BadInput`` if the site's template cannot be read.
     """
     own: str | None = getattr(site.templates, kind)
     if own is None:
@@ -105,10 +104,8 @@ def _own_template(name: str) -> str:
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Fill in a template; an unknown name is an error. Text is inserted verbatim, or shell-quoted with ``| quote``.
 
-    Any template may include ``head.sbatch``: directives, prologue, variables, and the job's end.
-
-    Raises:
-        BadInput: If the template is invalid.
+    Any template may include ``head.sbatch``: directives, prologue, variables, and the job's end. Raise ``BadInput`` if
+    the template is invalid.
     """
     import jinja2
     import jinja2.sandbox

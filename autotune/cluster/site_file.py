@@ -103,11 +103,7 @@ class SiteFile(StrictTable):
 
 
 def read_site(path: Path) -> SiteFile:
-    """Read a site file.
-
-    Raises:
-        BadConfig: If it is missing, not TOML, or has unknown keys or invalid values.
-    """
+    """Read a site file; raise ``BadConfig`` if it is missing, not TOML, or has unknown keys or invalid values."""
     return parse_table(SiteFile, read_toml(path), where=str(path))
 
 

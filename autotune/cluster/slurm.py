@@ -77,10 +77,8 @@ class JobState:
 def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = None) -> str:
     """Submit a script and return the job's id.
 
-    ``after`` is a job that must succeed before this one begins; if it fails, this one leaves the queue.
-
-    Raises:
-        MachineLacks: If there is no ``sbatch``, or it rejects the job.
+    ``after`` is a job that must succeed before this one begins; if it fails, this one leaves the queue. Raise
+    ``MachineLacks`` if there is no ``sbatch``, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
         raise MachineLacks(
@@ -101,8 +99,7 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
 def ask_state(job: str) -> JobState | None:
     """Return a job's state; None if SLURM does not answer at the moment.
 
-    Raises:
-        MachineLacks: If SLURM no longer knows the job, which happens some minutes after its end.
+    Raise ``MachineLacks`` if SLURM no longer knows the job, which happens some minutes after its end.
     """
     try:
         done = _run(["scontrol", "--oneliner", "show", "job", job])

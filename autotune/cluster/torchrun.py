@@ -160,8 +160,7 @@ def derived_ports(job: int) -> tuple[int, ...]:
 def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[int, ...]]:
     """Return the first free port of a job, and the ones before it that are taken.
 
-    Raises:
-        MachineLacks: If none is free.
+    Raise ``MachineLacks`` if none is free.
     """
     ports = derived_ports(job)
     for position, port in enumerate(ports):
@@ -188,9 +187,7 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
     """Return the IPv4 address by which other nodes reach this node. Pure.
 
     Without ``interface``, it is one to which the node's name resolves (``of_name``), else the first, never loopback.
-
-    Raises:
-        MachineLacks: If the interface does not exist, or has no address.
+    Raise ``MachineLacks`` if the interface does not exist, or has no address.
     """
     if interface is not None:
         if not addresses.get(interface):

@@ -69,11 +69,8 @@ def run_bounded(
 ) -> Sequence[Outcome] | Unread:
     """Run ``work`` in a child within the limits; return ``Unread`` if it raises, crashes or exceeds them.
 
-    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
-
-    Raises:
-        CancelledError: If the child was killed for that reason.
-        OSError: If the child could not write because the disk is full.
+    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed. Raise ``CancelledError`` if the
+    child was killed for that reason, ``OSError`` if the child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -139,8 +136,7 @@ def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
     """Make an outcome from fields of an untrusted process.
 
-    Raises:
-        ValueError, KeyError, TypeError: If the fields are not those of an outcome.
+    Raise ``ValueError`` or ``KeyError`` or ``TypeError`` if the fields are not those of an outcome.
     """
     if "reason" in told:
         return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))

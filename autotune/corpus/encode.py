@@ -176,8 +176,7 @@ def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
 def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
     """Move a shard's files to the dataset; skip those that an earlier run moved.
 
-    Raises:
-        InternalError: If a file is in neither directory.
+    Raise ``InternalError`` if a file is in neither directory.
     """
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():

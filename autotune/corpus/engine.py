@@ -191,9 +191,8 @@ def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
 def cluster_engine(workplace: Workplace, address: Any, workers: int | None = None) -> Iterator[Engine]:  # noqa: ANN401
     """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
-    Raises:
-        BadInput: If it does not respond or has no workers.
-        MachineLacks: If a worker lacks this package, has another version, or does not see the work directory.
+    Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a worker lacks this package, has
+    another version, or does not see the work directory.
     """
     from distributed import Client
 
@@ -222,10 +221,8 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
 def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[Engine]:
     """Submit workers as SLURM jobs, set up by a site file; they are cancelled at the end.
 
-    Raises:
-        BadConfig: If the site file cannot be used.
-        BadInput: If no job starts in time.
-        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a job does not see the work directory.
+    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts in time, ``MachineLacks`` if
+    dask-jobqueue or ``sbatch`` is missing, or a job does not see the work directory.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:

@@ -63,9 +63,8 @@ def extract_partition(
         ``samples`` and ``text_bytes`` of each piece; ``files``, those whose first slice was read; ``raw_bytes``, the
         size of the slices that were read; ``rejected``, the number of files, lines and rows that could not be used.
 
-    Raises:
-        MachineLacks: If the extraction process cannot start.
-        OSError: If the directory cannot be written, as when the disk is full.
+    Raise ``MachineLacks`` if the extraction process cannot start, ``OSError`` if the directory cannot be written, as
+    when the disk is full.
     """
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
@@ -247,9 +246,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     Returns:
         Outcome of each slice up to the last that was needed. No samples are left of an unread one.
 
-    Raises:
-        MemoryError: If a slice needs more memory than there is.
-        OSError: If the disk is full.
+    Raise ``MemoryError`` if a slice needs more memory than there is, ``OSError`` if the disk is full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
     outcomes: list[Outcome] = []

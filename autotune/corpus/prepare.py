@@ -134,11 +134,9 @@ def prepare(
 ) -> PreparedDataset:
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
-    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used.
-
-    Raises:
-        BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full.
-        MachineLacks: If a library that reads the source is not installed.
+    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Raise
+    ``BadInput`` if a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full,
+    ``MachineLacks`` if a library that reads the source is not installed.
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
     with stages("find files") as update:

@@ -171,9 +171,8 @@ def _filled(words: list[str]) -> list[str]:
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     """Read a ``tokenizer.json``; ``used`` is the number of ids that can occur, None for all of the file.
 
-    Raises:
-        BadInput: If it is no tokenizer, or lacks one of the five special tokens.
-        BadConfig: If it is missing, too large, too deep, or not JSON.
+    Raise ``BadInput`` if it is no tokenizer, or lacks one of the five special tokens, ``BadConfig`` if it is missing,
+    too large, too deep, or not JSON.
     """
     # Bounded reading first, as the library trusts the file.
     read_json(path)

@@ -59,10 +59,8 @@ class LengthDistribution:
     def padding_waste(self, seq_length_tokens: int) -> float | None:
         """Return the share of a batch that is padding when every sample is cut and padded to ``seq_length_tokens``.
 
-        Special tokens are not padding. None without samples.
-
-        Raises:
-            ValueError: If a sequence has no room beside the special tokens.
+        Special tokens are not padding. None without samples. Raise ``ValueError`` if a sequence has no room beside the
+        special tokens.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
             raise ValueError(f"a sequence of {seq_length_tokens} tokens has only room for special tokens")

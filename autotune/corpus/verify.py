@@ -59,8 +59,7 @@ class Verified:
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     """Read a dataset once, and compare all of it with its manifest; ``stage`` opens the progress display.
 
-    Raises:
-        BadConfig: If there is no manifest.
+    Raise ``BadConfig`` if there is no manifest.
     """
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
@@ -196,8 +195,7 @@ def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
 def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
     """Return sample lengths and the effect of sequence lengths, from the manifest and the offsets of some samples.
 
-    Raises:
-        BadConfig: If the directory is not a dataset.
+    Raise ``BadConfig`` if the directory is not a dataset.
     """
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))

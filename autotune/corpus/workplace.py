@@ -101,10 +101,8 @@ def workplace_path(out: Path, key: str) -> Path:
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     """Lock the work directory of a preparation, new or left by an earlier run, for this process.
 
-    It stays when the block ends; incomplete files of killed processes are removed.
-
-    Raises:
-        BadInput: If another process holds it.
+    It stays when the block ends; incomplete files of killed processes are removed. Raise ``BadInput`` if another
+    process holds it.
     """
     path = workplace_path(out, key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,8 +130,7 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
 def check_place(out: Path, *, overwrite: bool) -> None:
     """Check that no content of a directory would be lost.
 
-    Raises:
-        BadInput: If it is a file or holds anything, unless it is a dataset and ``overwrite`` is set.
+    Raise ``BadInput`` if it is a file or holds anything, unless it is a dataset and ``overwrite`` is set.
     """
     elsewhere = "Choose another --out."
     if not os.path.lexists(out):

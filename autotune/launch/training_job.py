@@ -72,11 +72,7 @@ def default_ranks(profile: Profile) -> int:
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
-    """Return the script of a training job.
-
-    Raises:
-        BadInput: If the time limit leaves no time to train.
-    """
+    """Return the script of a training job; raise ``BadInput`` if the time limit leaves no time to train."""
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
     limit = shape.time or site.slurm.time

@@ -43,8 +43,7 @@ class GpuModel:
     def budget_bytes(self, asked_bytes: int | None = None) -> int:
         """Return a rank's memory budget: as requested, up to the usable memory; by default the usable less the reserve.
 
-        Raises:
-            BadInput: If the request exceeds the GPU's memory.
+        Raise ``BadInput`` if the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
             raise BadInput(
@@ -147,10 +146,8 @@ _TOTAL_TOLERANCE = 0.08
 def find_gpu_model(name: str) -> GpuModel:
     """Return the GPU model of a key, of NVML's name, or of a beginning that fits one key only, such as ``h200``.
 
-    Case, spaces, hyphens, underscores and a leading "NVIDIA" make no difference.
-
-    Raises:
-        BadInput: If no GPU model has this name, or several do.
+    Case, spaces, hyphens, underscores and a leading "NVIDIA" make no difference. Raise ``BadInput`` if no GPU model has
+    this name, or several do.
     """
     wanted = _plain(name)
     exact = [

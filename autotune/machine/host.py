@@ -28,8 +28,7 @@ class Host(Protocol):
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         """Describe the host now, with one entry of ``disks`` per path, in order; the paths need not exist yet.
 
-        Raises:
-            MachineLacks: If there is no Linux ``/proc``.
+        Raise ``MachineLacks`` if there is no Linux ``/proc``.
         """
 
     def library_versions(self) -> dict[str, str]:

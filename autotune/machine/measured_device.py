@@ -154,10 +154,8 @@ def memory_budget(
 ) -> int:
     """Return a rank's memory budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
-    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is simulated.
-
-    Raises:
-        BadInput: If the request exceeds the memory, or a GPU is to be simulated without a GPU.
+    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is simulated. Raise ``BadInput`` if
+    the request exceeds the memory, or a GPU is to be simulated without a GPU.
     """
     if as_gpu is not None:
         if site.gpu is None:
@@ -194,8 +192,7 @@ def memory_budget(
 def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
     """Return the number of ranks on this node: one per visible GPU, or as many as requested.
 
-    Raises:
-        BadInput: If there are fewer GPUs.
+    Raise ``BadInput`` if there are fewer GPUs.
     """
     if site.device == "cpu":
         return asked or 1

@@ -255,10 +255,8 @@ class CheckpointWriter:
 def read_checkpoint(directory: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest and verify size and checksum of all its files.
 
-    Raises:
-        BadCheckpoint: If a file is missing or was changed.
-        DiskTrouble: If the file system fails, so that the checkpoint may be intact.
-        BadConfig: If this user is not allowed to read it.
+    Raise ``BadCheckpoint`` if a file is missing or was changed, ``DiskTrouble`` if the file system fails, so that the
+    checkpoint may be intact, ``BadConfig`` if this user is not allowed to read it.
     """
     manifest = _read_manifest(directory)
     try:

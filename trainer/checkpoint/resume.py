@@ -93,12 +93,9 @@ def choose_run(
 ) -> tuple[RunWriter, Start]:
     """Open the run directory and choose the checkpoint to start from; call it only on rank 0.
 
-    ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded.
-
-    Raises:
-        BadConfig: If the directory cannot be used, or its run does not match the configuration.
-        DiskTrouble: If the file system fails.
-        TrainingFailed: If the run gave up under this same configuration.
+    ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded. Raise
+    ``BadConfig`` if the directory cannot be used, or its run does not match the configuration, ``DiskTrouble`` if the
+    file system fails, ``TrainingFailed`` if the run gave up under this same configuration.
     """
     restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
     try:

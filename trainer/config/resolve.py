@@ -63,11 +63,8 @@ def resolve(
     """Combine a profile with the command line and the environment.
 
     ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is the
-    ``profile_sha256`` that the file must have.
-
-    Raises:
-        BadConfig: If the file, a value or an assignment is invalid, or no dataset is named.
-        ProfileMismatch: If the file's hash is not ``expect_sha256``.
+    ``profile_sha256`` that the file must have. Raise ``BadConfig`` if the file, a value or an assignment is invalid, or
+    no dataset is named, ``ProfileMismatch`` if the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # before assignments change the tables

@@ -239,9 +239,8 @@ class TokenDataset:
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
         """Return the location of samples: shard, first id in it, number of ids without special tokens; shapes (N,).
 
-        Raises:
-            IndexError: If there is no such sample.
-            BadConfig: If a shard's offsets do not ascend within its file, or the file became shorter.
+        Raise ``IndexError`` if there is no such sample, ``BadConfig`` if a shard's offsets do not ascend within its
+        file, or the file became shorter.
         """
         if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")

@@ -177,10 +177,8 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the position and content of every line that begins in a slice; the content is None if it is too long.
 
-    Line ends are left out; the last line may end after the slice.
-
-    Raises:
-        UnusableFileError: If a compressed file is corrupt.
+    Line ends are left out; the last line may end after the slice. Raise ``UnusableFileError`` if a compressed file is
+    corrupt.
     """
     with opened(part) as (file, end):
         position = _line_start(file, part.begin)

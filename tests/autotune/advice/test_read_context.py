@@ -100,7 +100,7 @@ def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(tmp
     assert run_status(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state == "queued"
     assert run_status(tmp_path / "runs" / "two", None).state == "not started"
     (run / "run.json").write_text("{")
-    assert run_status(run, None).state == "cannot be read"
+    assert run_status(run, None).state == "unreadable"
 
 
 def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_found(tmp_path, run):

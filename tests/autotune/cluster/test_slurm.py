@@ -78,7 +78,7 @@ def test_a_jobs_state_is_read_from_its_first_fields():
 
 def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put, tmp_path, monkeypatch):
     put("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    with pytest.raises(MachineLacks, match="knows no job 12"):
+    with pytest.raises(MachineLacks, match="no longer knows job 12"):
         slurm.ask_state("12")
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert slurm.ask_state("12") is None
@@ -160,7 +160,7 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
         ("TIMEOUT", StartAgain, "time limit"),
         ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
         ("PREEMPTED", StartAgain, "pre-empted"),
-        ("OUT_OF_MEMORY", ExceedsMemory, "more memory"),
+        ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
     ],
 )
 def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(tmp_path, state, error, words):

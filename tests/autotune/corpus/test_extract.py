@@ -179,7 +179,7 @@ def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
     ("patched", "name", "value", "words"),
     [
         (extract, "_BOOT", "raise SystemExit(1)", "did not start"),
-        (extract, "_BOOT", "import os; os.kill(os.getpid(), 9)", "signal 9 as it started"),
+        (extract, "_BOOT", "import os; os.kill(os.getpid(), 9)", "signal 9 at start-up"),
         (sys, "executable", "/missing", "cannot start"),
     ],
 )

@@ -110,8 +110,8 @@ def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, c
     ("line", "reason"),
     [
         (b"no json", "not JSON"),
-        (b"[1]", "has no field 'text'"),
-        (b'{"body": "x"}', "has no field 'text'"),
+        (b"[1]", "field 'text' not found"),
+        (b'{"body": "x"}', "field 'text' not found"),
         (b'{"text": 5}', "is int, not text"),
         (b'{"text": null}', "is NoneType, not text"),
         (b'{"text": "\\ud800"}', "half a character"),

@@ -81,19 +81,19 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
     assert found.keys() == {*corrupt, *others}
     assert "cannot read" in found["train-offsets-00000.npy"]
     found = faults(copy)
-    assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
+    assert ("train-tokens-00001.npy", "id 65535 at position 36 is not below 500") in found
 
 
 @pytest.mark.parametrize(
     ("kind", "place", "value", "what"),
     [
         ("tokens", 2, 499, None),
-        ("tokens", 2, 500, "id 500 at place 2 is not below 500"),
-        ("tokens", 2, 4, "id 4 at place 2 is a special token"),
+        ("tokens", 2, 500, "id 500 at position 2 is not below 500"),
+        ("tokens", 2, 4, "id 4 at position 2 is a special token"),
         ("tokens", 2, 1, None),
-        ("offsets", 0, 1, "the first offset is 1, not 0"),
+        ("offsets", 0, 1, "the first offset is 1, expected 0"),
         ("offsets", 2, 1, "offset 2 is less than the one before it"),
-        ("offsets", -1, 10**6, "the last offset is 1000000, not"),
+        ("offsets", -1, 10**6, "the last offset is 1000000, expected"),
         ("offsets", 5, 60, "the length histogram of train"),
     ],
 )

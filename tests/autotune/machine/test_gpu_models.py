@@ -44,7 +44,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
 def test_a_beginning_that_fits_several_is_refused_with_those(name):
-    with pytest.raises(BadInput, match=rf"{name!r} fits \d cards") as caught:
+    with pytest.raises(BadInput, match=rf"{name!r} is ambiguous: \d GPU models match") as caught:
         find_gpu_model(name)
     offered = caught.value.next_step.split("?")[0]
     assert all((gpu.key in offered) == gpu.key.startswith(name.lower() + "-") for gpu in GPU_MODELS)

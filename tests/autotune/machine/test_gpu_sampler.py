@@ -163,10 +163,10 @@ def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_no
     with sampler_of(program) as sampler:
         if program is DIES_LATE:
             assert sampler.take()["0"].lacking == "asleep"
-        assert sampler.take() == both("the process that samples the GPUs has ended")
+        assert sampler.take() == both("the process that samples the GPUs has exited")
         sampler.start()
         assert sampler._process is None
-        assert sampler.take() == both("the process that samples the GPUs has ended")
+        assert sampler.take() == both("the process that samples the GPUs has exited")
 
 
 @pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])

@@ -76,7 +76,7 @@ def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
     asked = ((two, None), (two, 1), (site(()), None), (site(()), 2))
     assert [local_ranks(*one) for one in asked] == [2, 1, 1, 2]
-    with pytest.raises(BadInput, match="there are 2 GPUs"):
+    with pytest.raises(BadInput, match="only 2 GPUs are visible"):
         local_ranks(two, 3)
 
 
