@@ -287,7 +287,7 @@ def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run,
 def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(run):
     damage(saved(run, 5), saved(run, 10))
     for _ in range(2):  # as torchrun with --max-restarts does
-        with pytest.raises(BadConfig, match="all . checkpoints of") as caught:
+        with pytest.raises(BadConfig, match=r"all . checkpoints of") as caught:
             chosen(run)
         assert "another --out" in caught.value.next_step
     assert names(run) == ["step-000000005.corrupt-2", "step-000000010.corrupt-2"]
