@@ -40,8 +40,8 @@ def crashing():
     [
         (raising(ValueError("bad magic")), ChildLimits(), "bad magic"),
         (raising(KeyError()), ChildLimits(), "KeyError"),
-        (raising(SystemExit(0)), ChildLimits(), "ended with status 1"),
-        (raising(KeyboardInterrupt()), ChildLimits(), "ended with status 1"),
+        (raising(SystemExit(0)), ChildLimits(), "exited with status 1"),
+        (raising(KeyboardInterrupt()), ChildLimits(), "exited with status 1"),
         (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
         (lambda: bytearray(2**30), ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
         (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
