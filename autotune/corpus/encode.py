@@ -103,7 +103,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the range of pieces that make each shard: first, and one after the last. Pieces are not split.
 
-    ``sizes`` are samples and tokens of each piece; a piece that exceeds a shard's limits has a shard of its own.
+    ``sizes`` are samples and tokens of each piece; a piece that exceeds a shard's limits gets its own shard.
     """
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0

@@ -1,9 +1,9 @@
 """Extraction of a partition to pieces: a process reads its slices in bounded children, small slices together.
 
 The process imports the libraries for reading once, so that children start quickly. It reads requests as JSON lines from
-standard input, and writes ``{"ready": true}`` and then an answer per request to standard output: ``{"outcomes"}``, one
-for each slice from the first to the last that was read; the fields of ``Unread`` if the child did not finish; or
-``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
+standard input, and writes ``{"ready": true}`` and then an answer per request to standard output. An answer is
+``{"outcomes"}``, one for each slice from the first to the last that was read; the fields of ``Unread`` if the child did
+not finish; or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
 """
 
 import contextlib

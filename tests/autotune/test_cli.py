@@ -64,7 +64,7 @@ def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, argumen
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--memory", "900TB"], 3, ["more than", "at most"]),
+        (["--memory", "900TB"], 3, ["exceeds", "at most"]),
         (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
         (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
     ],
@@ -79,7 +79,7 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patte
     ("old", "new", "words"),
     [
         ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
-        ("schema_version = 2", "schema_version = 1", ("schema version 1", "autotune probe")),
+        ("schema_version = 2", "schema_version = 1", ("schema version 1", "autotune tune")),
         ("micro_batch_size = 2", "micro_batch_size = 0", ("micro_batch_size = 0",)),
         ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
     ],

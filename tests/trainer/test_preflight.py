@@ -37,9 +37,9 @@ def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_sl
 def test_samples_that_two_ranks_got_are_refused_with_both_named():
     compare_data([])
     compare_data([np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])])
-    with pytest.raises(BadConfig, match="ranks 1 and 2 were dealt 2 samples in common"):
+    with pytest.raises(BadConfig, match="ranks 1 and 2 received 2 samples in common"):
         compare_data([np.array([9]), np.array([1, 2, 3]), np.array([3, 4, 2])])
-    with pytest.raises(BadConfig, match="a rank was dealt a sample twice"):
+    with pytest.raises(BadConfig, match="a rank received a sample twice"):
         compare_data([np.array([9]), np.array([1, 1])])
 
 

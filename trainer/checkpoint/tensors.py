@@ -168,7 +168,7 @@ def restore(
     for one in held:
         entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
         if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
-            there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
+            there = "missing" if entry is None else f"{entry.dtype} {entry.shape}"
             raise BadConfig(
                 f"{directory} does not match the model: {one.name} is {there}, expected {dtype} {list(one.shape)} here",
                 next_step="Resume with the profile that the run was started with.",

@@ -4,8 +4,8 @@
 
 Sequence q of the job is the next one of lane q mod lanes, and goes to rank j mod world, j being its number in the
 optimizer step, so the order does not depend on the number of ranks. If both that and the global batch are multiples of
-the number of lanes, a rank packs one lane only. As packing decides how many sequences a block gives, each lane has a
-position of its own. Names in the code say ``row`` for a sequence.
+the number of lanes, a rank packs one lane only. As packing decides how many sequences a block gives, each lane has
+its own position. Names in the code say ``row`` for a sequence.
 """
 
 import math

@@ -339,7 +339,7 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
         if common := len(np.intersect1d(own, theirs)):
             raise BadConfig(
-                f"ranks {other} and {rank} were dealt {common} samples in common in their first step",
+                f"ranks {other} and {rank} received {common} samples in common in their first step",
                 next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
             )
-    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")
+    raise BadConfig("a rank received a sample twice in its first step", next_step="This is a bug of the trainer.")

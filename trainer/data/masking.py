@@ -90,7 +90,7 @@ class Masker:
         This runs over all tokens, so each gets 16 bits only: four of them, a quad, share an output of the SplitMix64
         generator that starts at the sample's key. Bits below the edge draw the token; at the edge, 1 in 65,536, further
         bits decide, so the probability is exact to 2**-80. Return the number of each drawn token among those of all
-        quads, and 64 random bits of its own; shapes (P,).
+        quads, and its 64 random bits; shapes (P,).
         """
         quads = (tokens + 3) >> 2
         ends = np.cumsum(quads)

@@ -1,7 +1,7 @@
 """Watchdog for signals and hung ranks, and the time budget of a run. No torch here.
 
 A thread waits for signals and checks that training makes progress, as the main thread may be blocked in a collective,
-where no Python code runs.
+which runs no Python code.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Allocations of compiled functions: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
 
 ``torch.compile`` decides from the graph alone which activations are saved for backward and which are recomputed; torch
-makes that decision here too, without a compiler. Only the generated kernels are assumed, after Inductor's rules:
-pointwise operations and reductions are fused into the kernels that use them, so memory is allocated for inputs and
-outputs of library kernels, for results of a graph, and for values that are read several times and cost many reads; and
-a kernel writes over values that were read for the last time just before.
+makes that decision here too, without a compiler. Only the generated kernels are assumed, after Inductor's rules.
+Pointwise operations and reductions are fused into the kernels that use them. Memory is allocated for inputs and outputs
+of library kernels, for results of a graph, and for values that are read several times and cost many reads. A kernel
+writes over values that were read for the last time just before.
 """
 
 import functools

@@ -217,7 +217,7 @@ class ScalingModel:
     def least_tokens_per_rank(self) -> float:
         """T_min: non-padding tokens per rank and step whose backward takes as long as a ring all-reduce in fp32.
 
-        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N; F are FLOP/s of one rank, b bytes of a
+        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N. F are FLOP/s of one rank, b bytes of a
         gradient element, B bytes/s of a node's NIC; latency and (k - 1)/k are neglected. DDP does not reach this bound,
         as only the last micro-batch overlaps.
         """

@@ -43,10 +43,10 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
         ranks: This process among all ranks.
 
     Returns:
-        ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty if there is one
-        member; ``neighbours_bytes_per_s`` of each node and the next, in order, from the slower of two directions;
-        ``matmul_flops_per_s`` by rank; ``slowdown_share``, the part of its time that compute loses during an
-        all-reduce; ``nodes``; ``ranks_per_node``; the fields of ``_carrier``.
+        ``all``, ``within`` and ``between`` are pairs of bytes and seconds of the slowest rank, empty if there is one
+        member. ``neighbours_bytes_per_s`` is of each node and the next, in order, from the slower of two directions.
+        ``matmul_flops_per_s`` is by rank; ``slowdown_share`` is the part of its time that compute loses during an
+        all-reduce. There are also ``nodes``, ``ranks_per_node`` and the fields of ``_carrier``.
     """
     del local
     size = ranks.local_world_size

@@ -117,7 +117,7 @@ def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(inter
 
 @pytest.mark.parametrize("interface", ["eth9", "down0"])
 def test_an_interface_without_an_address_is_refused_with_those_that_have_one(interface):
-    with pytest.raises(MachineLacks, match="those with one: lo, eth0, ib0"):
+    with pytest.raises(MachineLacks, match="interfaces with one: lo, eth0, ib0"):
         torchrun.own_address(interface, ADDRESSES, [])
 
 

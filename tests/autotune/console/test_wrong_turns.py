@@ -38,7 +38,7 @@ def profiles(here, monkeypatch, patterned_dataset):
         (PLAN, ["--model", "bert-120m"], 2, "--model cannot be used with 'planned.toml'"),
         (PLAN, ["--seq-length", "128"], 2, "a profile sets its own"),
         (PLAN, ["--bandwidth", "25"], 2, "next: Write --bandwidth 25Gbit"),
-        (PLAN, ["--data", "nowhere"], 3, "not a directory"),
+        (PLAN, ["--data", "nowhere"], 3, "dataset not found: nowhere"),
         (["plan"], [], 2, "--model bert-120m --gpu h100-nvl-94gb"),
         (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--duration", "1h"], 3, "Did you mean 'bert-120m'?"),
         (["plan"], ["--model", "bert-120m", "--duration", "1h"], 2, "--gpu with one of"),

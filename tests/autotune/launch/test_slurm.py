@@ -53,7 +53,7 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     [
         (["--set", "train.max_step=3"], 3, "max_step"),
         (["--require-approved"], 6, "autotune profile approve p.toml --by"),
-        (["--time-limit", "30s"], 3, "cannot hold"),
+        (["--time-limit", "30s"], 3, "leaves no time to train"),
         (["--time-limit", "90"], 2, "Write --time-limit 90h"),
         (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"),
         (["--data", "."], 3, "not a dataset"),
@@ -103,7 +103,7 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
     said = resolve(here / "p.toml", data=here / "data").profile_sha256
     assert f"--profile-sha256 {said}" in preflight
     assert f"--expect-profile-sha256 {said}" in script[script.index("-m trainer") :]
-    assert "# was approved: nodes, ranks and time" in script
+    assert "exactly as approved" in script
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,9 @@ LARGE = ["--model", "bert-120m"]
     ("arguments", "code", "said"),
     [
         ([*LARGE, "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
-        ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "94GiB (94 GiB) exceeds the memory of "
-         "93.6 GiB"),
-        ([*LARGE, "--memory", "much"], 3, "not a size"),
+        ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "exceeds the memory of NVIDIA H100 "
+         "NVL: 93.6 GiB"),
+        ([*LARGE, "--memory", "much"], 2, "not a size"),
         (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
         ([*MINI, "--device", "cpu"], 2, "--device cpu requires --memory"),
         ([*LARGE, "--memory", "1GB"], 4, "one sequence of 512 tokens"),

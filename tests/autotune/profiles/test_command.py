@@ -90,7 +90,7 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     assert "defaults:" in out
     assert "max_steps = 1000" in out
     out = says("profile", "show", "p.toml", "data.num_workers")
-    assert "DataLoader workers per rank" in out
+    assert "DataLoader workers per GPU" in out
     assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
     assert "rejected" in out
     told = {one["key"] for one in json.loads(says("profile", "show", "p.toml", "data", "--json"))}

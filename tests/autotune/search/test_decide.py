@@ -172,7 +172,7 @@ def test_what_may_be_tried_bounds_its_kind_alone_and_a_layout_that_leaves_ranks_
 
 def test_a_cell_is_named_by_what_people_would_change():
     odd = UNEXPLORED.but(attention="sdpa", activation_checkpointing="full", compile=True, precision="bf16")
-    assert UNEXPLORED.name == "8 packed rows, fp32"
-    assert odd.name == "8 packed rows, bf16, sdpa, full checkpointing, compiled"
+    assert UNEXPLORED.name == "8 packed sequences, fp32"
+    assert odd.name == "8 packed sequences, bf16, sdpa, full checkpointing, compiled"
     names = [cell.name for cell in space({"packed": 32, "padded": 64}, 1, 64)]
     assert len(set(names)) == len(names)

@@ -141,7 +141,7 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
     assert result.report.endswith("r/a-cpu/report.html")
-    assert told(result, "baseline").startswith("tuned, against paper: 2.00")
+    assert told(result, "baseline").startswith("tuned vs paper: 2.00")
     assert {name: told(result, name) for name in ("estimate", "probe", "workers")} == {
         "estimate": "left out by --skip",
         "probe": "2 sequences fit, 3 run out of memory; global batch of 256 = 128 x 2",
