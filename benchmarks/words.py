@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.bars import Bar, Direction, exit_code, lines
 from benchmarks.structure import ROOT, tracked
 
-CHECKED_SINCE = "5af15ff"
+CHECKED_SINCE = "8a8fcbd"
 """Commit after which subjects are checked."""
 SUBJECT_CHARACTERS, SENTENCE_WORDS, SUMMARY_CHARACTERS = 72, 40, 50
 CODE = ("autotune/", "trainer/", "benchmarks/")
