@@ -23,6 +23,7 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import TrainConfig, dotted
+from trainer.data.dataset import read_manifest
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
 from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
@@ -60,6 +61,8 @@ def main() -> int:
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
             clock.ended("import")
+            if resolved.config.data.stage_to is None:
+                read_manifest(resolved.data_dir)  # before a run directory is made
             writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
             clock.ended("restore")
             _print_settings(resolved, writer.directory / RUN_FILE)

@@ -224,6 +224,7 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
         raise BadConfig(
             f"dataset {resolved.data_dir} does not match the profile: its hash is {found[:12]}…, not {expected[:12]}…",
             next_step="Pass the profile's dataset with --data DIR, or tune again on this one: autotune tune --data DIR",
+            docs="dataset-mismatch",
         )
     if not len(dataset):
         raise BadConfig(f"dataset {resolved.data_dir} is empty", next_step="Pass another one with --data DIR.")

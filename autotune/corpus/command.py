@@ -223,7 +223,7 @@ def prepare(
         request,
         out,
         progress,
-        tell=lambda line: print(f"note: {line}", file=sys.stderr),
+        tell=lambda line: print(f"info: {line}", file=sys.stderr),
         workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers),
         strict=strict,
         overwrite=overwrite,

@@ -186,6 +186,7 @@ def open_session(
             raise MachineLacks(
                 f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA",
                 next_step="Install a CUDA build of torch, or use --device cpu.",
+                docs="torch-without-cuda",
             )
         yield Session(site=site, manifest=manifest, server=server, machine=machine)
 

@@ -72,6 +72,7 @@ def resolve(
         raise ProfileMismatch(
             f"{profile} was modified: its SHA-256 is {said[:12]}…, expected {expect_sha256[:12]}…",
             next_step=f"Undo the change; or review it, and start again after: autotune profile approve {profile}",
+            docs="profile-modified",
         )
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")

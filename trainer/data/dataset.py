@@ -33,6 +33,7 @@ from trainer.errors import BadConfig
 
 DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+_DOCS = "dataset-not-found"
 TOKENIZER_NAME = "tokenizer.json"
 REJECTS_NAME = "rejects.jsonl"
 PREPARED_NAME = "prepared.json"
@@ -168,13 +169,13 @@ def read_manifest(directory: Path) -> Manifest:
     pass_one = "Pass your dataset with --data DIR; if you have none: autotune data prepare text:FILE --out DIR"
     if directory.is_file():
         first = f"Prepare it first: autotune data prepare text:{directory} --out DIR"
-        raise BadConfig(f"{directory} is a raw file, not a prepared dataset", next_step=first)
+        raise BadConfig(f"{directory} is a raw file, not a prepared dataset", next_step=first, docs=_DOCS)
     if not directory.is_dir():
         close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
         next_step = f"Did you mean {directory.parent / close}?" if close else pass_one
-        raise BadConfig(f"dataset not found: {directory}", next_step=next_step)
+        raise BadConfig(f"dataset not found: {directory}", next_step=next_step, docs=_DOCS)
     if not path.is_file():
-        raise BadConfig(f"{directory} is not a dataset: {MANIFEST_NAME} not found", next_step=pass_one)
+        raise BadConfig(f"{directory} is not a dataset: {MANIFEST_NAME} not found", next_step=pass_one, docs=_DOCS)
     raw = read_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != DATASET_SCHEMA_VERSION:

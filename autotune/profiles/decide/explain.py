@@ -16,9 +16,9 @@ from autotune.workers.values import WorkersEvidence
 from trainer.config.tables import nearest
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 
-Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
+Origin = Literal["measured", "allocator", "constraint", "requested", "default", "changed"]
 """Origin of a setting. ``measured``: decided by measurements. ``allocator``: decided by memory on a pretended GPU.
-``constraint``: follows from your input. ``asked for``: an option, for which alone the figures hold. ``default``: the
+``constraint``: follows from your input. ``requested``: an option, for which alone the figures hold. ``default``: the
 trainer's. ``changed``: none of these, edited by hand or by ``autotune advise``."""
 
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
@@ -158,7 +158,7 @@ def _given(profile: Profile, key: str, value: object, default: object) -> Explan
         measured_with = "; all figures were measured with it" if decides else ""
         origin, because = "default", f"the trainer's default{measured_with}"
     elif decides:
-        origin = "asked for"
+        origin = "requested"
         because = "an option of the probe, or its default for this device; all figures hold only for it"
     return Explanation(origin=origin, because=because)
 

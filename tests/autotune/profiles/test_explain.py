@@ -57,7 +57,7 @@ def test_what_a_joint_search_found_has_its_proof():
         ({"global_batch_size": 99}, "global_batch_size", "changed", "122 sequences would hold"),
         ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
         ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
-        ({"attention_dropout": 0.0}, "attention_dropout", "asked for", ""),
+        ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""),
         ({}, "max_steps", "default", ""),
         ({}, "precision", "default", "all figures were measured with it"),
     ],
@@ -148,7 +148,7 @@ def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_chan
 
 
 def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
-    assert _of(explored(), "precision").origin == "asked for"
+    assert _of(explored(), "precision").origin == "requested"
     assert _of(explored(), "micro_batch_size").because.endswith(explored().evidence.probe.choice)
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
