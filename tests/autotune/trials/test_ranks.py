@@ -111,7 +111,7 @@ def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, 
 
 
 def test_ranks_without_their_device_lack_a_machine(run, promptly):
-    with pytest.raises(MachineLacks, match="CUDA"):
+    with pytest.raises(MachineLacks, match="GPU"):
         run(measured(device="cuda", local_ranks=17))
 
 
