@@ -277,7 +277,7 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert script.count(kept) == 1
     log = refused_by_preflight(lab, work, script.replace(kept, " --export"))
     assert f"lab1: allotted_cpus is 1, expected {CPUS}" in log
-    assert "does srun in the script say --cpus-per-task?" in log
+    assert "Pass --cpus-per-task to srun in the script" in log
 
 
 @pytest.mark.parametrize(
