@@ -87,7 +87,7 @@ def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(pla
     job.end(process, within_s=60)
     assert process.returncode != 0
     assert f"error: rank {1 - rank}: after the last step, lost connection to another rank" in job.told()
-    assert "next: none: the run is finished" in job.told()
+    assert "next: Nothing: the run is finished" in job.told()
     end = read_exit(job.directory)
     assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
 

@@ -129,7 +129,7 @@ def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str
 kill_rank = partial(fail_on_rank, kind="kill", code=REQUEUE, reason="lost connection to another rank")
 raise_on_rank = partial(fail_on_rank, kind="raise", code=70, reason="ValueError: broken on purpose")
 fail_before_it_begins = partial(
-    fail_on_rank, kind="no_local_disk", code=BadConfig.exit_code, reason="rank {rank}: train.data.stage_to is"
+    fail_on_rank, kind="no_local_disk", code=BadConfig.exit_code, reason="rank {rank}: train.data.stage_to = "
 )
 
 
@@ -226,7 +226,7 @@ def fill(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
     with small_disk(job.directory, round(1.5 * _checkpoint_bytes(place.undisturbed()))):
         left = job.leave(job.start())
         assert left.exit_code == BadConfig.exit_code
-        assert "2 checkpoints take" in left.reason
+        assert "2 checkpoints require" in left.reason
         assert job.steps_written() == 0
     return {"faults": points + 1, "runs": points + 1}
 
@@ -236,7 +236,7 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     job.wait_until(process, lambda: _count(job, "saved") >= 2)
     filler = disk / "filler"
     fill_up(filler)
-    job.wait_until(process, lambda: "error: could not save step" in job.log.read_text(errors="replace"))
+    job.wait_until(process, lambda: "error: cannot save step" in job.log.read_text(errors="replace"))
     newest = list_checkpoints(job.checkpoints)[0]
     read_checkpoint(newest)
     filler.unlink()

@@ -49,7 +49,7 @@ READ = {
         "compare {profile} {other}",
         "advise {profile}",
         "plan {profile} --duration 3h",
-        "export {profile} --to hf-trainer",
+        "profile export {profile} --to hf-trainer",
         "train {profile} --slurm={site} --dry-run --data {data}",
         "report {profile} --out {out}/report.html",
         "profile approve {profile} --by me --reports {reports}",
