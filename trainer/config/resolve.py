@@ -105,7 +105,7 @@ def find_data(
     if environment.get("AUTOTUNE_DATA"):
         return Path(environment["AUTOTUNE_DATA"]), "environment"
     if config.data.path is not None:
-        return (profile.parent / config.data.path).resolve(), "profile"
+        return profile.parent / config.data.path, "profile"
     raise BadConfig("no dataset given", next_step="Pass --data DIR, or set AUTOTUNE_DATA.")
 
 

@@ -173,7 +173,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not directory.is_dir():
         close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
         next_step = f"Did you mean {directory.parent / close}?" if close else pass_one
-        raise BadConfig(f"dataset not found: {directory}", next_step=next_step, docs=_DOCS)
+        raise BadConfig(f"dataset not found: {os.path.normpath(directory)}", next_step=next_step, docs=_DOCS)
     if not path.is_file():
         raise BadConfig(f"{directory} is not a dataset: {MANIFEST_NAME} not found", next_step=pass_one, docs=_DOCS)
     raw = read_json(path)

@@ -85,7 +85,7 @@ def test_the_dataset_is_named_by_command_line_then_environment_then_profile(
     profile, data, environment, expected, source
 ):
     resolved = resolve(profile, data=data, environment=environment)
-    assert resolved.data_dir == (expected or profile.parent.parent / "data")
+    assert resolved.data_dir == (expected or profile.parent / "../data")
     assert resolved.sources["train.data.path"] == source
 
 
