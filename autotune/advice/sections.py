@@ -23,7 +23,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "memory": "GPU memory bandwidth",
     "optimizer step": "the optimizer step",
 }
-"""Names of the bottlenecks for users."""
+"""Names of the parts of a step for users, in the order of the report's bars."""
 
 
 def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:

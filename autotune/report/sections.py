@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from autotune.advice.values import SEVERITIES, Bottleneck, Cause
+from autotune.advice.sections import CAUSE_NAMES
+from autotune.advice.values import SEVERITIES, Bottleneck
 from autotune.base import document as doc
 from autotune.base.document import table_of
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
@@ -23,17 +24,6 @@ from autotune.trials.values import describe
 
 URGENT = SEVERITIES[:2]
 """Severities of advice to follow before training."""
-CAUSES: dict[Cause, str] = {
-    "compute": "compute",
-    "padding": "padding",
-    "data loading": "data loading",
-    "network": "gradient synchronisation",
-    "straggler": "the slowest rank",
-    "launch-bound": "CPU-bound kernel launches",
-    "memory": "GPU memory bandwidth",
-    "optimizer step": "the optimizer step",
-}
-"""Names of the parts of a step, in the order of the bars."""
 
 
 def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
@@ -156,7 +146,7 @@ def bottleneck_words(found: Bottleneck) -> doc.Words:
     part, doubt = found.part(found.limit), "" if found.decided else " (not certain)"
     share = "" if part is None else f", {100 * part.share:.0f} % of the step"
     mfu = "" if found.mfu is None else f"; MFU {with_interval(found.mfu, format_share)}"
-    return (doc.Strong(text=CAUSES[found.limit]), f"{share}{doubt}{mfu} ({found.source})")
+    return (doc.Strong(text=CAUSE_NAMES[found.limit]), f"{share}{doubt}{mfu} ({found.source})")
 
 
 def _memory(one: ReportedProfile) -> str:
@@ -194,8 +184,10 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
     stacks, said = [], []
     for name, found in named:
         shares = {part.cause: part.share for part in found.parts}
-        stacks.append((name, tuple((words, shares[one]) for one, words in CAUSES.items() if shares.get(one, 0.0) > 0)))
-        told = ", ".join(f"{CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
+        stacks.append(
+            (name, tuple((words, shares[one]) for one, words in CAUSE_NAMES.items() if shares.get(one, 0.0) > 0))
+        )
+        told = ", ".join(f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}" for part in found.parts)
         said.append(f"{name}: {told}." if name else f"{told}.")
     return doc.Chart(
         title="Parts of a step's time",
@@ -205,7 +197,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
         table=table_of(
             "Parts of a step", [(name, part) for name, found in named for part in found.parts],
             ("step of", "l", lambda one: one[0]),
-            ("part", "l", lambda one: CAUSES[one[1].cause]),
+            ("part", "l", lambda one: CAUSE_NAMES[one[1].cause]),
             ("share", "r", lambda one: format_share(one[1].share)),
             ("95 % interval", "r", lambda one: bounds(one[1].low, one[1].high, format_share)),
             ("source", "l", lambda one: one[1].source or None),
