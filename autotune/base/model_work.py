@@ -1,15 +1,9 @@
 """Cost of a built-in architecture from its config: FLOPs, and gradients in the order of backward. Pure."""
 
-import numpy as np
-import numpy.typing as npt
-
-from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.network.values import GradientPart
 from trainer.config.train_config import TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
-
-Int64 = npt.NDArray[np.int64]
 
 HIDDEN_SIZE, LAYERS = 768, 12
 """Defaults for configs that leave them out: BERT's, and those of most encoders."""
@@ -18,7 +12,6 @@ _NARROW_PARTS = 10 / 12
 _VOCAB_MULTIPLE = 64
 """Multiple to which the rows of the embedding table are padded, for whole tiles."""
 _PARTS_PER_LAYER = 4
-_TYPICAL_LENGTHS = 1024
 _MOST = 2**20
 """Exclusive upper bound of sizes and counts in a model's config."""
 _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
@@ -56,30 +49,6 @@ def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
         biases_and_norms = 9 * hidden + int(of_model(train, "intermediate_size", 4 * hidden))
         beside += layers * biases_and_norms + hidden * int(of_model(train, "max_position_embeddings", 512))
     return max(1, (parameters - beside) // (hidden + 1))
-
-
-def flops_per_token(work: ModelWork, lengths: Int64, masking_probability: float) -> float:
-    """Return the training FLOPs per non-padding token, on average over documents of these lengths."""
-    tokens = int(lengths.sum())
-    ordinary = tokens - SPECIAL_TOKENS_PER_SAMPLE * len(lengths)
-    return work.step_flops(lengths, round(masking_probability * ordinary)) / tokens
-
-
-def typical_lengths(samples: LengthDistribution, seq_length_tokens: int) -> Int64:
-    """Return lengths that represent those of a dataset, special tokens included, truncated; shape (N,).
-
-    Quantiles in equal steps: their mean and the mean of their squares are those of the dataset to within its bins.
-    """
-    shares = (np.arange(_TYPICAL_LENGTHS) + 0.5) / _TYPICAL_LENGTHS
-    found = [samples.percentile_tokens(float(share)) or 0.0 for share in shares]
-    most = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    cut: Int64 = np.minimum(np.round(found), most).astype(np.int64)
-    return cut + SPECIAL_TOKENS_PER_SAMPLE
-
-
-def assumed_lengths(seq_length_tokens: int) -> Int64:
-    """Return lengths for an unknown dataset: documents of half a sequence each."""
-    return np.array([max(SPECIAL_TOKENS_PER_SAMPLE + 1, seq_length_tokens // 2)], dtype=np.int64)
 
 
 def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:

@@ -8,12 +8,17 @@ from typing import Annotated
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
-from autotune.console.options import AsJson, option
+from autotune.console.options import AsJson, flag, option
 from autotune.machine.decide import find_unsuitable
 from autotune.machine.host import Host, SystemHost
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
 from autotune.machine.sections import doctor_text
 from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts
+from autotune.speed.measure import measure_rates, rates_path, write_rates
+from autotune.speed.sections import rates_text
+from autotune.speed.values import MachineRates
+from autotune.trials.fork_server import ForkServerMachine
+from trainer.record.progress import progress
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
 
@@ -24,15 +29,36 @@ def doctor(
     path: Annotated[
         list[Path] | None, option("DIR", "Directory whose disk to check; repeatable. Default: the current one.")
     ] = None,
+    measure: Annotated[
+        bool, flag("--measure", "Also measure speed constants, for predictions; takes a minute.")
+    ] = False,
 ) -> None:
-    """Check this machine for measurement problems."""
+    """Check this machine for measurement problems.
+
+    With --measure, write the speed of matmuls, memory and launches to reports/machines/, from where estimate and plan
+    read them.
+    """
     monitor = NvmlMonitor()
     try:
         slurm = read_slurm(os.environ, shutil.which)
         machine = examine(SystemHost(), monitor, slurm, SystemClock(), path or [Path()])
     finally:
         monitor.close()
-    print(render(machine, as_json=as_json))
+    rates = _measured(machine) if measure else None
+    print(render(machine, rates, as_json=as_json))
+
+
+def _measured(machine: MachineFacts) -> MachineRates:
+    gpu = machine.gpus[0].facts.name if machine.gpus else None
+    with ForkServerMachine() as trials, progress("doctor") as update:
+        update(0, None, "measuring this machine's speed")
+        trials.start()
+        rates = measure_rates(
+            trials, "cpu" if gpu is None else "cuda", gpu or machine.host.cpu_model or "cpu",
+            when_utc=machine.time_utc.isoformat(),
+        )  # fmt: skip
+    write_rates(rates)
+    return rates
 
 
 def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, paths: Sequence[Path]) -> MachineFacts:
@@ -58,7 +84,7 @@ def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, pa
     )
 
 
-def render(machine: MachineFacts, *, as_json: bool) -> str:
+def render(machine: MachineFacts, rates: MachineRates | None = None, *, as_json: bool) -> str:
     """Return the machine, its problems and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
@@ -71,5 +97,6 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
             "is_login_node": machine.slurm.is_login_node,
             "seconds_left": machine.slurm.seconds_left(machine.time_utc),
         }
-        return answer_json(answer | {"findings": findings, "next": NEXT_COMMAND})
-    return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"
+        return answer_json(answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND})
+    measured = "" if rates is None else f"\n\n{rates_text(rates, rates_path(rates.device))}"
+    return f"{doctor_text(machine, findings)}{measured}\n\nnext: {NEXT_COMMAND}"

@@ -12,6 +12,7 @@ from autotune.errors import NotCheckable
 from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_micro_batch_size
 from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
+from autotune.speed.values import StepWork
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Measured, TimedOut
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
@@ -44,6 +45,12 @@ class MemoryEstimate:
     parameters: int
     attention: str
     attention_reason: str
+    works: tuple[StepWork, ...]
+    """Kernels of a step, by traced micro-batch size."""
+
+    def work_near(self, rows: int) -> StepWork:
+        """Return the kernels of a step at the traced micro-batch size that is nearest."""
+        return min(self.works, key=lambda one: abs(one.micro_batch_size - rows))
 
 
 class CannotTrace(NotCheckable):
@@ -73,7 +80,8 @@ def estimate_model(
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
         fit, traces, told = _extended(request, machine, traces, (*below, rows))
     most = largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
-    return MemoryEstimate(fit=fit, max_micro_batch_size=most, **told)
+    works = tuple(trace.work for trace in traces)
+    return MemoryEstimate(fit=fit, max_micro_batch_size=most, works=works, **told)
 
 
 def _extended(

@@ -32,6 +32,9 @@ from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, Tr
 from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
+from autotune.speed.decide import predict_speed
+from autotune.speed.measure import known_rates
+from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
 from trainer.model.families import FAMILIES
@@ -223,8 +226,13 @@ class _Tracer:
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
             traces=len(fit.rows),
+            speed=self._speed(config, estimate.work_near(rows), hold),
             shares=shared,
         )
+
+    def _speed(self, config: TrainConfig, work: StepWork, hold: SequenceContents) -> SpeedPrediction | None:
+        rates = known_rates(self.target.name)
+        return None if rates is None else predict_speed(work, rates, config, hold.mean_non_padding_tokens)
 
     def contents(self, config: TrainConfig) -> SequenceContents:
         """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
@@ -370,6 +378,7 @@ def traced(
         micro_batch_size=rows,
         max_micro_batch_size=fitting,
         largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
+        work=estimate.work_near(rows),
         source="a trace of the trainer's step, with assumed overheads",
     )
 

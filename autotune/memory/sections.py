@@ -44,6 +44,7 @@ from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
 from autotune.profiles.values import Profile
 from autotune.report.values import ReportedProfile
+from autotune.speed.sections import speed_table
 from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
 
@@ -315,6 +316,8 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         ("samples", "r", lambda one: format_count(one.samples)),
         ("peak memory", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
         ("per sequence", "r", lambda one: format_bytes(one.bytes_per_sequence)),
+        ("tokens/s", "r", lambda one: format_count(one.speed and one.speed.padded_tokens_per_s.value)),
+        ("MFU", "r", lambda one: format_share(one.speed.mfu.value) if one.speed and one.speed.mfu else None),
     )  # fmt: skip
 
 
@@ -329,6 +332,8 @@ def _one(one: PredictedModel) -> Iterator[Block]:
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
         yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
+    if one.speed is not None:
+        yield speed_table(one.speed)
     if one.shares:
         yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 

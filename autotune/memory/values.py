@@ -9,6 +9,7 @@ from pydantic import Field
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from autotune.plan.values import PlanFigure
+from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
@@ -58,7 +59,8 @@ class Allocation:
 class Trace:
     """Allocations in the order in which they were made, and when each was released."""
 
-    micro_batch_size: int
+    work: StepWork
+    """Kernels of the last step."""
     predicted_tokens: int
     """Positions that the head computes."""
     allocations: tuple[Allocation, ...]
@@ -67,12 +69,17 @@ class Trace:
     repeats_from: int
     """Index in ``events`` from which every further step repeats the events."""
 
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.work.micro_batch_size
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, terms by number."""
         terms = sorted({one.term for one in self.allocations})
         number = {term: index for index, term in enumerate(terms)}
         return {
-            "micro_batch_size": self.micro_batch_size,
+            "work": self.work.to_json(),
             "predicted_tokens": self.predicted_tokens,
             "terms": terms,
             "sizes_bytes": [one.size_bytes for one in self.allocations],
@@ -91,7 +98,7 @@ class Trace:
         """
         terms: Sequence[str] = value["terms"]
         return cls(
-            micro_batch_size=value["micro_batch_size"],
+            work=StepWork.of(value["work"]),
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
                 Allocation(size_bytes=size, term=terms[term], stream=stream)
@@ -259,6 +266,8 @@ class MemoryPlan:
     max_micro_batch_size: int
     """Largest micro-batch that fits a rank alone with the headroom left; 0 if none does."""
     source: str
+    work: StepWork | None = None
+    """Kernels of a step, if it was traced."""
     shares: tuple[Share, ...] = ()
 
 
@@ -295,6 +304,8 @@ class PredictedModel:
     non_padding_tokens: float | None
     samples: float | None
     traces: int
+    speed: SpeedPrediction | None
+    """Predicted speed at ``micro_batch_size``; None if the machine's constants are not known."""
     shares: tuple[Share, ...]
     """Memory of one of several GPUs that share the model; empty for one GPU."""
 

@@ -5,19 +5,15 @@ from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.model_work import (
-    assumed_lengths,
-    flops_per_token,
     gradients_of_shape,
-    typical_lengths,
     vocab_size_of,
-    work_of_shape,
 )
-from autotune.base.units import format_amount
+from autotune.base.units import format_amount, percent
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, SequenceContents
 from autotune.errors import UsageError
 from autotune.launch.training_job import default_ranks
 from autotune.machine.gpu_models import GPU_MODELS, GpuModel, find_gpu_model, gpu_model_of
-from autotune.memory.estimate import assumed_contents, contents_of
+from autotune.memory.estimate import CannotTrace, assumed_contents, contents_of
 from autotune.memory.prediction import max_micro_batch_size_shared, memory_of_probe, shared, strategy_that_fits, traced
 from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import AllRanks, Load, ScalingModel, gradient_syncs, spread
@@ -30,18 +26,12 @@ from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Evidence, Profile
+from autotune.speed.decide import predict_speed
+from autotune.speed.measure import known_rates
 from trainer.config.train_config import Strategy, TrainConfig
 from trainer.data.dataset import read_manifest
-from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.progress import Update
 
-FILLING_TOKENS = 8192
-"""Assumed least tokens of a micro-batch that keep the Tensor Cores of a large GPU busy."""
-MFU = (0.256 * 0.327) ** 0.5
-MFU_SOURCE = (
-    f"MFU of {100 * MFU:.1f} %, between those of ModernBERT base (25.6 %) and large (32.7 %) on 8 H100, the best "
-    "published in bf16 up to 400 M parameters"
-)
 LINE_BITS_PER_S = 100e9
 """Assumed line rate of a node's NIC."""
 
@@ -94,8 +84,6 @@ class _Rows:
     tokens: PlanFigure
     """Non-padding tokens of a sequence, on average."""
     tokens_per_pass: PlanFigure | None = None
-    samples: LengthDistribution | None = None
-    """Lengths of the samples; None without a dataset."""
     said: str = ""
 
 
@@ -124,9 +112,15 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
         price_per_device_hour=asked.price_per_device_hour,
     )
     verified = None if measured is None else memory_of_probe(measured)
-    found = verified or traced(
-        train, fleet, subject.gpu_model, rows.contents, update, rows_per_rank=-(-known.global_batch_size // fleet.ranks)
-    )
+    found: MemoryPlan | CannotTrace | None = verified
+    if measured is None or verified is None or (asked.tokens_per_s is None and tuned_rate(measured) is None):
+        traced_now = traced(
+            train, fleet, subject.gpu_model, rows.contents, update,
+            rows_per_rank=-(-known.global_batch_size // fleet.ranks),
+        )  # fmt: skip
+        found = traced_now
+        if verified is not None:
+            found = replace(verified, work=traced_now.work) if isinstance(traced_now, MemoryPlan) else verified
     if isinstance(found, MemoryPlan):
         memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_verified=verified is not None)
         known = replace(known, memory=memory)
@@ -163,11 +157,7 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
     every = every or _on_all(
         known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
     )
-    known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
-    if rate.basis == "assumed" and 0 < every.rows < min(max_micro_batch_size, FILLING_TOKENS / rows.tokens.value):
-        told = f"Micro-batch size is {every.rows}, but MFU is assumed for {max_micro_batch_size:,}, which also fits."
-        return replace(known, warnings=(told,))
-    return known
+    return replace(known, rank_tokens_per_s=rate, all_ranks=every)
 
 
 def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
@@ -240,7 +230,6 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
             contents=contents,
             tokens=PlanFigure(value=mean, basis="measured", source="sequences of the dataset, from a part of it"),
             tokens_per_pass=PlanFigure(value=in_all, basis="measured", source=told) if count else None,
-            samples=samples,
             said="The dataset does not match the one of the profile." if other else "",
         )
     probe = None if profile is None else profile.evidence.probe
@@ -268,33 +257,22 @@ def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: fl
 
 def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
     """Return the non-padding tokens/s of one rank on one node, or the reason why they are not known."""
-    train, fleet, tokens_per_sequence = subject.train, subject.fleet, rows.tokens.value
+    train, fleet = subject.train, subject.fleet
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
         ranks = measured.ranks
         source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
         return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
-    if fleet.device == "cpu":
-        return "the throughput of a CPU must be measured"
-    kind = product_format(train.precision, tf32=train.tf32)
-    peak = peak_flops_per_s(fleet.name, kind)
-    if peak is None:
-        return f"the dense {kind} peak of {fleet.name} is unknown"
-    if memory is None:
-        return f"the FLOPs per token of {train.model.name} are unknown"
-    flops = 6 * memory.parameters.value  # for unknown architectures
-    work = work_of_shape(train, rows.contents.vocab_size, round(memory.parameters.value))
-    if work is not None:
-        length = train.seq_length_tokens
-        lengths = assumed_lengths(length) if rows.samples is None else typical_lengths(rows.samples, length)
-        flops = flops_per_token(work, lengths, train.masking_probability)
-    # MFU counts non-padding tokens, but padded sequences also compute their padding.
-    full = tokens_per_sequence / train.seq_length_tokens if train.layout == "padded" else 1.0
-    return PlanFigure(
-        value=full * MFU * peak / flops,
-        basis="assumed",
-        source=f"{peak / 1e12:g} TFLOP/s {kind} (dense, data sheet) and an assumed {MFU_SOURCE}",
-    )
+    rates = known_rates(fleet.name)
+    if rates is None:
+        return f"the constants of {fleet.name} are unknown: measure them there with autotune doctor --measure"
+    if memory is None or memory.work is None:
+        return f"the step of {train.model.name} was not traced"
+    speed = predict_speed(memory.work, rates, train, rows.tokens.value)
+    assert speed.non_padding_tokens_per_s is not None
+    mfu = "" if speed.mfu is None else f", {percent(speed.mfu.value)} MFU"
+    told = f"a roofline over the traced step at micro-batch size {speed.micro_batch_size}{mfu}; {rates.source}"
+    return PlanFigure.on("predicted", speed.non_padding_tokens_per_s, told)
 
 
 def _as_measured(subject: _Subject) -> AllRanks | None:

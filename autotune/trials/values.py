@@ -88,13 +88,14 @@ FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "training", "trace", "links", "gradient_sync"]
+JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "training": "autotune.workers.job",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
+    "rates": "autotune.speed.jobs.measure_rates",
 }
 """Module of each job; only a trial's child process imports it, to call its ``run``."""
 

@@ -70,6 +70,7 @@ class Peak(NamedTuple):
     tf32: float
     fp32: float
     """Rate in FLOP/s without Tensor Cores."""
+    memory_bytes_per_s: float
     link_bytes_per_s: float
     """Bandwidth of all links in both directions: NVLink, or else 16 lanes of PCIe. Not checked against data sheets; it
     only bounds plausible measurements."""
@@ -85,31 +86,32 @@ _PARTS = {"MIG", "Laptop", "D"}
 # Left out for lack of a data sheet with a dense figure: A10G (sources say 62.5, 70 and 125 TFLOP/s in bf16), and
 # RTX PRO 6000 Server Edition (same chip, other clocks and power).
 PEAKS = (
-    Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
-    Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),
-    Peak("H100", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H100 data sheet, SXM"),
-    Peak("H200 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, NVL"),
-    Peak("H200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, SXM"),
-    Peak("GH200", 989 * TERA, 494 * TERA, 67 * TERA, 900 * GIGA, "NVIDIA GH200 data sheet"),
-    Peak("H800 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, PCIe"),
-    Peak("H800", 989 * TERA, 494 * TERA, 67 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, SXM"),
-    Peak("H20", 148 * TERA, 74 * TERA, 44 * TERA, 900 * GIGA, "specifications that sellers print"),
-    Peak("B200", 2250 * TERA, 1100 * TERA, 75 * TERA, 1800 * GIGA, "NVIDIA HGX B200 data sheet"),
-    Peak("GB200", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB200 NVL72's"),
-    Peak("B300", 2250 * TERA, 1125 * TERA, 75 * TERA, 1800 * GIGA, "an 8th of NVIDIA HGX B300's"),
-    Peak("GB300", 2500 * TERA, 1250 * TERA, 80 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB300 NVL72's"),
-    Peak("A100", 312 * TERA, 156 * TERA, 19.5 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
-    Peak("A800", 312 * TERA, 156 * TERA, 19.5 * TERA, 400 * GIGA, "NVIDIA A800 data sheet"),
-    Peak("A40", 150 * TERA, 75 * TERA, 37 * TERA, 112.5 * GIGA, "NVIDIA A40 data sheet"),
-    Peak("A30", 165 * TERA, 82 * TERA, 10.3 * TERA, 200 * GIGA, "NVIDIA A30 data sheet"),
-    Peak("A10", 125 * TERA, 62.5 * TERA, 31 * TERA, 64 * GIGA, "NVIDIA A10 data sheet"),
-    Peak("L40S", 362 * TERA, 183 * TERA, 91.6 * TERA, 64 * GIGA, "NVIDIA L40S data sheet"),
-    Peak("L40", 181 * TERA, 90.5 * TERA, 90.5 * TERA, 64 * GIGA, "NVIDIA L40 data sheet"),
-    Peak("RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 64 * GIGA, _ADA),
-    Peak("RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 64 * GIGA, _ADA),
-    Peak("RTX PRO 6000 Max Q", 438 * TERA, 219 * TERA, 110 * TERA, 128 * GIGA, _PRO_MAX_Q),
-    Peak("RTX PRO 6000 Workstation", 504 * TERA, 252 * TERA, 126 * TERA, 128 * GIGA, _PRO),
-    Peak("L4", 121 * TERA, 60 * TERA, 30 * TERA, 64 * GIGA, "NVIDIA L4 data sheet"),
+    Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 3.9 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
+    Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 2 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),
+    Peak("H100", 989 * TERA, 494 * TERA, 67 * TERA, 3.35 * TERA, 900 * GIGA, "NVIDIA H100 data sheet, SXM"),
+    Peak("H200 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 4.8 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, NVL"),
+    Peak("H200", 989 * TERA, 494 * TERA, 67 * TERA, 4.8 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, SXM"),
+    Peak("GH200", 989 * TERA, 494 * TERA, 67 * TERA, 4 * TERA, 900 * GIGA, "NVIDIA GH200 data sheet"),
+    Peak("H800 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 2 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, PCIe"),
+    Peak("H800", 989 * TERA, 494 * TERA, 67 * TERA, 3.35 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, SXM"),
+    Peak("H20", 148 * TERA, 74 * TERA, 44 * TERA, 4 * TERA, 900 * GIGA, "specifications that sellers print"),
+    Peak("B200", 2250 * TERA, 1100 * TERA, 75 * TERA, 8 * TERA, 1800 * GIGA, "NVIDIA HGX B200 data sheet"),
+    Peak("GB200", 2500 * TERA, 1250 * TERA, 80 * TERA, 8 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB200 NVL72's"),
+    Peak("B300", 2250 * TERA, 1125 * TERA, 75 * TERA, 8 * TERA, 1800 * GIGA, "an 8th of NVIDIA HGX B300's"),
+    Peak("GB300", 2500 * TERA, 1250 * TERA, 80 * TERA, 8 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB300 NVL72's"),
+    Peak("A100 40GB", 312 * TERA, 156 * TERA, 19.5 * TERA, 1.555 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
+    Peak("A100", 312 * TERA, 156 * TERA, 19.5 * TERA, 2.039 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
+    Peak("A800", 312 * TERA, 156 * TERA, 19.5 * TERA, 2.039 * TERA, 400 * GIGA, "NVIDIA A800 data sheet"),
+    Peak("A40", 150 * TERA, 75 * TERA, 37 * TERA, 696 * GIGA, 112.5 * GIGA, "NVIDIA A40 data sheet"),
+    Peak("A30", 165 * TERA, 82 * TERA, 10.3 * TERA, 933 * GIGA, 200 * GIGA, "NVIDIA A30 data sheet"),
+    Peak("A10", 125 * TERA, 62.5 * TERA, 31 * TERA, 600 * GIGA, 64 * GIGA, "NVIDIA A10 data sheet"),
+    Peak("L40S", 362 * TERA, 183 * TERA, 91.6 * TERA, 864 * GIGA, 64 * GIGA, "NVIDIA L40S data sheet"),
+    Peak("L40", 181 * TERA, 90.5 * TERA, 90.5 * TERA, 864 * GIGA, 64 * GIGA, "NVIDIA L40 data sheet"),
+    Peak("RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 960 * GIGA, 64 * GIGA, _ADA),
+    Peak("RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 1.008 * TERA, 64 * GIGA, _ADA),
+    Peak("RTX PRO 6000 Max Q", 438 * TERA, 219 * TERA, 110 * TERA, 1.792 * TERA, 128 * GIGA, _PRO_MAX_Q),
+    Peak("RTX PRO 6000 Workstation", 504 * TERA, 252 * TERA, 126 * TERA, 1.792 * TERA, 128 * GIGA, _PRO),
+    Peak("L4", 121 * TERA, 60 * TERA, 30 * TERA, 300 * GIGA, 64 * GIGA, "NVIDIA L4 data sheet"),
 )
 
 
@@ -120,17 +122,18 @@ def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
 
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
     """Return the dense peak of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
-    found = _peak(device_name)
+    found = find_peak(device_name)
     return None if found is None else float(getattr(found, number_format))
 
 
 def peak_link_bytes_per_s(device_name: str) -> float | None:
     """Return the bandwidth of a device's links, both directions together, or None if it is not in the table."""
-    found = _peak(device_name)
+    found = find_peak(device_name)
     return None if found is None else found.link_bytes_per_s
 
 
-def _peak(device_name: str) -> Peak | None:
+def find_peak(device_name: str) -> Peak | None:
+    """Return the peak rates of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
     words = set(device_name.replace("-", " ").split())
     if words & _PARTS:
         return None

@@ -1,4 +1,4 @@
-"""Recorder of the allocations of a computation on the meta device: every new storage, its owner, and its release.
+"""Recorder of a computation on the meta device: every new storage, its owner and its release; and kernels.
 
 Nothing is computed. Allocations inside of operators are invisible here; the rules of a device list what its kernels
 request, and when.
@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.memory.values import Allocation, Term, Trace, activations_of
+from autotune.speed.jobs.count_kernels import KernelCounter
+from autotune.speed.values import StepWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +44,14 @@ _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
 
 class AllocationRecorder(TorchDispatchMode):
-    """Recorder of all allocations in its ``with`` block; ``within`` maps operators to what they allocate internally."""
+    """Recorder of all allocations and kernels in its ``with`` block.
 
-    def __init__(self, within: Mapping[Any, Within]) -> None:
+    ``within`` maps operators to what they allocate internally; ``document_tokens`` is the mean length of a document.
+    """
+
+    def __init__(self, within: Mapping[Any, Within], document_tokens: float = 0.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = KernelCounter(document_tokens)
         self.owner: str = Term.PARAMETERS
         """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA stream that uses them."""
         self.stream = 0
@@ -71,17 +77,22 @@ class AllocationRecorder(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401 - its result
         if self._paused:
             return func(*args, **(kwargs or {}))
+        result = self._recorded(func, args, kwargs or {})
+        self.kernels.add(func, args, kwargs or {}, result)
+        return result
+
+    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a call
         passes = self._passes.get(func)
         if passes is None:
             passes = self._passes[func] = all(one.alias_info is not None for one in func._schema.returns)
-        with self.requested(func, args, kwargs or {}) if func in self._within else nullcontext():
+        with self.requested(func, args, kwargs) if func in self._within else nullcontext():
             if passes:  # views and operators in place; and those that return nothing
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
             if (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
                 func is torch.ops.aten.add.Tensor and _adds_into(*args)
             ):
                 return args[0]
-            return self._result(func, args, kwargs or {})
+            return self._result(func, args, kwargs)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
@@ -151,8 +162,9 @@ class AllocationRecorder(TorchDispatchMode):
                 self._owners[found[1]] = term
 
     def marks_repetition(self) -> None:
-        """Mark the point from which the events repeat in every further step."""
+        """Mark the point from which the events repeat in every further step, and count kernels from here on."""
         self._repeats_from = len(self._events)
+        self.kernels.counts.clear()
 
     def forward_ended(self) -> None:
         """Mark blocks that forward made and released as temporaries; the others are kept for backward."""
@@ -165,10 +177,10 @@ class AllocationRecorder(TorchDispatchMode):
         """Mark the beginning of a micro-batch."""
         self._forward_from = len(self._owners)
 
-    def trace(self, rows: int, predicted_tokens: int) -> Trace:
+    def trace(self, work: StepWork, predicted_tokens: int) -> Trace:
         """Return the recorded trace."""
         return Trace(
-            micro_batch_size=rows,
+            work=work,
             predicted_tokens=predicted_tokens,
             allocations=tuple(
                 Allocation(size_bytes=size, term=owner, stream=stream)

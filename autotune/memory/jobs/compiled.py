@@ -11,6 +11,7 @@ import functools
 import importlib
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
+from autotune.speed.jobs.fused_kernels import kernels_of
 
 aten = torch.ops.aten
 
@@ -37,6 +39,8 @@ _LIBRARY_OPERATORS = frozenset({
 
 _REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
 
+_WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}
+"""Wrappers that save the random state, with the position of the operator among their arguments."""
 _SEEDED = "drawn from a seed"
 _CLASS = "class of the data"
 _TENSOR = "a tensor"
@@ -131,6 +135,7 @@ class _Plan:
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
+        self._kernels = Counter(kernels_of(self._nodes, self._stored, _library_call, tape.kernels))
 
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
@@ -202,6 +207,7 @@ class _Plan:
         kept: dict[fx.Node, Any] = dict.fromkeys(self._reused.values())
         rest = iter(inputs)
         del inputs
+        self._tape.kernels.counts.update(self._kernels)
         with self._tape.paused():
             for node in self._nodes:
                 if node.op == "placeholder":
@@ -286,8 +292,15 @@ def _allocates(node: fx.Node) -> bool:
 
 def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - an operator
     """Return the operator that a node calls, also inside a wrapper that saves the random state."""
-    wrapped = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}.get(node.target)
+    wrapped = _WRAPPED.get(node.target)
     return node.target if wrapped is None else node.args[wrapped]
+
+
+def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
+    """Return the operator and the arguments of a call of a library; None for other nodes."""
+    if not _is_library(node):
+        return None
+    return _operator(node), node.args[_WRAPPED[node.target] + 1 :] if node.target in _WRAPPED else node.args
 
 
 def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node

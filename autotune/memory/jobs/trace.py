@@ -18,6 +18,7 @@ from autotune.memory.jobs.kernels import within_kernels
 from autotune.memory.jobs.shards import GradientBuckets, Shards, keep_largest_part
 from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import Term, Trace, TraceRequest
+from autotune.speed.values import StepWork
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
@@ -26,6 +27,7 @@ from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import family_of, model_layers
+from trainer.model.flops import attended_pairs
 
 META = torch.device("meta")
 
@@ -66,13 +68,14 @@ def trace_steps(
     An evaluation before the last step leaves other blocks of a GPU's memory free, which then serve that step.
 
     Returns:
-        The trace; and ``parameters``, ``attention`` and ``attention_reason`` of the model.
+        The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
-    tape = AllocationRecorder(within_kernels(config.device))
+    fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
+    lengths = fullest.tokens_N.numpy()
+    tape = AllocationRecorder(within_kernels(config.device), attended_pairs(lengths, None) / lengths.sum())
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
-    fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
@@ -126,7 +129,13 @@ def trace_steps(
         "attention": training.module.attention.kind,
         "attention_reason": training.module.attention.reason,
     }
-    return tape.trace(config.micro_batch_size, fullest.predicted_tokens), model
+    work = StepWork(
+        micro_batch_size=config.micro_batch_size,
+        padded_tokens=batches_per_step * fullest.ids_BS.numel(),
+        model_flops=batches_per_step * training.work.step_flops(lengths, fullest.predicted_tokens),
+        kernels=tuple(tape.kernels.counts.items()),
+    )
+    return tape.trace(work, fullest.predicted_tokens), model
 
 
 def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:

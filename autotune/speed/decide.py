@@ -1,0 +1,187 @@
+"""Roofline: the time of each kernel from the constants of a machine, and the time of the step. Pure.
+
+A kernel takes as long as its bytes or its FLOPs need; a matmul's reading and writing overlap little with its FLOPs, so
+both count. Measured kernels of one H100 gave the shares of the data sheet that kernels reach.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.base.interval import Interval
+from autotune.speed.values import (
+    AttentionRates,
+    Kernel,
+    MachineRates,
+    MatmulRates,
+    PassRate,
+    SpeedPrediction,
+    StepWork,
+    TimePart,
+)
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.model.flops import Format, Peak, find_peak, peak_flops_per_s, product_format
+
+Float64 = npt.NDArray[np.float64]
+
+MATMUL_SHARE, MATMUL_BYTES_SHARE, MATMUL_FIXED_S = 0.87, 2.0, 4e-6
+"""Rates of matmuls as shares of the data sheet's FLOP/s and bytes/s, and their fixed time. Half of the bytes are hidden
+by the FLOPs. Fitted to 105 matmuls of encoder layers on an H100 (``reports/gpu/``): 3 % error in the median."""
+BYTES_SHARE, KERNEL_S = 0.87, 3e-6
+"""Share of the memory bandwidth that elementwise kernels reach, and their fixed time; same source."""
+ATTENTION_SHARES = {
+    "hopper": {"varlen": (0.35, 0.20), "flash": (0.35, 0.20), "efficient": (0.085, 0.078), "FA3": (0.55, 0.38)},
+    "other": {"varlen": (0.62, 0.50), "flash": (0.62, 0.50), "efficient": (0.29, 0.22)},
+}
+"""Rates of attention kernels, forward and backward, as shares of the bf16 peak on long documents: measured on an H100;
+for other GPUs and FlashAttention 3 from the papers of FlashAttention 2 and 3 (Dao 2023, Shah et al. 2024)."""
+ATTENTION_HALF_TOKENS = 200.0
+LAUNCH_S, COMPILED_LAUNCH_S, GRAPH_CALL_S = 20e-6, 25e-6, 0.8e-3
+"""Host times, from steps of BERT on an H100's host; hosts differ much."""
+RANGE_SHARE = 0.2
+GAPS_SHARE = 0.02
+"""Share of a step in which the device has no work although the host runs ahead."""
+_PARTS: dict[str, TimePart] = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer"}
+
+
+def data_sheet_rates(gpu_name: str) -> MachineRates | None:
+    """Return a GPU's constants from its data sheet; None if the GPU is not in the table of peaks."""
+    peak = find_peak(gpu_name)
+    if peak is None:
+        return None
+    shares = ATTENTION_SHARES["hopper" if "H" in peak.name.split()[0] else "other"]
+    attention = {
+        f"{kernel} {direction} {dtype}": AttentionRates(
+            flops_per_s=share * rate, half_tokens=ATTENTION_HALF_TOKENS if kernel != "efficient" else 0.0
+        )
+        for kernel, both in shares.items()
+        for direction, share in zip(("forward", "backward"), both, strict=True)
+        for dtype, rate in (("bf16", peak.bf16), ("fp32", peak.tf32))
+    }
+    return MachineRates(
+        device=gpu_name,
+        source=f"data sheet ({peak.source})",
+        matmul={"bf16": _matmul_rates(peak, "bf16"), "fp32": _matmul_rates(peak, "tf32")},
+        attention=attention,
+        passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
+        kernel_s=KERNEL_S,
+        launch_s=LAUNCH_S,
+        compiled_launch_s=COMPILED_LAUNCH_S,
+        graph_call_s=GRAPH_CALL_S,
+        host_runs_ahead=True,
+        range_share=RANGE_SHARE,
+    )
+
+
+def _matmul_rates(peak: Peak, number_format: Format) -> MatmulRates:
+    return MatmulRates(
+        flops_per_s=MATMUL_SHARE * getattr(peak, number_format),
+        bytes_per_s=MATMUL_BYTES_SHARE * peak.memory_bytes_per_s,
+        fixed_s=MATMUL_FIXED_S,
+    )
+
+
+def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> MatmulRates:
+    """Return the rates that fit measured matmuls best, by relative error; all shapes (N,)."""
+    columns = np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
+    used = [0, 1, 2]
+    while True:  # without terms that would be negative
+        solved, *_ = np.linalg.lstsq(columns[:, used], np.ones_like(flops), rcond=None)
+        if (solved >= 0).all():
+            break
+        used.pop(int(solved.argmin()))
+    found = dict(zip(used, map(float, solved), strict=True))
+    return MatmulRates(
+        flops_per_s=1 / found[0] if found.get(0) else 1e18,
+        bytes_per_s=1 / found[1] if found.get(1) else 1e18,
+        fixed_s=found.get(2, 0.0),
+    )
+
+
+def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
+    """Return the time of a kernel on the device, in seconds."""
+    if kernel.kind == "graph call":
+        return 0.0
+    if kernel.kind == "matmul":
+        matmul = rates.matmul.get(kernel.dtype, rates.matmul["fp32"])
+        return kernel.flops / matmul.flops_per_s + kernel.moved_bytes / matmul.bytes_per_s + matmul.fixed_s
+    moving_s = kernel.moved_bytes / _bytes_per_s(
+        rates.passes.get(kernel.kind, rates.passes["copy"]), kernel.moved_bytes
+    )
+    if kernel.kind == "attention":
+        found = rates.attention.get(f"{kernel.name} {kernel.dtype}")
+        if found is not None:
+            slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
+            moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
+    return moving_s + rates.kernel_s
+
+
+def _bytes_per_s(measured: Sequence[PassRate], moved_bytes: int) -> float:
+    """Return the rate at a size, between the measured ones by its logarithm."""
+    sizes = [math.log(point.moved_bytes) for point in measured]
+    return float(np.interp(math.log(max(1, moved_bytes)), sizes, [point.bytes_per_s for point in measured]))
+
+
+def attention_rates(lengths: Sequence[int], flops_per_s: Sequence[float]) -> AttentionRates:
+    """Return the rates that two measured lengths of documents show."""
+    (short, long), (slow, fast) = lengths, flops_per_s
+    # 1 / rate = (1 + half / length) / most
+    half = max(0.0, (1 / slow - 1 / fast) / (1 / (fast * short) - 1 / (slow * long))) if fast > slow else 0.0
+    return AttentionRates(flops_per_s=fast * (1 + half / long), half_tokens=half)
+
+
+def predict_speed(
+    work: StepWork, rates: MachineRates, train: TrainConfig, non_padding_tokens: float | None = None
+) -> SpeedPrediction:
+    """Return the predicted speed of a step; ``non_padding_tokens`` are those of a sequence, None if not known."""
+    peak = peak_flops_per_s(rates.device, product_format(train.precision, tf32=train.tf32))
+    # Trimmed layouts leave out most of the padding.
+    full = 1.0 if train.layout in TRIMMED_LAYOUTS else (non_padding_tokens or 0.0) / train.seq_length_tokens
+    parts: dict[TimePart, float] = {}
+    host_s = 0.0
+    compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)
+    for kernel, count in work.kernels:
+        part = _PARTS.get(kernel.kind, "memory-bound kernels")
+        parts[part] = parts.get(part, 0.0) + count * kernel_s(kernel, rates)
+        host_s += count * _host_s(kernel, rates, compiled=compiled)
+    device_s = sum(parts.values())
+    waiting_s = max(GAPS_SHARE * device_s, host_s - device_s) if rates.host_runs_ahead else host_s
+    step_s = device_s + waiting_s
+    seconds = Interval(value=step_s, low=step_s * (1 - rates.range_share), high=step_s * (1 + rates.range_share))
+    per_s = _inverse(seconds)
+    return SpeedPrediction(
+        device=rates.device,
+        source=rates.source,
+        micro_batch_size=work.micro_batch_size,
+        step_s=seconds,
+        padded_tokens_per_s=per_s.scaled(work.padded_tokens),
+        non_padding_tokens_per_s=None if non_padding_tokens is None else per_s.scaled(work.padded_tokens * full),
+        mfu=None if peak is None else per_s.scaled(work.model_flops / peak),
+        parts_s=parts | {"host": waiting_s},
+    )
+
+
+def _host_s(kernel: Kernel, rates: MachineRates, *, compiled: bool) -> float:
+    if kernel.kind == "graph call":
+        return rates.graph_call_s
+    return rates.compiled_launch_s if compiled else rates.launch_s
+
+
+def _inverse(one: Interval) -> Interval:
+    assert one.low is not None
+    assert one.high is not None
+    return Interval(value=1 / one.value, low=1 / one.high, high=1 / one.low)
+
+
+def rank_order_share(predicted: Sequence[float], measured: Sequence[float], *, differ_share: float) -> float:
+    """Return the share of pairs that differ by more than ``differ_share`` measured and are predicted in that order."""
+    right = pairs = 0
+    for first in range(len(measured)):
+        for second in range(first + 1, len(measured)):
+            slow, fast = sorted((first, second), key=lambda one: -measured[one])
+            if measured[slow] > (1 + differ_share) * measured[fast]:
+                pairs += 1
+                right += predicted[slow] > predicted[fast]
+    return right / pairs if pairs else 1.0

@@ -1,0 +1,145 @@
+"""Kernels of a traced step: their FLOPs and the bytes that they read and write, from shapes alone.
+
+Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S queries, U keys, E dimensions of a head.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autotune.speed.values import Kernel, KernelKind
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
+"""Operators by the position of their first factor."""
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_flash_attention_for_cpu": "cpu",
+    "_varlen_attn": "varlen",
+}
+_BACKWARD_MATMULS = 2.5
+"""FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for two."""
+_ORDER: tuple[KernelKind, ...] = ("copy", "embedding", "norm", "math", "softmax", "random")
+"""Kinds that can be fused, from the cheapest to the most expensive."""
+_KINDS: dict[str, KernelKind] = {
+    **dict.fromkeys(("gelu", "gelu_backward", "silu", "silu_backward", "exp", "erf", "tanh", "tanh_backward"), "math"),
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "sum", "mean", "var_mean"), "norm"),
+    **dict.fromkeys(("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"), "softmax"),
+    **dict.fromkeys(("native_dropout", "bernoulli_", "rand", "inductor_random"), "random"),
+    **dict.fromkeys(("embedding", "embedding_dense_backward", "index_select", "gather", "index_add", "index_put"),
+                    "embedding"),
+    **dict.fromkeys(("_fused_adamw_", "_foreach_norm", "_foreach_mul_", "_foreach_copy_"), "optimizer"),
+}  # fmt: skip
+_WRITES_ONLY = frozenset({
+    "zero_", "fill_", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like",
+    "arange", "bernoulli_", "scalar_tensor",
+})  # fmt: skip
+_MOVES_NOTHING = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"}
+)
+_READS_RESULT = frozenset({"embedding", "index_select", "gather"})
+"""Operators that read only as much of a table as they return."""
+
+
+class KernelCounter:
+    """Count of kernels; ``document_tokens`` is the mean length of a document, which bounds its queries' keys."""
+
+    def __init__(self, document_tokens: float) -> None:
+        self._document_tokens = document_tokens
+        self.counts: Counter[Kernel] = Counter()
+
+    def add(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a call
+        """Count the kernel of an operator's call."""
+        kernel = self.kernel_of(function, args, kwargs, result)
+        if kernel is not None:
+            self.counts[kernel] += 1
+
+    def kernel_of(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        result: Any,  # noqa: ANN401 - a call
+    ) -> Kernel | None:
+        """Return the kernel of an operator's call; None for views and allocations."""
+        name, launches = _name_of(function)
+        if not launches:
+            return None
+        if name in _MATMULS:
+            first, second = args[_MATMULS[name] : _MATMULS[name] + 2]
+            flops = 2.0 * result.numel() * first.shape[-1]
+            moved = moved_bytes((first, second, result))
+            return Kernel("matmul", "", _DTYPES.get(first.dtype, "fp32"), flops, moved)
+        forward = name.removesuffix("_backward")
+        if forward in _ATTENTION:
+            return _attention(_ATTENTION[forward], name != forward, args, result, self._document_tokens)
+        written = moved_bytes(_tensors(result))
+        if name in _WRITES_ONLY:
+            read = 0
+        elif name in _READS_RESULT:
+            read = written
+        elif name in {"_foreach_copy_", "copy_"}:
+            read, written = moved_bytes(_tensors(args[1])), moved_bytes(_tensors(args[0]))
+        else:
+            read = moved_bytes(_tensors((args, tuple(kwargs.values()))))
+            if name.endswith("_") and not written:  # in place, without a result
+                written = read
+        return Kernel(_KINDS.get(name, "copy"), "", "", 0.0, read + written) if read + written else None
+
+
+def kind_of(functions: Sequence[Any]) -> KernelKind:
+    """Return the kind of a kernel into which several operators are fused."""
+    kinds = {_KINDS.get(_name_of(function)[0], "copy") for function in functions}
+    return max((kind for kind in kinds if kind in _ORDER), key=_ORDER.index, default="copy")
+
+
+def moved_bytes(tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> int:
+    """Return the bytes of tensors; an expanded dimension is in memory once."""
+    found = 0
+    for tensor in tensors:
+        elements = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            elements *= size if stride or not size else 1
+        found += elements * tensor.element_size()
+    return found
+
+
+def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tokens: float) -> Kernel:  # noqa: ANN401
+    query, key = args[backward : backward + 2]
+    if kernel == "varlen":
+        queries, heads, width = query.shape
+        window = next(
+            (one[0] for one in args if isinstance(one, list | tuple) and len(one) == 2 and one[0] is not None), None
+        )
+        keys = document_tokens if window is None or window < 0 else min(document_tokens, 2.0 * window + 1)
+        pairs = queries * heads * keys
+    else:
+        (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])
+        pairs = batch * heads * queries * keys
+    flops = 4.0 * pairs * width * (_BACKWARD_MATMULS if backward else 1.0)
+    moved = moved_bytes(_tensors((args, result)))
+    name = f"{kernel} {'backward' if backward else 'forward'}"
+    return Kernel("attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys)
+
+
+@functools.cache
+def _name_of(function: Any) -> tuple[str, bool]:  # noqa: ANN401 - an operator
+    """Return the name of an operator, and whether it launches a kernel."""
+    schema = function._schema
+    name = schema.name.split("::")[-1]
+    views = bool(schema.returns) and all(
+        one.alias_info is not None and not one.alias_info.is_write for one in schema.returns
+    )
+    return name, not views and name not in _MOVES_NOTHING
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - arguments, nested
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)

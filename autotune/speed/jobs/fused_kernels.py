@@ -1,0 +1,116 @@
+"""Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
+
+Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
+if one reads another's output; a sum over the leading dimensions, such as a bias gradient, is one more kernel if it
+reads an output, as rows must be complete before columns are summed.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autotune.speed.jobs.count_kernels import KernelCounter, kind_of, moved_bytes
+from autotune.speed.values import Kernel
+
+_PARTIAL_SUMS_BYTES = 2**20
+"""Values that the second kernel of a long sum reads, about."""
+
+
+@dataclass(slots=True)
+class _Loop:
+    elements: int
+    between: int
+    """Number of library calls before it."""
+    reads: set[fx.Node] = field(default_factory=set)
+    writes: set[fx.Node] = field(default_factory=set)
+    operators: list[Any] = field(default_factory=list)
+    sums_columns: bool = False
+
+    def kernel(self) -> Kernel:
+        moved = moved_bytes(_values(self.reads - self.writes)) + moved_bytes(_values(self.writes))
+        return Kernel(kind_of(self.operators), "", "", 0.0, moved)
+
+
+def kernels_of(
+    nodes: Sequence[fx.Node],
+    stored: Collection[fx.Node],
+    library_call: Callable[[fx.Node], tuple[Any, Any] | None],
+    counter: KernelCounter,
+) -> Iterator[Kernel]:
+    """Yield the kernels of one call of a graph.
+
+    ``stored`` are the values that are in memory; ``library_call`` returns the operator and the arguments of a node that
+    calls a library, None for others.
+    """
+    loops: list[_Loop] = []
+    calls = 0
+    for node in nodes:
+        call = library_call(node)
+        if call is not None:
+            calls += 1
+            args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
+            kernel = counter.kernel_of(call[0], args, {}, node.meta["val"])
+            if kernel is not None:
+                yield kernel
+        elif node in stored:
+            _add(_loop_of(node, stored, calls), loops)
+    for loop in loops:
+        yield loop.kernel()
+        if loop.sums_columns:
+            yield Kernel("norm", "", "", 0.0, _PARTIAL_SUMS_BYTES)
+    yield Kernel("graph call")
+
+
+def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int) -> _Loop:
+    """Return the loop that computes a value, back to what is in memory."""
+    loop = _Loop(elements=0, between=between, writes={node}, sums_columns=_sums_columns(node))
+    waiting, seen = [node], set()
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one is not node and (one in stored or one.op != "call_function"):
+            loop.reads.add(one)
+            continue
+        if hasattr(one.target, "_schema"):
+            loop.operators.append(one.target)
+        waiting.extend(one.all_input_nodes)
+    loop.elements = max((value.numel() for value in _values(loop.reads | {node})), default=0)
+    return loop
+
+
+def _add(loop: _Loop, loops: list[_Loop]) -> None:
+    for other in loops:
+        if (other.elements, other.between) != (loop.elements, loop.between) or other.sums_columns:
+            continue
+        # Columns are summed along the way only if nothing that the loop writes is needed for them.
+        if loop.reads & other.reads and not (loop.sums_columns and loop.reads & other.writes):
+            break
+        if loop.reads & other.writes and not loop.sums_columns:
+            break
+    else:
+        loops.append(loop)
+        return
+    other.reads |= loop.reads
+    other.writes |= loop.writes
+    other.operators += loop.operators
+
+
+def _sums_columns(node: fx.Node) -> bool:
+    """Return whether a value is a sum over all but the last dimension."""
+    if getattr(node.target, "__name__", "").split(".")[0] != "sum" or len(node.args) < 2:
+        return False
+    dims = node.args[1]
+    rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]  # a node
+    return isinstance(dims, list | tuple) and bool(dims) and rank - 1 not in {dim % rank for dim in dims}  # type: ignore[operator]
+
+
+def _values(nodes: Collection[fx.Node]) -> Iterator[Any]:
+    for node in nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if hasattr(value, "element_size"):
+                yield value

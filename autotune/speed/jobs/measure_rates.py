@@ -1,0 +1,205 @@
+"""The ``rates`` job: constants of this machine, measured on operators of an encoder's step.
+
+Operators make fresh results, as in training, so that their time includes what allocation costs. Shapes: M tokens, K and
+N sizes of a layer, B sequences, H heads, S positions, E dimensions of a head, V rows of a table.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autotune.speed.decide import attention_rates, fit_matmul_rates
+from autotune.speed.jobs.count_kernels import KernelCounter
+from autotune.speed.values import AttentionRates, KernelKind, MatmulRates, PassRate, RatesRequest
+from trainer.distributed.ranks import pick_device
+
+REPEATS = 5
+_MIB = 2**20
+_GPU_PASSES_MIB, _CPU_PASSES_MIB = (256,), (1, 8, 64)
+_GPU_TOKENS, _CPU_TOKENS = (4096, 32_768), (512, 4096)
+_GPU_LAYERS, _CPU_LAYERS = ((768, 768), (768, 3072), (1024, 4096)), ((256, 256), (256, 1024), (512, 2048))
+_HEAD, _HIDDEN = 64, 256
+
+
+class _Counting(TorchDispatchMode):
+    """Mode that counts kernels as a trace does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counter = KernelCounter(0.0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        self.counter.add(func, args, kwargs or {}, result)
+        return result
+
+
+def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
+    """Measure all constants.
+
+    Args:
+        measured: A ``RatesRequest``.
+
+    Returns:
+        The fields of ``MachineRates`` that are measured.
+    """
+    kind = RatesRequest.of(measured).device
+    device = pick_device(kind, 0)
+    bench = _Bench(device)
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return {
+        "matmul": {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()},
+        "attention": {
+            f"{kernel} {direction} {name}": rates.model_dump()
+            for name, dtype in dtypes.items()
+            for kernel, direction, rates in bench.attention(dtype)
+        },
+        "passes": {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)},
+        **bench.host(),
+    }
+
+
+class _Bench:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+
+    def seconds(self, work: Callable[[], object], repeats: int = REPEATS) -> float:
+        """Return the median time of a piece of work, after one that is not timed."""
+        work()
+        times = []
+        for _ in range(repeats):
+            self._wait()
+            began = time.perf_counter()
+            work()
+            self._wait()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def matmul(self, dtype: torch.dtype) -> MatmulRates:
+        """Return the rates of matmuls, forward and both of the backward."""
+        points = []
+        layers, tokens = (_GPU_LAYERS, _GPU_TOKENS) if self._cuda else (_CPU_LAYERS, _CPU_TOKENS)
+        for m, (k, n) in itertools.product(tokens, [*layers, *((n, k) for k, n in layers if k != n)]):
+            value, weight, grad = (self._tensor(shape, dtype) for shape in ((m, k), (n, k), (m, n)))
+            moved = value.element_size() * (m * k + n * k + m * n)
+            works = (
+                lambda value=value, weight=weight: value @ weight.t(),
+                lambda grad=grad, weight=weight: grad @ weight,
+                lambda grad=grad, value=value: grad.t() @ value,
+            )
+            points += [(2.0 * m * n * k, float(moved), self.seconds(work)) for work in works]
+        return fit_matmul_rates(*(np.array(column) for column in zip(*points, strict=True)))
+
+    def attention(self, dtype: torch.dtype) -> Sequence[tuple[str, str, AttentionRates]]:
+        """Return the rates of the attention kernels of this device, forward and backward."""
+        kernels = ("varlen", "efficient") if self._cuda and dtype == torch.bfloat16 else ("efficient",)
+        found = []
+        for kernel in kernels if self._cuda else ("cpu",):
+            lengths = (128, 512)
+            points = [self._attention_s(kernel, length, dtype) for length in lengths]
+            for number, direction in enumerate(("forward", "backward")):
+                rates = attention_rates(lengths, [point[number] for point in points])
+                found.append((kernel, direction, rates))
+        return found
+
+    def _attention_s(self, kernel: str, length: int, dtype: torch.dtype) -> tuple[float, float]:
+        """Return the FLOP/s of attention within documents of a length, forward and backward."""
+        tokens, heads = (32_768, 12) if self._cuda else (4096, 4)
+        batch = tokens // length
+        if kernel == "varlen":
+            from torch.nn.attention.varlen import varlen_attn
+
+            parts = [self._tensor((tokens, heads, _HEAD), dtype).requires_grad_() for _ in range(3)]
+            edges = torch.arange(0, tokens + 1, length, device=self._device, dtype=torch.int32)
+
+            def attend() -> Any:  # noqa: ANN401 - torch's own
+                return varlen_attn(*parts, edges, edges, length, length)
+        else:
+            parts = [self._tensor((batch, heads, length, _HEAD), dtype).requires_grad_() for _ in range(3)]
+            mask = torch.zeros(batch, 1, length, length, device=self._device, dtype=dtype)
+
+            def attend() -> Any:  # noqa: ANN401 - torch's own
+                return functional.scaled_dot_product_attention(*parts, attn_mask=mask)
+
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        flops = 4.0 * tokens * heads * length * _HEAD
+        with torch.no_grad():
+            forward_s = self.seconds(attend)
+        gradient = torch.ones_like(attend())
+        both_s = self.seconds(lambda: attend().backward(gradient))
+        return flops / forward_s, 2.5 * flops / max(both_s - forward_s, 0.1 * forward_s)
+
+    def works(self, mib: int) -> dict[KernelKind, Callable[[], object]]:
+        """Return work of each kind on tensors of a size; backward included."""
+        count = mib * _MIB // 4
+        rows = count // _HIDDEN
+        value, other = (self._tensor((rows, _HIDDEN), torch.float32) for _ in range(2))
+        wanted = self._tensor((rows, _HIDDEN), torch.float32).requires_grad_()
+        norm, table = nn.LayerNorm(_HIDDEN, device=self._device), nn.Embedding(8192, _HIDDEN, device=self._device)
+        ids = torch.randint(0, 8192, (rows,), device=self._device)
+
+        def both(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], object]:
+            return lambda: function(wanted).backward(value)
+
+        found: dict[KernelKind, Callable[[], object]] = {
+            "copy": lambda: value + other,
+            "math": both(functional.gelu),
+            "norm": both(norm),
+            "softmax": both(lambda one: one.softmax(-1)),
+            "embedding": lambda: table(ids).backward(value),
+        }
+        if not self._cuda:
+            found["random"] = lambda: torch.empty_like(value).bernoulli_(0.9)
+        weight = nn.Parameter(torch.zeros(rows, _HIDDEN, device=self._device))
+        weight.grad = torch.zeros_like(weight)
+        found["optimizer"] = torch.optim.AdamW([weight], fused=True).step
+        return found
+
+    def passes(self, kind: KernelKind) -> Sequence[PassRate]:
+        """Return the bytes per second of a kind of kernel, by the bytes that it moves."""
+        found = []
+        for mib in _GPU_PASSES_MIB if self._cuda else _CPU_PASSES_MIB:
+            work = self.works(mib)[kind]
+            with _Counting() as counting:
+                work()
+            counts = counting.counter.counts.items()
+            kernels = sum(count for kernel, count in counts if kernel.moved_bytes > _MIB // 4)
+            moved = sum(kernel.moved_bytes * count for kernel, count in counts)
+            found.append(PassRate(moved_bytes=moved // max(1, kernels), bytes_per_s=moved / self.seconds(work)))
+        return found
+
+    def host(self) -> dict[str, float]:
+        """Return the host's times per kernel and per call of a compiled graph."""
+        weight = torch.ones(16, device=self._device, requires_grad=True)
+        operations = 50
+
+        def chain(value: torch.Tensor) -> torch.Tensor:
+            for _ in range(operations):
+                value = value * 1.5
+            return value
+
+        eager_s = self.seconds(lambda: chain(weight).sum().backward(), 20) / (2 * operations)
+        compiled = torch.compile(lambda value: (value * 1.5).cos())
+        graph_s = self.seconds(lambda: compiled(weight).sum().backward(), 20) / 2
+        return {
+            "launch_s": eager_s,
+            "compiled_launch_s": eager_s,
+            "graph_call_s": max(0.0, graph_s - 2 * eager_s),
+            "kernel_s": 3e-6 if self._cuda else 0.0,
+        }
+
+    def _tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(*shape, device=self._device, dtype=torch.float32).to(dtype)

@@ -1,0 +1,64 @@
+"""Constants of this machine: measured by a trial, kept in a file per device, read again by predictions."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from autotune.errors import MachineLacks
+from autotune.speed.decide import data_sheet_rates
+from autotune.speed.values import MachineRates, RatesRequest
+from autotune.trials.fork_server import Machine
+from autotune.trials.values import Measured, describe
+from trainer.config.tables import parse_table, read_json
+from trainer.files import write_atomically
+
+DIRECTORY = Path("reports/machines")
+TIMEOUT_S = 300.0
+MEASURED_RANGE_SHARE = 0.15
+"""Share by which predictions from measured constants may be off; ``docs/benchmarks.md``."""
+
+
+def rates_path(device: str, directory: Path = DIRECTORY) -> Path:
+    """Return the file of a device's measured constants."""
+    return directory / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
+
+
+def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None:
+    """Return a device's measured constants, else a GPU's from its data sheet; None if there are neither.
+
+    Raises:
+        BadConfig: If the file of measured constants is damaged.
+    """
+    path = rates_path(device, directory)
+    if path.exists():
+        return parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
+    return data_sheet_rates(device)
+
+
+def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str) -> MachineRates:
+    """Measure this machine's constants, which takes about a minute.
+
+    Raises:
+        MachineLacks: If the trial failed.
+    """
+    outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
+    if not isinstance(outcome, Measured):
+        raise MachineLacks(
+            f"the machine's constants could not be measured: {describe(outcome)}",
+            next_step="Run autotune doctor, and try again on an idle machine.",
+        )
+    told = {
+        "device": device,
+        "source": f"measured on this machine, {when_utc[:10]}",
+        "host_runs_ahead": kind == "cuda",
+        "range_share": MEASURED_RANGE_SHARE,
+    }
+    return parse_table(MachineRates, outcome.figures | told, where="measured constants")
+
+
+def write_rates(rates: MachineRates, directory: Path = DIRECTORY) -> Path:
+    """Write a machine's constants; return the path."""
+    path = rates_path(rates.device, directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, rates.model_dump_json(indent=1).encode() + b"\n")
+    return path

@@ -1,0 +1,327 @@
+"""``python -m benchmarks.speed --json FILE``: predicted step times beside published ones, and beside this machine's.
+
+Published figures are of other people's trainers on A100 and H100, encoders first. Each step is traced with the
+published shape, micro-batch, precision and kind of attention, and predicted from the GPU's data sheet; none of the
+figures was used to fit the constants. Left out were figures of trainers whose kernels are hand-fused, whose weights
+are in 16 bits, or whose data is not padded to the stated length. On this machine, constants are measured first, as
+``autotune doctor --measure`` does; then steps of the trainer are predicted and measured, in interleaved rounds.
+"""
+
+import contextlib
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest import mock
+
+from autotune.base.tables import text_table
+from autotune.machine.host import SystemHost
+from autotune.memory.estimate import DEFAULT_SPECIAL_IDS
+from autotune.memory.values import StepRequest, Trace, TraceRequest
+from autotune.speed.decide import data_sheet_rates, predict_speed, rank_order_share
+from autotune.speed.measure import measure_rates
+from autotune.speed.values import MachineRates
+from autotune.trials.fork_server import ForkServerMachine, Machine
+from autotune.trials.values import Measured, Trial
+from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.programs import CannotMeasure
+from trainer.config.presets import model_settings
+from trainer.config.train_config import ModelSettings, TrainConfig
+
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "published_figures": ("figures", ">=", 8),
+    "published_error_median_%": ("%", "<=", 25),
+    "cpu_configurations": ("configurations", ">=", 12),
+    "cpu_error_median_%": ("%", "<=", 15),
+    "cpu_error_worst_%": ("%", "<=", 30),
+    "cpu_pairs_in_order_%": ("%", ">=", 90),
+}
+DIFFER_SHARE = 0.1
+TIMEOUT_S = 400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A published throughput, with the settings of its step."""
+
+    name: str
+    gpu: str
+    tokens_per_s: float
+    """Per GPU, padding included."""
+    source: str
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    seq_length: int
+    micro_batch: int
+    accumulation: int = 1
+    vocab_size: int = 30_522
+    model_type: str = "bert"
+    precision: str = "bf16"
+    """``bf16`` stands for fp16 as well."""
+    compile: bool = False
+    attention: str = "explicit"
+    """``explicit``: products and a softmax of their own; ``flash``."""
+    causal: bool = False
+    predicted_share: float | None = None
+    """Share of positions at which the head is computed; None for all."""
+    dropout: float = 0.1
+
+    def config(self) -> TrainConfig:
+        """Return the settings of the trainer that come closest."""
+        shape: dict[str, Any] = {
+            "model_type": self.model_type, "num_hidden_layers": self.layers, "hidden_size": self.hidden,
+            "num_attention_heads": self.heads, "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.seq_length,
+        }  # fmt: skip
+        flash = self.attention == "flash"
+        if self.model_type == "bert":
+            shape |= {
+                "hidden_dropout_prob": self.dropout,
+                "attention_probs_dropout_prob": 0.0 if flash else self.dropout,
+            }
+        dense = self.predicted_share is None
+        return TrainConfig.model_validate({
+            "model": ModelSettings(name="published", config=shape), "device": "cuda", "precision": self.precision,
+            "seq_length_tokens": self.seq_length, "layout": "packed" if flash else "padded",
+            "attention": "varlen" if flash else "sdpa", "compile": self.compile,
+            "mlm_head": "dense" if dense else "sparse", "last_layer": "dense",
+            **({} if dense else {"masking_probability": self.predicted_share}),
+        })  # fmt: skip
+
+
+_DLE = "NVIDIA DeepLearningExamples, PyTorch BERT README at a07d20a1"
+_LAMBDA = "lambdal/deeplearning-benchmark at aa5addb6, SQuAD"
+_FLAGPERF = "FlagOpen/FlagPerf at 1b5a0303, training/nvidia/bert_hf-pytorch"
+_FOUNDRY = "mosaicml/llm-foundry at 8c8dd48f, scripts/train/benchmarking"
+_MODDED = "KellerJordan/modded-nanogpt at f411b3d3, records/track_1_short"
+_A100, _A100_40, _H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+
+
+def _large(**more: Any) -> Published:  # noqa: ANN401 - fields of the class
+    return Published(**{"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096} | more)
+
+
+def _decoder(shape: tuple[int, int, int, int], **more: Any) -> Published:  # noqa: ANN401 - fields of the class
+    named = dict(zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True))
+    return Published(**named | {"causal": True, "attention": "flash", "dropout": 0.0, "vocab_size": 50_368} | more)
+
+
+_125M, _350M, _760M = (12, 768, 12, 3072), (24, 1024, 16, 4096), (24, 1536, 12, 6144)
+_1B = (24, 2048, 16, 8192)
+PUBLISHED = (
+    _large(name="BERT-large, NVIDIA, fp16", gpu=_A100, tokens_per_s=74_240, source=_DLE, seq_length=128,
+           micro_batch=256, accumulation=32, predicted_share=0.15),
+    _large(name="BERT-large, NVIDIA, TF32", gpu=_A100, tokens_per_s=40_576, source=_DLE, seq_length=128,
+           micro_batch=128, accumulation=64, predicted_share=0.15, precision="fp32"),
+    _large(name="BERT-large, MosaicML", gpu=_A100, tokens_per_s=35_962, seq_length=512, micro_batch=56, dropout=0.0,
+           source="MLPerf Training 2.1 results at 158189d4, MosaicML 8xA100_80GB-baseline"),
+    _large(name="BERT-large, FlagPerf, fp16", gpu=_A100_40, tokens_per_s=26_291, source=_FLAGPERF, seq_length=512,
+           micro_batch=20),
+    _large(name="BERT-large, FlagPerf, TF32", gpu=_A100_40, tokens_per_s=21_555, source=_FLAGPERF, seq_length=512,
+           micro_batch=12, precision="fp32"),
+    Published(name="BERT-base, MosaicML", gpu=_A100, tokens_per_s=110_810, layers=12, hidden=768, heads=12,
+              intermediate=3072, seq_length=128, micro_batch=128, accumulation=4,
+              source="mosaicml/examples at daddaeff, benchmarks/bert"),
+    _large(name="BERT-large, SQuAD, NVIDIA", gpu=_A100, tokens_per_s=42_432, source=_DLE, seq_length=384,
+           micro_batch=32, predicted_share=0.001),
+    _large(name="BERT-large, SQuAD, Lambda", gpu=_A100, tokens_per_s=58_696, source=_LAMBDA, seq_length=384,
+           micro_batch=112, predicted_share=0.001),
+    Published(name="BERT-base, SQuAD, Lambda", gpu=_A100, tokens_per_s=170_387, source=_LAMBDA, layers=12, hidden=768,
+              heads=12, intermediate=3072, seq_length=384, micro_batch=320, predicted_share=0.001),
+    _large(name="BERT-large, SQuAD, Lambda", gpu=_H100, tokens_per_s=119_441, source=_LAMBDA, seq_length=384,
+           micro_batch=112, predicted_share=0.001),
+    Published(name="BERT-base, SQuAD, Lambda", gpu=_H100, tokens_per_s=336_818, source=_LAMBDA, layers=12, hidden=768,
+              heads=12, intermediate=3072, seq_length=384, micro_batch=320, predicted_share=0.001),
+    Published(name="ModernBERT-base", gpu=_H100, tokens_per_s=312_336, source="arXiv 2412.13663, table 3", layers=22,
+              hidden=768, heads=12, intermediate=1152, model_type="modernbert", seq_length=1024, micro_batch=96,
+              accumulation=6, vocab_size=50_368, compile=True, attention="flash", predicted_share=0.3),
+    Published(name="ModernBERT-large", gpu=_H100, tokens_per_s=141_978, source="arXiv 2412.13663, table 3", layers=28,
+              hidden=1024, heads=16, intermediate=2624, model_type="modernbert", seq_length=1024, micro_batch=56,
+              accumulation=11, vocab_size=50_368, compile=True, attention="flash", predicted_share=0.3),
+    _decoder(_125M, name="MPT-125m", gpu=_A100, tokens_per_s=165_681, source=_FOUNDRY, seq_length=512,
+             micro_batch=128, accumulation=2),
+    _decoder(_125M, name="MPT-125m", gpu=_A100, tokens_per_s=141_737, source=_FOUNDRY, seq_length=2048,
+             micro_batch=32, accumulation=2),
+    _decoder(_350M, name="MPT-350m", gpu=_A100, tokens_per_s=69_330, source=_FOUNDRY, seq_length=512,
+             micro_batch=128, accumulation=2),
+    _decoder(_350M, name="MPT-350m", gpu=_A100_40, tokens_per_s=66_284, source=_FOUNDRY, seq_length=512,
+             micro_batch=64, accumulation=4),
+    _decoder(_760M, name="MPT-760m", gpu=_H100, tokens_per_s=83_749, source=_FOUNDRY, seq_length=512, micro_batch=96,
+             accumulation=2),
+    _decoder(_1B, name="MPT-1b", gpu=_H100, tokens_per_s=52_275, source=_FOUNDRY, seq_length=512, micro_batch=56,
+             accumulation=4),
+    _decoder((12, 768, 6, 3072), name="GPT-2 124M, modded-nanogpt", gpu=_H100, tokens_per_s=472_809, source=_MODDED,
+             seq_length=1024, micro_batch=64, vocab_size=50_304, compile=True),
+    _decoder((52, 1536, 12, 6144), name="GPT 1.5B, modded-nanogpt", gpu=_H100, tokens_per_s=36_065, source=_MODDED,
+             seq_length=1024, micro_batch=10, accumulation=6, vocab_size=50_304, compile=True),
+)  # fmt: skip
+
+
+_TINY = "docs/assets/modernbert-tiny/config.json"
+CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "bert-mini": {},
+    "bert-mini, 64 sequences": {"micro_batch_size": 64},
+    "bert-mini, 512 tokens": {"micro_batch_size": 8, "seq_length_tokens": 512},
+    "bert-mini, 4 sequences": {"micro_batch_size": 4},
+    "bert-mini, dense head": {"mlm_head": "dense"},
+    "bert-mini, dense last layer": {"last_layer": "dense"},
+    "bert-mini, no attention dropout": {"attention_dropout": 0.0},
+    "bert-mini, no attention dropout, 512 tokens": {
+        "attention_dropout": 0.0, "micro_batch_size": 8, "seq_length_tokens": 512,
+    },
+    "bert-mini, full checkpointing": {"activation_checkpointing": "full"},
+    "bert-mini, 4 micro-batches": {"micro_batches": 4},
+    "bert-mini, bf16": {"precision": "bf16"},
+    "bert-small": {"model": "bert-small", "micro_batch_size": 8},
+    "bert-small, 512 tokens": {"model": "bert-small", "micro_batch_size": 4, "seq_length_tokens": 512},
+    "modernbert-tiny": {"model": _TINY},
+    "modernbert-tiny, 64 sequences": {"model": _TINY, "micro_batch_size": 64},
+    "modernbert-tiny, 512 tokens": {"model": _TINY, "micro_batch_size": 8, "seq_length_tokens": 512},
+}  # fmt: skip
+
+
+@measuring
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predict, measure, print both tables and the bars, and return the exit code."""
+    asked = parser("speed", "Predicted step times beside published and measured ones.")
+    asked.add_argument("--only", choices=("published", "cpu"), help="one of the two comparisons")
+    asked.add_argument("--rounds", type=int, default=3, help="interleaved rounds of measurements on this machine")
+    options = asked.parse_args(arguments)
+    content: dict[str, Any] = {}
+    figures: dict[str, float | None] = {}
+    shown = []
+    if options.only != "cpu":
+        rows = [compare_published(one) for one in PUBLISHED]
+        content["published"] = rows
+        errors = [abs(row["error_%"]) for row in rows]
+        figures |= {"published_figures": len(rows), "published_error_median_%": statistics.median(errors)}
+        shown.append(_table(rows, ("name", "gpu", "published_tokens_per_s", "predicted_tokens_per_s", "error_%")))
+    if options.only != "published":
+        content["cpu"], content["rates"] = compare_cpu(options.rounds)
+        rows = content["cpu"]
+        errors = [abs(row["error_%"]) for row in rows]
+        order = rank_order_share(
+            [row["predicted_s"] for row in rows], [row["measured_s"] for row in rows], differ_share=DIFFER_SHARE
+        )
+        figures |= {
+            "cpu_configurations": len(rows),
+            "cpu_error_median_%": statistics.median(errors),
+            "cpu_error_worst_%": max(errors),
+            "cpu_pairs_in_order_%": 100 * order,
+        }
+        shown.append(_table(rows, ("name", "measured_s", "predicted_s", "error_%")))
+    return finish(options.json, bars_of(BARS, figures), content, "\n\n".join(shown))
+
+
+def compare_published(one: Published) -> dict[str, Any]:
+    """Return the published and the predicted tokens/s of one figure."""
+    from autotune.memory.jobs.trace import trace_steps
+
+    rates = data_sheet_rates(one.gpu)
+    assert rates is not None
+    config = one.config()
+    seconds = []
+    for micro_batches in (1, 2) if one.accumulation > 1 else (1,):
+        sizes = {"micro_batch_size": one.micro_batch, "global_batch_size": one.micro_batch * micro_batches}
+        with _explicit_attention() if one.attention == "explicit" else contextlib.nullcontext():
+            # A causal query sees half of the positions, like one in documents of half the length.
+            trace, _ = trace_steps(
+                config.model_copy(update=sizes), one.vocab_size, DEFAULT_SPECIAL_IDS,
+                documents_per_sequence=2.0 if one.causal else 1.0,
+            )  # fmt: skip
+        seconds.append(predict_speed(trace.work, rates, config).step_s.value)
+    further = seconds[1] - seconds[0] if len(seconds) > 1 else 0.0
+    step_s = seconds[0] + (one.accumulation - 1) * further
+    predicted = one.accumulation * one.micro_batch * one.seq_length / step_s
+    sys.stderr.write(f"{one.name} {one.gpu}: {predicted / one.tokens_per_s:.2f}\n")
+    return {
+        **asdict(one),
+        "published_tokens_per_s": one.tokens_per_s,
+        "predicted_tokens_per_s": predicted,
+        "error_%": 100 * (predicted / one.tokens_per_s - 1),
+    }
+
+
+def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return predicted and measured step times of the trainer on this machine, and the machine's constants."""
+    vocab_size = 8192
+    requests = {}
+    for name, changes in CPU_CONFIGURATIONS.items():
+        rows, length = changes.get("micro_batch_size", 16), changes.get("seq_length_tokens", 128)
+        micro_batches = changes.get("micro_batches", 1)
+        model = changes.get("model", "bert-mini")
+        config = TrainConfig.model_validate(
+            {"model": model_settings(model), "device": "cpu", "layout": "packed", "micro_batch_size": rows,
+             "seq_length_tokens": length, "global_batch_size": rows * micro_batches}
+            | {key: value for key, value in changes.items() if key not in {"model", "micro_batches"}}
+        )  # fmt: skip
+        requests[name] = config
+    measured: dict[str, list[float]] = {name: [] for name in requests}
+    with ForkServerMachine() as machine:
+        machine.start()
+        host = SystemHost().facts(())
+        rates = measure_rates(machine, "cpu", host.cpu_model or "cpu", when_utc="in this run")
+        predicted = {name: _predicted_s(machine, config, vocab_size, rates) for name, config in requests.items()}
+        for _ in range(rounds):
+            for name, config in requests.items():
+                request = StepRequest(
+                    config=config, vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, memory_budget_bytes=None,
+                    warmup_steps=2, timed_steps=5, local_ranks=1, documents_per_sequence=2.0,
+                )  # fmt: skip
+                seconds = _figures(machine, request.trial(timeout_s=TIMEOUT_S))["step_s"]
+                measured[name].append(statistics.median(seconds))
+                sys.stderr.write(f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n")
+    rows_found = [
+        {
+            "name": name,
+            "measured_s": (true_s := statistics.median(measured[name])),
+            "measured_rounds_s": measured[name],
+            "predicted_s": predicted[name],
+            "error_%": 100 * (predicted[name] / true_s - 1),
+        }
+        for name in requests
+    ]
+    return rows_found, rates.model_dump(mode="json")
+
+
+def _predicted_s(machine: Machine, config: TrainConfig, vocab_size: int, rates: MachineRates) -> float:
+    request = TraceRequest(
+        config=config, vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=2.0,
+        micro_batches=config.global_batch_size // config.micro_batch_size, ranks=1, sizes=[config.micro_batch_size],
+    )  # fmt: skip
+    work = Trace.of(_figures(machine, request.trial(timeout_s=TIMEOUT_S))["traces"][0]).work
+    return predict_speed(work, rates, config).step_s.value
+
+
+def _figures(machine: Machine, trial: Trial) -> Mapping[str, Any]:
+    outcome = machine.run(trial)
+    if not isinstance(outcome, Measured):
+        raise CannotMeasure(f"{trial.job}: {outcome}")
+    return outcome.figures
+
+
+@contextlib.contextmanager
+def _explicit_attention() -> Iterator[None]:
+    """Let a trace compute attention as matmuls and a softmax, without a kernel for all of it."""
+    import torch
+
+    def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+        scores = torch.matmul(query, key.transpose(-1, -2)) / query.shape[-1] ** 0.5
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        dropped = torch.native_dropout(weights, dropout, True)[0] if dropout else weights
+        return torch.matmul(dropped.to(value.dtype), value)
+
+    with mock.patch("autotune.memory.jobs.device_rules.attend", attend):
+        yield
+
+
+def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    cells = [[f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
+    return text_table(list(names), cells)
+
+
+if __name__ == "__main__":
+    run(main)
