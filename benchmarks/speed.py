@@ -105,8 +105,8 @@ def _large(**more: Any) -> Published:  # noqa: ANN401 - fields of the class
 
 
 def _decoder(shape: tuple[int, int, int, int], **more: Any) -> Published:  # noqa: ANN401 - fields of the class
-    named = dict(zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True))
-    return Published(**named | {"causal": True, "attention": "flash", "dropout": 0.0, "vocab_size": 50_368} | more)
+    named: dict[str, Any] = dict(zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True))
+    return Published(**{**named, "causal": True, "attention": "flash", "dropout": 0.0, "vocab_size": 50_368, **more})
 
 
 _125M, _350M, _760M = (12, 768, 12, 3072), (24, 1024, 16, 4096), (24, 1536, 12, 6144)

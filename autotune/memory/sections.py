@@ -316,7 +316,7 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
         ("samples", "r", lambda one: format_count(one.samples)),
         ("peak memory", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
         ("per sequence", "r", lambda one: format_bytes(one.bytes_per_sequence)),
-        ("tokens/s", "r", lambda one: format_count(one.speed and one.speed.padded_tokens_per_s.value)),
+        ("tokens/s", "r", lambda one: format_count(one.speed.padded_tokens_per_s.value if one.speed else None)),
         ("MFU", "r", lambda one: format_share(one.speed.mfu.value) if one.speed and one.speed.mfu else None),
     )  # fmt: skip
 

@@ -112,15 +112,16 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
         price_per_device_hour=asked.price_per_device_hour,
     )
     verified = None if measured is None else memory_of_probe(measured)
-    found: MemoryPlan | CannotTrace | None = verified
-    if measured is None or verified is None or (asked.tokens_per_s is None and tuned_rate(measured) is None):
-        traced_now = traced(
+    found: MemoryPlan | CannotTrace
+    if verified is None or (asked.tokens_per_s is None and measured is not None and tuned_rate(measured) is None):
+        found = traced(
             train, fleet, subject.gpu_model, rows.contents, update,
             rows_per_rank=-(-known.global_batch_size // fleet.ranks),
         )  # fmt: skip
-        found = traced_now
         if verified is not None:
-            found = replace(verified, work=traced_now.work) if isinstance(traced_now, MemoryPlan) else verified
+            found = replace(verified, work=found.work if isinstance(found, MemoryPlan) else None)
+    else:
+        found = verified
     if isinstance(found, MemoryPlan):
         memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_verified=verified is not None)
         known = replace(known, memory=memory)

@@ -71,8 +71,7 @@ def trace_steps(
         The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
     fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
-    lengths = fullest.tokens_N.numpy()
-    tape = AllocationRecorder(within_kernels(config.device), attended_pairs(lengths, None) / lengths.sum())
+    tape = AllocationRecorder(within_kernels(config.device), _keys_of_a_query(fullest))
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
@@ -129,13 +128,22 @@ def trace_steps(
         "attention": training.module.attention.kind,
         "attention_reason": training.module.attention.reason,
     }
-    work = StepWork(
-        micro_batch_size=config.micro_batch_size,
-        padded_tokens=batches_per_step * fullest.ids_BS.numel(),
-        model_flops=batches_per_step * training.work.step_flops(lengths, fullest.predicted_tokens),
+    return tape.trace(_work_of(training, fullest, batches_per_step, tape), fullest.predicted_tokens), model
+
+
+def _keys_of_a_query(batch: MicroBatch) -> float:
+    lengths_N = batch.tokens_N.numpy()
+    return float(attended_pairs(lengths_N, None) / lengths_N.sum())
+
+
+def _work_of(training: Training, batch: MicroBatch, batches_per_step: int, tape: AllocationRecorder) -> StepWork:
+    flops = training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
+    return StepWork(
+        micro_batch_size=len(batch.ids_BS),
+        padded_tokens=batches_per_step * batch.ids_BS.numel(),
+        model_flops=batches_per_step * flops,
         kernels=tuple(tape.kernels.counts.items()),
     )
-    return tape.trace(work, fullest.predicted_tokens), model
 
 
 def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:

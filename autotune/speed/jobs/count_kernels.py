@@ -58,13 +58,7 @@ class KernelCounter:
         if kernel is not None:
             self.counts[kernel] += 1
 
-    def kernel_of(
-        self,
-        function: Any,
-        args: Any,
-        kwargs: Mapping[str, Any],
-        result: Any,  # noqa: ANN401 - a call
-    ) -> Kernel | None:
+    def kernel_of(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Kernel | None:  # noqa: ANN401 - a call
         """Return the kernel of an operator's call; None for views and allocations."""
         name, launches = _name_of(function)
         if not launches:

@@ -106,7 +106,7 @@ def _sums_columns(node: fx.Node) -> bool:
         return False
     dims = node.args[1]
     rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]  # a node
-    return isinstance(dims, list | tuple) and bool(dims) and rank - 1 not in {dim % rank for dim in dims}  # type: ignore[operator]
+    return isinstance(dims, list | tuple) and bool(dims) and rank - 1 not in {dim % rank for dim in dims}
 
 
 def _values(nodes: Collection[fx.Node]) -> Iterator[Any]:

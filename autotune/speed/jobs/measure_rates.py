@@ -20,6 +20,7 @@ from autotune.speed.decide import attention_rates, fit_matmul_rates
 from autotune.speed.jobs.count_kernels import KernelCounter
 from autotune.speed.values import AttentionRates, KernelKind, MatmulRates, PassRate, RatesRequest
 from trainer.distributed.ranks import pick_device
+from trainer.model.sparse_last_layer import attend_documents
 
 REPEATS = 5
 _MIB = 2**20
@@ -118,21 +119,22 @@ class _Bench:
     def _attention_s(self, kernel: str, length: int, dtype: torch.dtype) -> tuple[float, float]:
         """Return the FLOP/s of attention within documents of a length, forward and backward."""
         tokens, heads = (32_768, 12) if self._cuda else (4096, 4)
-        batch = tokens // length
         if kernel == "varlen":
-            from torch.nn.attention.varlen import varlen_attn
-
-            parts = [self._tensor((tokens, heads, _HEAD), dtype).requires_grad_() for _ in range(3)]
+            query, key, value = (self._tensor((tokens, heads, _HEAD), dtype).requires_grad_() for _ in range(3))
             edges = torch.arange(0, tokens + 1, length, device=self._device, dtype=torch.int32)
 
-            def attend() -> Any:  # noqa: ANN401 - torch's own
-                return varlen_attn(*parts, edges, edges, length, length)
+            def attend() -> torch.Tensor:
+                return attend_documents(
+                    query, key, value, query_edges=edges, key_edges=edges, longest_query=length, longest_key=length
+                )
         else:
-            parts = [self._tensor((batch, heads, length, _HEAD), dtype).requires_grad_() for _ in range(3)]
-            mask = torch.zeros(batch, 1, length, length, device=self._device, dtype=dtype)
+            query, key, value = (
+                self._tensor((tokens // length, heads, length, _HEAD), dtype).requires_grad_() for _ in range(3)
+            )
+            mask = torch.zeros(tokens // length, 1, length, length, device=self._device, dtype=dtype)
 
-            def attend() -> Any:  # noqa: ANN401 - torch's own
-                return functional.scaled_dot_product_attention(*parts, attn_mask=mask)
+            def attend() -> torch.Tensor:
+                return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
         torch.backends.cuda.enable_cudnn_sdp(False)
         flops = 4.0 * tokens * heads * length * _HEAD

@@ -1,12 +1,10 @@
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base import model_work as shapes
-from autotune.base.model_work import flops_per_token, largest_parameter_bytes, vocab_size_of, work_of_shape
-from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
+from autotune.base.model_work import largest_parameter_bytes, vocab_size_of, work_of_shape
 from trainer.build import model_work
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
@@ -33,25 +31,6 @@ def test_what_a_shape_computes_is_what_the_built_model_does(shape):
     truth = model_work(build_model(config, torch.device("meta")))
     assert work_of_shape(train, VOCAB_SIZE, truth.parameters) == truth
     assert vocab_size_of(train, truth.parameters) == pytest.approx(-(-VOCAB_SIZE // 64) * 64, rel=0.02)
-
-
-@given(st.integers(0, 1000), st.floats(3, 6), st.floats(0.1, 1.5), st.sampled_from([128, 512]))
-def test_typical_lengths_have_the_mean_and_the_squares_of_the_samples(seed, center, spread, seq_length_tokens):
-    samples = np.random.default_rng(seed).lognormal(center, spread, 2000).astype(int) + 1
-    counts, _ = np.histogram(samples, bins=[*HISTOGRAM_EDGES, 2**21])
-    found = shapes.typical_lengths(LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts.tolist()), seq_length_tokens)
-    cut = np.minimum(samples, seq_length_tokens - 2) + 2
-    assert found.mean() == pytest.approx(cut.mean(), abs=4)
-    assert (found**2).sum() / found.sum() == pytest.approx((cut**2).sum() / cut.sum(), rel=0.03, abs=4)
-    assert found.max() <= seq_length_tokens
-
-
-def test_a_token_costs_more_in_longer_documents_and_about_six_operations_for_each_weight():
-    work = work_of_shape(BERT, 30_522, 109_518_912)
-    short, long = (flops_per_token(work, np.array([length]), 0.15) for length in (64, 512))
-    # Layers on every token, head and last layer where something is predicted: less than six times all parameters.
-    assert 0.6 < long / (6 * work.parameters) < 1
-    assert short < flops_per_token(work, shapes.assumed_lengths(512), 0.15) < long
 
 
 @given(st.integers(1, 48), st.integers(10**5, 10**10))

@@ -8,6 +8,7 @@ from autotune.memory.decide.memory_model import expected_on_cpu, peak_bytes
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.values import Allocation, Trace, TraceRequest
+from autotune.speed.values import Kernel, StepWork
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import made_on
 from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
@@ -25,11 +26,15 @@ FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
 OF_MODEL = {"parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
 
 
+def work_of(rows):
+    return StepWork(micro_batch_size=rows, padded_tokens=64 * rows, model_flops=1e9, kernels=((Kernel("copy"), 1),))
+
+
 def trace_figures(trial, row_bytes=ROW_BYTES):
     """What a trace of such a model says, without what libraries take."""
     traces = [
         Trace(
-            micro_batch_size=rows, predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
+            work=work_of(rows), predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
             allocations=(
                 Allocation(size_bytes=FIXED_BYTES, term="parameters"),
                 Allocation(size_bytes=row_bytes * rows, term="activations: Linear"),
@@ -295,7 +300,7 @@ def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
         trace = Trace(
-            micro_batch_size=rows, predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1
+            work=work_of(rows), predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1
         )
         traces.append(trace.to_json())
     return Measured(figures=OF_MODEL | {"traces": traces})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.memory.decide import memory_model as memory
 from autotune.memory.values import Allocation, Term, Trace
+from autotune.speed.values import StepWork
 
 MAX_MICRO_BATCH_SIZE = 96
 TERMS = ("activations", "optimizer", Term.PARAMETERS)
@@ -41,7 +42,8 @@ def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None 
     """A trace of blocks given as fixed bytes, bytes per row and term."""
     allocations = tuple(Allocation(size_bytes=fixed + rows * by_row, term=term) for fixed, by_row, term in blocks)
     order = tuple(range(len(blocks)) if events is None else events)
-    return Trace(micro_batch_size=rows, predicted_tokens=rows, allocations=allocations, events=order, repeats_from=0)
+    work = StepWork(micro_batch_size=rows, padded_tokens=rows, model_flops=0.0, kernels=())
+    return Trace(work=work, predicted_tokens=rows, allocations=allocations, events=order, repeats_from=0)
 
 
 def simple_law(*blocks: tuple[int, int, str], events: list[int] | None = None) -> memory.MemoryModel:

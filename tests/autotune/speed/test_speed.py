@@ -1,0 +1,162 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from autotune.errors import MachineLacks
+from autotune.memory.jobs.trace import trace_steps
+from autotune.speed import decide
+from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed, rank_order_share
+from autotune.speed.jobs import measure_rates as job
+from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
+from autotune.speed.values import Kernel, MachineRates, StepWork, parts_of
+from autotune.trials.values import Crashed, Measured
+from tests.fakes import FakeMachine
+from trainer.config.presets import model_settings
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import SpecialIds
+from trainer.errors import BadConfig
+
+IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+H100 = "NVIDIA H100 80GB HBM3"
+LAYERS, HIDDEN, ROWS, WIDTH = 4, 256, 8, 128
+
+
+def config(**changes):
+    return TrainConfig.model_validate(
+        {
+            "model": model_settings("bert-mini"), "device": "cuda", "precision": "bf16", "layout": "packed",
+            "attention_dropout": 0.0, "micro_batch_size": ROWS, "global_batch_size": ROWS, "seq_length_tokens": WIDTH,
+        }
+        | changes
+    )  # fmt: skip
+
+
+def work_of(**changes):
+    return trace_steps(config(**changes), 1000, IDS, documents_per_sequence=2.0)[0].work
+
+
+def counted(work):
+    found = Counter()
+    for kernel, count in work.kernels:
+        found[kernel.kind] += count
+    return found
+
+
+def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_flops():
+    work = work_of(last_layer="dense", mlm_head="dense")
+    tokens, of_layer = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
+    head = HIDDEN**2 + HIDDEN * 1024  # the table has whole tiles
+    matmuls = [(kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"]
+    assert sum(count for _, count in matmuls) == 3 * (6 * LAYERS + 2)
+    assert sum(kernel.flops * count for kernel, count in matmuls) == 6 * tokens * (LAYERS * of_layer + head)
+    attention = {kernel.name: (kernel.flops, count) for kernel, count in work.kernels if kernel.kind == "attention"}
+    forward = 4 * tokens * (WIDTH / 2) * HIDDEN  # documents are half a sequence
+    assert attention["varlen forward"] == (pytest.approx(forward, rel=0.01), LAYERS)
+    assert attention["varlen backward"] == (pytest.approx(2.5 * forward, rel=0.01), LAYERS)
+    assert StepWork.of(work.to_json()) == work
+
+
+def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_matmuls():
+    eager, compiled = work_of(), work_of(compile=True)
+    assert counted(eager)["matmul"] == counted(compiled)["matmul"]
+    assert compiled.launches < eager.launches
+    moving = ("copy", "math", "norm", "softmax", "random")
+    assert compiled.bytes_of(*moving) < 0.8 * eager.bytes_of(*moving)
+    assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
+
+
+def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
+    work = work_of()
+    speed = predict_speed(work, data_sheet_rates(H100), config(), 64.0)
+    assert sum(speed.parts_s.values()) == pytest.approx(speed.step_s.value)
+    assert sum(share for _, share in parts_of(speed)) == pytest.approx(1.0)
+    assert speed.padded_tokens_per_s.value == pytest.approx(ROWS * WIDTH / speed.step_s.value)
+    assert speed.non_padding_tokens_per_s.value == pytest.approx(speed.padded_tokens_per_s.value / 2)
+    assert speed.mfu.value == pytest.approx(work.model_flops / speed.step_s.value / 989e12)
+    assert speed.step_s.low < speed.step_s.value < speed.step_s.high
+    # So few tokens that the host is slower than the GPU.
+    assert parts_of(speed)[0][0] == "host"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seconds"),
+    [
+        (Kernel("copy", moved_bytes=10**9), 1e9 / (0.87 * 3.35e12) + 3e-6),
+        (Kernel("matmul", dtype="bf16", flops=1e12, moved_bytes=10**9), 1e12 / (0.87 * 989e12) + 1e9 / 6.7e12 + 4e-6),
+        (Kernel("attention", "varlen forward", "bf16", 1e12, 10**6, 200.0), 2e12 / (0.35 * 989e12) + 3e-6),
+        (Kernel("graph call"), 0.0),
+    ],
+)
+def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
+    assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
+
+
+def test_matmul_rates_are_those_that_made_the_measurements():
+    rng = np.random.default_rng(0)
+    flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
+    found = fit_matmul_rates(flops, moved, flops / 5e14 + moved / 4e12 + 7e-6)
+    assert (found.flops_per_s, found.bytes_per_s, found.fixed_s) == pytest.approx((5e14, 4e12, 7e-6))
+    # Noise that asks for a negative term gets none.
+    assert fit_matmul_rates(flops, moved, flops / 5e14 - 1e-7).fixed_s == 0.0
+
+
+def test_attention_rates_pass_through_both_measured_lengths():
+    found = decide.attention_rates((128, 512), (1e14, 2e14))
+    for length, rate in ((128, 1e14), (512, 2e14)):
+        assert found.flops_per_s / (1 + found.half_tokens / length) == pytest.approx(rate)
+    assert decide.attention_rates((128, 512), (3e14, 2e14)).half_tokens == 0.0
+
+
+def test_the_order_of_pairs_counts_only_those_that_differ():
+    assert rank_order_share([3, 2, 1], [3.0, 2.0, 1.0], differ_share=0.1) == 1.0
+    assert rank_order_share([1, 2, 3], [3.0, 2.0, 1.0], differ_share=0.1) == 0.0
+    assert rank_order_share([2, 1], [1.0, 1.05], differ_share=0.1) == 1.0
+
+
+def quick(monkeypatch):
+    """Measure with tiny operators and without a compiler."""
+    for name, value in {
+        "_CPU_PASSES_MIB": (1, 2), "_CPU_TOKENS": (64,), "_CPU_LAYERS": ((32, 64),), "REPEATS": 1,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(job, name, value)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+
+
+def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    machine = FakeMachine(lambda trial: Measured(figures=job.run(trial.measured, {})))
+    rates = measure_rates(machine, "cpu", "AMD EPYC", when_utc="2026-11-26T00:00:00Z")
+    path = write_rates(rates, tmp_path)
+    assert path == rates_path("AMD EPYC", tmp_path)
+    assert known_rates("AMD EPYC", tmp_path) == rates
+    assert {"cpu forward fp32", "cpu backward bf16"} <= set(rates.attention)
+    assert rates.source == "measured on this machine, 2026-11-26"
+    work = work_of(device="cpu", precision="fp32")
+    assert math.isfinite(predict_speed(work, rates, config()).step_s.value)
+    path.write_text(path.read_text().replace('"launch_s"', '"lunch_s"', 1))
+    with pytest.raises(BadConfig, match="lunch_s"):
+        known_rates("AMD EPYC", tmp_path)
+
+
+def test_an_unknown_machine_has_no_constants_and_a_failed_measurement_is_told(tmp_path):
+    assert known_rates("AMD EPYC", tmp_path) is None
+    assert isinstance(known_rates(H100, tmp_path), MachineRates)
+    with pytest.raises(MachineLacks, match="could not be measured"):
+        measure_rates(FakeMachine(lambda _: Crashed(detail="x")), "cpu", "AMD EPYC", when_utc="2026")
+
+
+def test_work_counts_bytes_once_for_each_tensor_and_none_for_views():
+    from autotune.speed.jobs.measure_rates import _Counting
+
+    value = torch.zeros(64, 32)
+    with _Counting() as counting:
+        functional.gelu(value.t().view(32, 64) if value.t().is_contiguous() else value)
+        value.expand(4, 64, 32) + 1.0
+    assert {kernel.kind: kernel.moved_bytes for kernel in counting.counter.counts} == {
+        "math": 2 * 64 * 32 * 4,
+        "copy": (1 + 4) * 64 * 32 * 4,
+    }
