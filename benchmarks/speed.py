@@ -63,7 +63,7 @@ class Published:
     """``bf16`` stands for fp16 as well."""
     compile: bool = False
     attention: str = "explicit"
-    """``explicit``: products and a softmax of their own; ``flash``."""
+    """``explicit``: separate matmuls and softmax; ``flash``."""
     causal: bool = False
     predicted_share: float | None = None
     """Share of positions at which the head is computed; None for all."""

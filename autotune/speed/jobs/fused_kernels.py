@@ -1,8 +1,8 @@
 """Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
 
 Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
-if one reads another's output; a sum over the leading dimensions, such as a bias gradient, is one more kernel if it
-reads an output, as rows must be complete before columns are summed.
+if one reads another's output. A sum over the leading dimensions, such as a bias gradient, is one more kernel if it
+reads an output: rows must be complete before columns are summed.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -15,7 +15,7 @@ def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_
     assert lines[-1] == f"next: {NEXT_COMMAND}"
     content = json.loads(says("doctor", "--json", "--path", tmp_path, "--path", "/proc"))
     derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
-    assert set(content) == {"machine", "findings", "next"} | derived
+    assert set(content) == {"machine", "findings", "next", "rates"} | derived
     assert content["allotted_cpus"] >= 1
     assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [str(tmp_path), "/proc"]
     assert all(set(finding) == {"severity", "claim", "next_step"} for finding in content["findings"])
@@ -29,3 +29,16 @@ def test_everything_is_read_through_the_ports():
     assert [status.facts for status in machine.gpus] == [gpu_model]
     assert "MIG is on for GPU 0" in render(machine, as_json=False)
     assert json.loads(render(machine, as_json=True))["machine"]["versions"] == {"torch": "2"}
+
+
+def test_measured_constants_are_shown_and_written_where_predictions_find_them(says, monkeypatch, tmp_path):
+    from autotune.machine import command
+    from autotune.speed.decide import data_sheet_rates
+    from autotune.speed.measure import known_rates
+
+    found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(update={"source": "measured on this machine"})
+    monkeypatch.setattr(command, "measure_rates", lambda *_, **__: found)
+    monkeypatch.chdir(tmp_path)
+    assert "written to                     reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
+    assert known_rates("NVIDIA H100 PCIe") == found
+    assert json.loads(says("doctor", "--measure", "--json"))["rates"]["source"] == found.source
