@@ -15,6 +15,7 @@ typedef struct {
     int major, minor, multiprocessors;
     size_t context, communicator; /* what a process occupies outside the allocator */
     const char *state, *counts;   /* a file that processes of one machine share; a folder */
+    const char *trace;            /* what is counted with a stack of Python */
     int values;                   /* collectives exchange data, and do not merely succeed */
     double collective_wait_s;
     const char *faults;
@@ -50,6 +51,10 @@ NG_API void ng_work(double amount, double per_s); /* asked of the device, which 
 #define NG_NO_FAULT (-1 << 30)
 NG_API void ng_count(const char *kind, const char *literal);
 NG_API void ng_count_kernel(const void *kernel, const char *name);
+typedef struct ng_graph ng_graph; /* zeroed memory of NG_GRAPH bytes */
+#define NG_GRAPH 64
+NG_API void ng_capture(ng_graph *graph); /* what is counted from now on, or no longer (0) */
+NG_API void ng_replay(const ng_graph *graph);
 NG_API void ng_name_kernel(const void *kernel, const char *name);
 NG_API int ng_called(const char *function); /* the answer of a planned fault, or NG_NO_FAULT */
 

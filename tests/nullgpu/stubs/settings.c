@@ -54,6 +54,7 @@ __attribute__((constructor(101))) static void read_environment(void) {
         .communicator = bytes("NULLGPU_COMMUNICATOR", 0),
         .state = text("NULLGPU_STATE", 0),
         .counts = text("NULLGPU_COUNTS", 0),
+        .trace = text("NULLGPU_TRACE", 0),
         .values = (int)number("NULLGPU_VALUES", 0),
         .collective_wait_s = number("NULLGPU_COLLECTIVE_WAIT_S", 60),
         .faults = text("NULLGPU_FAULTS", 0),

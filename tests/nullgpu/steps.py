@@ -1,0 +1,157 @@
+"""Count what a steady optimizer step of the trainer asks of a GPU: its whole loop runs, and nothing is computed.
+
+``python -m tests.nullgpu.steps PROFILE DATA [ASSIGNMENT …]`` is what runs there.
+"""
+
+import faulthandler
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from tests.nullgpu.counts import Counts
+from tests.simulators.corpora import real_lengths, write_corpus
+from trainer.config.presets import model_settings
+from trainer.health.watchdog import Watchdog
+
+ROOT = Path(__file__).parents[2]
+WARM_STEPS, FIRST_STEP, LAST_STEP = 2, 20, 30
+"""Steps in which graphs may be compiled; counted are steps after ``FIRST_STEP``, to ``LAST_STEP``."""
+DOCUMENTS = 4_000
+_MATMUL = re.compile(r"cublas(LtMatmul|\w*[Gg]emm\w*)")
+_FUSED = ("cudnnBackendExecute",)
+"""Calls of libraries that launch kernels and are no matmuls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCase:
+    """A training whose steps are counted: one micro-batch of packed sequences."""
+
+    model: str
+    compiled: bool
+    rows: int = 8
+    width: int = 512
+
+    @property
+    def name(self) -> str:
+        """What sets it apart."""
+        return f"{self.model} {'compiled' if self.compiled else 'eager'}"
+
+    def profile(self) -> str:
+        """Return a profile for the trainer."""
+        train = {
+            "model": model_settings(self.model).model_dump(exclude_defaults=True), "device": "cuda", "layout": "packed",
+            "precision": "bf16", "attention_dropout": 0.0, "compile": self.compiled, "seq_length_tokens": self.width,
+            "micro_batch_size": self.rows, "global_batch_size": self.rows, "max_steps": LAST_STEP,
+            "checkpoint": {"enabled": False},
+        }  # fmt: skip
+        return tomlkit.dumps({"schema_version": 2, "train": train})
+
+
+def counted(case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = "wait") -> dict[str, Any]:
+    """Return counts per step by kind and name, and the lines of code behind those whose ``kind:name`` begins so.
+
+    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them. Kinds are those of ``Counts``, with ``matmul``
+    for calls of cuBLAS.
+    """
+    from tests.nullgpu.environment import make
+    from tests.nullgpu.machine import Machine
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        machine = Machine(environment=make(), folder=place, variables={"NULLGPU_TRACE": traced})
+        (place / "profile.toml").write_text(case.profile())
+        data = write_corpus(place / "data", real_lengths(DOCUMENTS, seed=1))
+        ended = machine.run("-m", "tests.nullgpu.steps", place / "profile.toml", data, *assignments, timeout_s=3600)
+    if ended.code:
+        return asdict(case) | {"error": str(ended)[-2000:]}
+    found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
+    lines = {name: {line: number / _STEPS for line, number in at.most_common()} for name, at in _lines(ended.err)}
+    return asdict(case) | found | {"lines": lines}
+
+
+_STEPS = LAST_STEP - FIRST_STEP
+
+
+def _lines(written: str) -> list[tuple[str, Counter[str]]]:
+    """Return how often each line of the trainer, innermost first, asked for what was traced."""
+    found: dict[str, Counter[str]] = {}
+    for one in written.split("nullgpu trace ")[1:]:
+        name, _, stack = one.partition("\n")
+        frames = re.findall(rf'File "{re.escape(str(ROOT))}/(trainer/\S+)", line (\d+) in (\w+)', stack)
+        line = ", from ".join("{}:{} {}".format(*frame) for frame in frames[:2]) or "a thread of torch"
+        found.setdefault(name, Counter())[line] += 1
+    return sorted(found.items())
+
+
+class _Counting(Watchdog):
+    """Reads the counts when the trainer reports that a step was submitted."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=float("inf"))
+        self.counts: list[Counts] = []
+        self.graphs: list[int] = []
+
+    def heartbeat(self, step: int | None = None) -> None:
+        """Note counts before and after the steady steps, during which stacks are written."""
+        super().heartbeat(step)
+        if step == FIRST_STEP:
+            faulthandler.register(signal.SIGUSR2, all_threads=False)
+        if step == LAST_STEP:
+            faulthandler.unregister(signal.SIGUSR2)
+        if step in (FIRST_STEP, LAST_STEP):
+            self.counts.append(Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())]))
+        if step in (WARM_STEPS, LAST_STEP):
+            from torch._dynamo.utils import counters
+
+            self.graphs.append(counters["stats"]["unique_graphs"])
+
+
+def main(profile: str, data: str, *assignments: str) -> None:
+    """Train, and print what a step counts."""
+    import torch
+
+    from trainer.config.resolve import resolve
+    from trainer.data.dataset import TokenDataset
+    from trainer.data.global_batch import make_plan
+    from trainer.data.loader import micro_batch_plans
+    from trainer.distributed.ranks import join_ranks
+    from trainer.loop import train
+    from trainer.record import meter
+    from trainer.record.writer import RunWriter
+
+    # Nothing is computed: sums of tokens are 0, and divided by.
+    to_host = meter.to_host
+    meter.to_host = lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)
+    resolved = resolve(Path(profile), assignments=assignments, data=Path(data))
+    ranks, watch = join_ranks(resolved.config), _Counting()
+    train(resolved, ranks, RunWriter(Path(profile).with_name("run"), active=True), lambda row: None, watch=watch)
+    before, after = watch.counts
+    found: dict[str, dict[str, float]] = {}
+    for (kind, name), number in after.since(before).most_common():
+        told = "matmul" if _MATMUL.fullmatch(name) else "kernel" if name in _FUSED else kind
+        found.setdefault(told, {})[name] = number / _STEPS
+    dataset = TokenDataset.open(Path(data))
+    plan = make_plan(resolved.config, len(dataset), ranks.world_size)
+    documents = [
+        len(one.segments.samples) for one in micro_batch_plans(dataset, resolved.config, plan, 0, steps=LAST_STEP)
+    ]
+    answer = {
+        "counts": found,
+        "graphs": watch.graphs[0],
+        "recompilations": watch.graphs[1] - watch.graphs[0],
+        "documents": [min(documents), max(documents)],
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
