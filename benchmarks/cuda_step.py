@@ -119,8 +119,7 @@ def _table(found: Mapping[str, Any]) -> str:
     columns = list(next(iter(rows.values()), {}))
     head = ["case", *(name.removesuffix("_per_step").replace("_", " ") for name in columns)]
     cells = [[name, *(f"{row[column]:.4g}" for column in columns)] for name, row in rows.items()]
-    failed = [[name, "failed", *[""] * (len(head) - 2)] for name in found.keys() - rows.keys()]
-    return text_table(head, [*cells, *failed], align="l" + "r" * len(columns))
+    return text_table(head, cells, align="l" + "r" * len(columns))
 
 
 def _details(found: Mapping[str, Any]) -> list[str]:
@@ -128,7 +127,7 @@ def _details(found: Mapping[str, Any]) -> list[str]:
     texts = []
     for name, one in found.items():
         if "error" in one:
-            texts.append(f"{name}\n{one['error']}")
+            texts.append(f"{name}: failed\n{one['error']}")
             continue
         few, most = one["documents"]
         kernels = list(one["counts"]["kernel"].items())

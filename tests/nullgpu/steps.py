@@ -104,9 +104,9 @@ class _Counting(Watchdog):
         """Note counts before and after the steady steps, during which stacks are written."""
         super().heartbeat(step)
         if step == FIRST_STEP:
-            faulthandler.register(signal.SIGUSR2, all_threads=False)
+            faulthandler.register(signal.SIGRTMIN, all_threads=False)
         if step == LAST_STEP:
-            faulthandler.unregister(signal.SIGUSR2)
+            faulthandler.unregister(signal.SIGRTMIN)
         if step in (FIRST_STEP, LAST_STEP):
             self.counts.append(Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())]))
         if step in (WARM_STEPS, LAST_STEP):

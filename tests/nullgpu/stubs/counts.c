@@ -57,9 +57,9 @@ static entry *enter(const char *kind, const char *name) {
 static void trace(const char *name) {
     const char *wanted = ng_get()->trace;
     struct sigaction now;
-    if (!wanted || strncmp(name, wanted, strlen(wanted)) || sigaction(SIGUSR2, 0, &now) || now.sa_handler == SIG_DFL) return;
+    if (!wanted || strncmp(name, wanted, strlen(wanted)) || sigaction(SIGRTMIN, 0, &now) || now.sa_handler == SIG_DFL) return;
     dprintf(2, "nullgpu trace %s\n", name);
-    raise(SIGUSR2);
+    raise(SIGRTMIN);
 }
 
 /* A captured graph is a list of what was counted meanwhile, which each replay counts again. */
