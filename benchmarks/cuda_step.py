@@ -62,21 +62,20 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
 
     Figures from another source, such as bytes and memory by the trace or predicted speed, are joined here.
     """
-    of, waits = one["counts"], dict(one["counts"].get("wait", {}))
-    kernels, matmuls = sum(of["kernel"].values()), sum(of["matmul"].values())
-    events = waits.pop("cudaEventSynchronize", 0.0)
-    pageable = sum(waits.pop(name) for name in list(waits) if name.startswith("pageable"))
-    copies = dict(of.get("copy", {}))
+    total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
+    memsets, events = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"].get("cudaEventSynchronize", 0.0)
+    pageable = sum(number for name, number in one["counts"]["wait"].items() if name.startswith("pageable"))
     return {
-        **{name: float(number) for name, number in one["families"].items()},
-        "kernels": kernels,
-        "matmuls": matmuls,
-        "launches_per_step": kernels + matmuls,
-        "memsets": copies.pop("memset", 0.0),
-        "copies": sum(copies.values()),
+        **one["families"],
+        "kernels": total["kernel"],
+        "matmuls": total["matmul"],
+        "launches_per_step": total["kernel"] + total["matmul"],
+        "memsets": memsets,
+        "copies": total["copy"] - memsets,
+        "allocations": total["allocation"],
         "event_waits_per_step": events,
         "pageable_copies_per_step": pageable,
-        "other_waits_per_step": sum(waits.values()),
+        "other_waits_per_step": total["wait"] - events - pageable,
         "recompilations": one["recompilations"],
     }
 
@@ -103,7 +102,7 @@ def _readable(one: dict[str, Any]) -> dict[str, Any]:
     for name, number in zip(command.stdout.splitlines(), kernels.values(), strict=True):
         families[next(family for family, pattern in FAMILIES.items() if re.search(pattern, name))] += number
         named[_short(name)] += number
-    kinds = {kind: names for kind, names in one["counts"].items() if kind in ("matmul", "copy", "wait")}
+    kinds = {kind: one["counts"].get(kind, {}) for kind in ("matmul", "copy", "allocation", "wait")}
     return one | {"families": families, "counts": {"kernel": dict(named.most_common()), **kinds}}
 
 

@@ -185,6 +185,16 @@ def test_launches_copies_and_waits_are_counted(null_gpu):
     assert counts["wait", "cudaDeviceSynchronize"] == 1
 
 
+def test_what_a_graph_captured_is_counted_again_by_each_replay(null_gpu):
+    program = (
+        "import torch; x = torch.ones(4, 4, device='cuda'); x @ x; graph = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph): (x @ x).sigmoid_()\n"
+        "for _ in range(5): graph.replay()"
+    )
+    counts = null_gpu().run("-c", program).counts
+    assert (counts.kernels("sigmoid"), counts["call", "cublasSgemm_v2"]) == (1 + 5, 2 + 5), counts
+
+
 RANK = """
 import os, sys, torch, torch.distributed as dist
 rank = int(sys.argv[1])

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tomlkit
 
@@ -25,10 +26,12 @@ from trainer.health.watchdog import Watchdog
 ROOT = Path(__file__).parents[2]
 WARM_STEPS, FIRST_STEP, LAST_STEP = 2, 20, 30
 """Steps in which graphs may be compiled; counted are steps after ``FIRST_STEP``, to ``LAST_STEP``."""
+_STEPS = LAST_STEP - FIRST_STEP
 DOCUMENTS = 4_000
 _MATMUL = re.compile(r"cublas(LtMatmul|\w*[Gg]emm\w*)")
-_FUSED = ("cudnnBackendExecute",)
-"""Calls of libraries that launch kernels and are no matmuls."""
+_KIND_OF_CALL = {"cudnnBackendExecute": "kernel"} | dict.fromkeys(
+    ("cudaMalloc", "cudaHostAlloc", "cuMemCreate"), "allocation"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ def counted(case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = 
     """Return counts per step by kind and name, and the lines of code behind those whose ``kind:name`` begins so.
 
     ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them. Kinds are those of ``Counts``, with ``matmul``
-    for calls of cuBLAS.
+    for calls of cuBLAS and ``allocation`` for those that make the allocators' memory.
     """
     from tests.nullgpu.environment import make
     from tests.nullgpu.machine import Machine
@@ -76,9 +79,6 @@ def counted(case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = 
     found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
     lines = {name: {line: number / _STEPS for line, number in at.most_common()} for name, at in _lines(ended.err)}
     return asdict(case) | found | {"lines": lines}
-
-
-_STEPS = LAST_STEP - FIRST_STEP
 
 
 def _lines(written: str) -> list[tuple[str, Counter[str]]]:
@@ -123,21 +123,21 @@ def main(profile: str, data: str, *assignments: str) -> None:
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import micro_batch_plans
-    from trainer.distributed.ranks import join_ranks
+    from trainer.distributed.ranks import join_ranks, to_host
     from trainer.loop import train
     from trainer.record import meter
     from trainer.record.writer import RunWriter
 
-    # Nothing is computed: sums of tokens are 0, and divided by.
-    to_host = meter.to_host
-    meter.to_host = lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)
     resolved = resolve(Path(profile), assignments=assignments, data=Path(data))
     ranks, watch = join_ranks(resolved.config), _Counting()
-    train(resolved, ranks, RunWriter(Path(profile).with_name("run"), active=True), lambda row: None, watch=watch)
+    writer = RunWriter(Path(profile).with_name("run"), active=True)
+    # Nothing is computed: sums of tokens would be 0, and divided by.
+    with patch.object(meter, "to_host", lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)):
+        train(resolved, ranks, writer, lambda row: None, watch=watch)
     before, after = watch.counts
     found: dict[str, dict[str, float]] = {}
     for (kind, name), number in after.since(before).most_common():
-        told = "matmul" if _MATMUL.fullmatch(name) else "kernel" if name in _FUSED else kind
+        told = "matmul" if _MATMUL.fullmatch(name) else _KIND_OF_CALL.get(name, kind)
         found.setdefault(told, {})[name] = number / _STEPS
     dataset = TokenDataset.open(Path(data))
     plan = make_plan(resolved.config, len(dataset), ranks.world_size)
