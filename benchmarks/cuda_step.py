@@ -63,8 +63,8 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
     Figures from another source, such as bytes and memory by the trace or predicted speed, are joined here.
     """
     total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
-    memsets, events = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"].get("cudaEventSynchronize", 0.0)
-    pageable = sum(number for name, number in one["counts"]["wait"].items() if name.startswith("pageable"))
+    memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
+    others = [name for name in waits if name != "cudaEventSynchronize" and not name.startswith("pageable")]
     return {
         **one["families"],
         "kernels": total["kernel"],
@@ -73,9 +73,9 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
         "memsets": memsets,
         "copies": total["copy"] - memsets,
         "allocations": total["allocation"],
-        "event_waits_per_step": events,
-        "pageable_copies_per_step": pageable,
-        "other_waits_per_step": total["wait"] - events - pageable,
+        "event_waits_per_step": waits.get("cudaEventSynchronize", 0.0),
+        "pageable_copies_per_step": sum(number for name, number in waits.items() if name.startswith("pageable")),
+        "other_waits_per_step": sum(waits[name] for name in others),
         "recompilations": one["recompilations"],
     }
 
