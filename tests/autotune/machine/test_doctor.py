@@ -39,6 +39,6 @@ def test_measured_constants_are_shown_and_written_where_predictions_find_them(sa
     found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(update={"source": "measured on this machine"})
     monkeypatch.setattr(command, "measure_rates", lambda *_, **__: found)
     monkeypatch.chdir(tmp_path)
-    assert "written to                     reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
+    assert "reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
     assert known_rates("NVIDIA H100 PCIe") == found
     assert json.loads(says("doctor", "--measure", "--json"))["rates"]["source"] == found.source
