@@ -44,10 +44,11 @@ def advise(
     """
     from autotune.advice.decide.rules import RULES
     from autotune.advice.decide.rules import advise as find_advice
-    from autotune.advice.read_context import context_of
+    from autotune.advice.read_context import context_of, with_predicted_gains
     from autotune.advice.sections import advice_text, rules_text
     from autotune.base.document import answer_json
     from autotune.machine.host import SystemHost
+    from trainer.record.progress import progress
     from trainer.record.run_record import RUN_FILE
 
     if rules:
@@ -68,6 +69,8 @@ def advise(
     now = context_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
+    with progress("advise") as update:
+        now = with_predicted_gains(now, update)
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:

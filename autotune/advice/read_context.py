@@ -2,26 +2,31 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
+from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.machine.host import Host
+from autotune.memory.prediction import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.store import StoredProfile, read_profile, read_trials
 from autotune.profiles.values import Profile
+from autotune.speed.measure import known_rates
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import profile_sha256, read_profile_tables
 from trainer.config.train_config import Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
+from trainer.record.progress import Update
 from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 
 
@@ -64,6 +69,26 @@ def context_of(
             next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
         )
     return TrainingContext(train=None, data=facts)
+
+
+def gains_to_predict(now: TrainingContext) -> dict[str, dict[str, object]]:
+    """Return the changes of a GPU step's settings whose gain a prediction can tell, by setting."""
+    train = now.train
+    if train is None or train.device != "cuda":
+        return {}
+    better = {"compile": True, "precision": "bf16", "activation_checkpointing": "none", "attention_dropout": 0.0}
+    present = {name: getattr(train, name) for name in better} | {"attention_dropout": now.attention_dropout}
+    return {name: {name: value} for name, value in better.items() if present[name] != value}
+
+
+def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContext:
+    """Return the context with predicted gains, if the constants of its GPU are known; this takes about a minute."""
+    changes, gpu = gains_to_predict(now), now.gpu_name
+    rates = None if gpu is None else known_rates(gpu)
+    if now.train is None or rates is None or not changes:
+        return now
+    vocab_size = VOCAB_SIZE if now.data is None else now.data.vocab_size or VOCAB_SIZE
+    return replace(now, predicted_gains=predicted_gains(now.train, vocab_size, rates, changes, update))
 
 
 def read_measured_run(directory: Path) -> Run:

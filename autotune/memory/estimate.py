@@ -104,6 +104,16 @@ def _extended(
     return fit, tuple(alike), told
 
 
+def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
+    """Return the kernels of a step at the micro-batch size of its settings.
+
+    Raises:
+        CannotTrace: If the model cannot be traced.
+        BadInput: If the configuration cannot be built.
+    """
+    return Trace.of(_traced(request, machine, (request.config.micro_batch_size,))["traces"][0]).work
+
+
 def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
     outcome = machine.run(request.model_copy(update={"sizes": list(rows)}).trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):

@@ -27,14 +27,21 @@ from autotune.memory.decide.memory_model import (
     peak_bytes,
 )
 from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
-from autotune.memory.estimate import CannotTrace, MemoryEstimate, assumed_contents, contents_of, estimate_model
+from autotune.memory.estimate import (
+    CannotTrace,
+    MemoryEstimate,
+    assumed_contents,
+    contents_of,
+    estimate_model,
+    traced_work,
+)
 from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
 from autotune.plan.values import Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
-from autotune.speed.values import SpeedPrediction, StepWork
+from autotune.speed.values import MachineRates, SpeedPrediction, StepWork
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
 from trainer.model.families import FAMILIES
@@ -166,7 +173,12 @@ def _estimated(
     micro_batches: int = 2,
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE,
 ) -> MemoryEstimate:
-    request = TraceRequest(
+    request = _trace_request(config, contents, micro_batches, ranks=ranks)
+    return estimate_model(request, machine, budget_bytes, usual, max_micro_batch_size=max_micro_batch_size)
+
+
+def _trace_request(config: TrainConfig, contents: SequenceContents, micro_batches: int, *, ranks: int) -> TraceRequest:
+    return TraceRequest(
         config=config,
         vocab_size=contents.vocab_size,
         special_ids=contents.special_ids,
@@ -174,7 +186,6 @@ def _estimated(
         micro_batches=micro_batches,
         ranks=ranks,
     )
-    return estimate_model(request, machine, budget_bytes, usual, max_micro_batch_size=max_micro_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +328,36 @@ class _Tracer:
 
 def _is_known(config: TrainConfig) -> bool:
     return config.model.config["model_type"] in FAMILIES
+
+
+def predicted_gains(
+    train: TrainConfig,
+    vocab_size: int,
+    rates: MachineRates,
+    changes: Mapping[str, Mapping[str, object]],
+    update: Update,
+) -> dict[str, float]:
+    """Return the ratio of predicted tokens/s with each change of settings, by its name, to those without it.
+
+    A change that cannot be traced is left out; without a trace of the present settings the result is empty.
+    """
+    found: dict[str, float] = {}
+    with ForkServerMachine() as machine:
+        update(0, None, "loading torch")
+        machine.start()
+        present: dict[str, Mapping[str, object]] = {"": {}}
+        for number, (name, changed) in enumerate((present | dict(changes)).items()):
+            update(number, 1 + len(changes), f"predicting {name or 'the present step'}")
+            config = train.model_copy(update=dict(changed))
+            contents = assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
+            try:
+                work = traced_work(_trace_request(config, contents, 1, ranks=1), machine)
+            except (CannotTrace, BadInput):
+                if not name:
+                    return {}
+                continue
+            found[name] = predict_speed(work, rates, config).padded_tokens_per_s.value
+    return {name: rate / found[""] for name, rate in found.items() if name}
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:

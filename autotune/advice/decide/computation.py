@@ -43,7 +43,7 @@ def full_precision(now: TrainingContext) -> Advice | None:
             figure("peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
             figure(f"peak in {now_in}", slow, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
         ),
-        gain=Gain.between(*ratios),
+        gain=now.predicted_gain("precision") or Gain.between(*ratios),
         cost="matmul inputs are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in fp32; "
         "activations take less memory, so probe the micro-batch again",
         changes=(SettingChange(key="precision", old="fp32", new="bf16"),),
@@ -127,7 +127,8 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
         claim=f"attention dropout of {percent(now.attention_dropout)} rules out varlen attention, the fastest kernel "
         "for packed sequences",
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
-        gain=Gain.between(*(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))),
+        gain=now.predicted_gain("attention_dropout")
+        or Gain.between(*(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))),
         cost="a change of recipe: BERT was trained with 10 %, newer encoders such as ModernBERT with none",
         changes=(SettingChange(key="attention_dropout", old=train.attention_dropout, new=0.0),),
         command=now.probe_command(attention_dropout=0),
@@ -164,7 +165,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         return Advice(
             claim=f"SMs are idle {percent(gaps.share)} of the step: kernels are launched late, or are too small",
             evidence=(now.part_figure(gaps, "SMs without work"),),
-            gain=times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
+            gain=now.predicted_gain("compile") or times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost=_COST_OF_COMPILING,
             changes=_COMPILE,
             would_change="larger micro-batches, whose kernels run longer than their launches",
@@ -192,10 +193,41 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"kernels wait for GPU memory about {percent(waits.share)} of the step; Tensor Cores idle meanwhile",
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
-        gain=without(waits, TRAFFIC_LEFT),
+        gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
         cost=_COST_OF_COMPILING,
         changes=_COMPILE,
         would_change="fp32 matmuls: then change to bf16 first, which halves the traffic",
+    )
+
+
+def eager_layers(now: TrainingContext) -> Advice | None:
+    """Find layers that are not compiled although a prediction expects a gain."""
+    gain = now.predicted_gain("compile")
+    if gain is None or gain.ratio < 1 + MATTERS_SHARE or launch_bound(now) or memory_bound(now):
+        return None
+    return Advice(
+        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels",
+        gain=gain,
+        cost=_COST_OF_COMPILING,
+        changes=_COMPILE,
+        command=now.probe_command(compile=True),
+        would_change="no compiler on the machine, or runs of a few minutes",
+    )
+
+
+def recomputation(now: TrainingContext) -> Advice | None:
+    """Find activation checkpointing, which recomputes layers in the backward pass."""
+    gain = now.predicted_gain("activation_checkpointing")
+    if now.train is None or gain is None or gain.ratio < 1 + MATTERS_SHARE:
+        return None
+    old = now.train.activation_checkpointing
+    return Advice(
+        claim=f"{old} activation checkpointing recomputes layers in every backward pass",
+        gain=gain,
+        cost="more memory: the largest micro-batch shrinks, so probe it again",
+        changes=(SettingChange(key="activation_checkpointing", old=old, new="none"),),
+        command=now.probe_command(activation_checkpointing="none"),
+        would_change="a micro-batch below the knee without checkpointing",
     )
 
 

@@ -134,6 +134,8 @@ RULES = (
     AdviceRule(name="dense-last-layer", looks=computation.dense_last_layer, covers=("compute",)),
     AdviceRule(name="attention-dropout", looks=computation.attention_dropout, covers=("compute",)),
     AdviceRule(name="launch-bound", looks=computation.launch_bound, covers=("launch-bound",)),
+    AdviceRule(name="eager-layers", looks=computation.eager_layers, covers=("launch-bound", "memory")),
+    AdviceRule(name="recomputation", looks=computation.recomputation, covers=("compute",)),
     AdviceRule(name="memory-bound", looks=computation.memory_bound, covers=("memory",)),
     AdviceRule(name="optimizer-bound", looks=computation.optimizer_bound, covers=("optimizer step",)),
     AdviceRule(name="compute-bound", looks=computation.compute_bound, covers=("compute",)),

@@ -187,6 +187,15 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     yield Scenario("full-precision", "TF32 on an H100", tuned(gpu, exact), tuned_well, _rates(gpu, exact))
     yield Scenario("half-precision", "gradients in fp16", ran(gpu, halved), ran_well)
 
+    kept = settings(gpu, activation_checkpointing="full")
+    compiled = _speed(gpu, settings(gpu, compile=True)) / _speed(gpu, good)
+    for rule, setting, train, gain in (
+        ("eager-layers", "compile", good, compiled),
+        ("recomputation", "activation_checkpointing", kept, 4 / 3),  # four passes instead of three
+    ):
+        told, untold = (replace(ran(gpu, train), predicted_gains={setting: one}) for one in (gain, 1.01))
+        yield Scenario(rule, "a gain that was predicted", told, untold, lambda _, gain=gain: gain)
+
     gappy, logged = replace(gpu, launch_s=1e-4), replace(gpu, between_s=0.2)
     slow, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile=True)
     yield Scenario("launch-bound", "a host that launches slowly", tuned(gappy, good), tuned_well, _rates(gappy, good))

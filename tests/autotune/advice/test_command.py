@@ -32,6 +32,28 @@ def write_run(place: str, **changes) -> str:
     return place
 
 
+@pytest.fixture(autouse=True)
+def predicted(monkeypatch):
+    """Gains that predictions find, by setting; none, without tracing."""
+    found, asked = {}, []
+
+    def predict(train, vocab_size, rates, changes, update):
+        asked.append(set(changes))
+        return found
+
+    monkeypatch.setattr("autotune.advice.read_context.predicted_gains", predict)
+    return found, asked
+
+
+def test_gains_are_predicted_for_settings_that_a_gpu_step_lacks(advise, predicted):
+    found, asked = predicted
+    found["compile"] = 1.5
+    said = json.loads(advise(write_profile("p.toml", attention_dropout=0.1), "--json"))["advice"]
+    gains = {one["rule"]: one["gain"] for one in said}
+    assert gains["memory-bound"]["low"] < 1.4 < gains["memory-bound"]["ratio"] <= 1.5
+    assert asked == [{"compile", "attention_dropout"}]
+
+
 @pytest.fixture
 def advise(says):
     return lambda *words, code=0: says("advise", *words, code=code)
