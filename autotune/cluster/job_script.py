@@ -78,10 +78,7 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
 
 
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
-    """Return the text of the template ``measure`` or ``train``: the site's, relative to its file, or the built-in one.
-
-    Raise ``BadInput`` if the site's template cannot be read.
-    """
+    """Return a template: the site's, relative to its file, or the built-in one; raise ``BadInput`` if unreadable."""
     own: str | None = getattr(site.templates, kind)
     if own is None:
         return _own_template(f"{kind}.sbatch")
@@ -91,10 +88,8 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
             raise BadInput(f"template {path} exceeds 1 MiB", next_step=f"Correct templates.{kind} in the site file.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(
-            f"cannot read the template {path}: {getattr(error, 'strerror', None) or error}",
-            next_step=f"Correct templates.{kind} in the site file.",
-        ) from error
+        what = f"cannot read the template {path}: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what, next_step=f"Correct templates.{kind} in the site file.") from error
 
 
 def _own_template(name: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
-from autotune.profiles.values import Profile
+from autotune.profiles.values import Profile, is_sha256
 
 _SHOWN_DIGITS = 12
 
@@ -72,9 +72,8 @@ def problems_of(
 
 def describe(node: NodeFacts) -> str:
     """Describe a node on one line."""
-    gpus = ", ".join(
-        f"{name} {format_bytes(total)}" for name, total in zip(node.gpu_names, node.gpu_total_bytes, strict=True)
-    )
+    sizes = zip(node.gpu_names, node.gpu_total_bytes, strict=True)
+    gpus = ", ".join(f"{name} {format_bytes(total)}" for name, total in sizes)
     linked = {True: "yes", False: "no", None: "n/a"}[node.nvlinked]
     return (
         f"{node.name}: {node.allotted_cpus} CPUs; GPUs: {gpus or 'none'}; NVLink: {linked}; "
@@ -86,5 +85,4 @@ def _shown(value: object) -> str:
     if value is None:
         return "n/a"
     text = str(value)
-    is_hash = len(text) == 64 and all(c in "0123456789abcdef" for c in text)
-    return text[:_SHOWN_DIGITS] if is_hash else text
+    return text[:_SHOWN_DIGITS] if is_sha256(text) else text

@@ -81,18 +81,14 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
     ``MachineLacks`` if there is no ``sbatch``, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
-        raise MachineLacks(
-            "cannot submit the job: sbatch not found",
-            next_step=f"Run this on a login node of the cluster; the script is {script}.",
-        )
+        what = "cannot submit the job: sbatch not found"
+        raise MachineLacks(what, next_step=f"Run this on a login node of the cluster; the script is {script}.")
     options = [] if after is None else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
     done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
     job = re.match(r"\d+", done.stdout.strip())
     if done.returncode or job is None:
-        raise MachineLacks(
-            f"sbatch rejected the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}",
-            next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}",
-        )
+        what = f"sbatch rejected the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}"
+        raise MachineLacks(what, next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}")
     return job[0]
 
 
@@ -108,10 +104,8 @@ def ask_state(job: str) -> JobState | None:
     if done.returncode == 0:
         return parse_state(done.stdout)
     if "Invalid job id" in done.stderr:
-        raise MachineLacks(
-            f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}",
-            next_step=f"Read its log, or query the accounting: sacct -j {job}",
-        )
+        what = f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}"
+        raise MachineLacks(what, next_step=f"Read its log, or query the accounting: sacct -j {job}")
     return None
 
 
@@ -154,14 +148,11 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        raise _NoAnswer(
-            f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s",
-            next_step="Try again later; SLURM is busy or down.",
-        ) from error
+        what = f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s"
+        raise _NoAnswer(what, next_step="Try again later; SLURM is busy or down.") from error
     except OSError as error:
-        raise MachineLacks(
-            f"cannot run {command[0]}: {error.strerror}", next_step="Run this on a login node of the cluster."
-        ) from error
+        what = f"cannot run {command[0]}: {error.strerror}"
+        raise MachineLacks(what, next_step="Run this on a login node of the cluster.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +166,14 @@ class Ended:
 def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:
     """Wait for a job's end; ``told`` receives news: queued and why, its nodes, the last line of its log.
 
-    Raises:
-        AutotuneError: If SLURM ended the job, or does not answer any more.
-        StoppedWaiting: On Ctrl-C; the job continues.
+    Raise ``AutotuneError`` if SLURM ended the job, or does not answer any more; ``StoppedWaiting`` on Ctrl-C; the job
+    continues.
     """
     try:
         last = _wait(job, log, told, ask)
     except KeyboardInterrupt as error:
-        raise StoppedWaiting(
-            f"stopped waiting; job {job} continues and writes to {log}",
-            next_step=f"Follow it: autotune status; cancel it: scancel {job}",
-        ) from error
+        what = f"stopped waiting; job {job} continues and writes to {log}"
+        raise StoppedWaiting(what, next_step=f"Follow it: autotune status; cancel it: scancel {job}") from error
     return verdict(job, last, log, last_lines(log))
 
 
@@ -195,10 +183,8 @@ def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
         state = ask(job)
         unanswered = 0 if state is not None else unanswered + 1
         if unanswered > _UNANSWERED:
-            raise MachineLacks(
-                f"SLURM stopped answering; job {job} may still run",
-                next_step=f"Query it later: scontrol show job {job}",
-            )
+            what = f"SLURM stopped answering; job {job} may still run"
+            raise MachineLacks(what, next_step=f"Query it later: scontrol show job {job}")
         if state is not None:
             now = describe(state, last_lines(log, count=1))
             if now != told_before:
@@ -224,8 +210,7 @@ def describe(state: JobState, line: str) -> str:
 def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     """Return the result of a finished job. Pure.
 
-    Raises:
-        AutotuneError: If a limit, pre-emption or a node failure ended it; its exit code shows if a rerun resumes.
+    Raise ``AutotuneError`` if a limit, pre-emption or a node failure ended it; its exit code shows if a rerun resumes.
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
@@ -237,15 +222,10 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
         "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
     }
     if state.state in ends:
-        raise StartAgain(
-            f"job {job} {ends[state.state]}{shown}",
-            next_step="Run the same command again to resume.",
-        )
+        raise StartAgain(f"job {job} {ends[state.state]}{shown}", next_step="Run the same command again to resume.")
     if state.state == "OUT_OF_MEMORY":
-        raise ExceedsMemory(
-            f"job {job} exceeded its memory limit and was killed{shown}",
-            next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
-        )
+        what = f"job {job} exceeded its memory limit and was killed{shown}"
+        raise ExceedsMemory(what, next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.")
     if state.state == "CANCELLED":
         return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{shown}")
     if state.state == "COMPLETED":

@@ -132,13 +132,9 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and return its exit code; signals are forwarded, and it ends with this process."""
-    # It ends with this process; its ranks notice that, save and exit.
-    child = start(
-        command,
-        env=dict(environment),
-        # A terminal sends Ctrl-C to the whole foreground group; forwarded, it arrives once.
-        start_new_session=True,
-    )
+    # It ends with this process; its ranks notice that, save and exit. A terminal sends Ctrl-C to the whole foreground
+    # group, so it has its own session, in which the forwarded signal arrives once.
+    child = start(command, env=dict(environment), start_new_session=True)
 
     def pass_on(number: int, frame: object) -> None:
         del frame
@@ -158,18 +154,13 @@ def derived_ports(job: int) -> tuple[int, ...]:
 
 
 def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[int, ...]]:
-    """Return the first free port of a job, and the ones before it that are taken.
-
-    Raise ``MachineLacks`` if none is free.
-    """
+    """Return a job's first free port, and the taken ones before it; raise ``MachineLacks`` if none is free."""
     ports = derived_ports(job)
     for position, port in enumerate(ports):
         if is_free(port):
             return port, ports[:position]
-    raise MachineLacks(
-        f"no free port for job {job} here: {', '.join(map(str, ports))} are taken",
-        next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.",
-    )
+    what = f"no free port for job {job} here: {', '.join(map(str, ports))} are taken"
+    raise MachineLacks(what, next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.")
 
 
 def is_free(address: str, port: int) -> bool:
@@ -192,10 +183,8 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
     if interface is not None:
         if not addresses.get(interface):
             having = ", ".join(name for name, listed in addresses.items() if listed)
-            raise MachineLacks(
-                f"network interface {interface!r} has no IPv4 address here; interfaces with one: {having}",
-                next_step="Correct network.interface in the site file.",
-            )
+            what = f"network interface {interface!r} has no IPv4 address here; interfaces with one: {having}"
+            raise MachineLacks(what, next_step="Correct network.interface in the site file.")
         return addresses[interface][0]
     own = [one for listed in addresses.values() for one in listed]
     # Debian resolves a machine's name to 127.0.1.1, which is a different machine on every node.

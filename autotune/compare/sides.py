@@ -30,7 +30,7 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
-from autotune.profiles.decide.rates import settled_steps, training_rates
+from autotune.profiles.decide.rates import positive, settled_steps, training_rates
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
@@ -54,18 +54,11 @@ _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 
 
 def compare_paths(a: Path, b: Path) -> Comparison:
-    """Compare two profiles, tunings, runs or datasets, or a profile with a run.
-
-    Raises:
-        UsageError: If they are of kinds that have no figures in common.
-        TrainerError, AutotuneError: If one of them cannot be read.
-    """
+    """Compare two profiles, tunings, runs or datasets, or a profile with a run; raise an error if this fails."""
     (first, mine), (second, theirs) = _side(a), _side(b)
     if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
-        raise UsageError(
-            f"{a} is a {first.kind} and {b} is a {second.kind}: no figures in common",
-            next_step="Compare two of a kind, or a profile with a run.",
-        )
+        what = f"{a} is a {first.kind} and {b} is a {second.kind}: no figures in common"
+        raise UsageError(what, next_step="Compare two of a kind, or a profile with a run.")
     return compare(first, second, _loss(mine, theirs) if mine and theirs else None)
 
 
@@ -148,16 +141,14 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
         yield Measurement(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, how in [*((point, "cached batches") for point in probe.curve), *sustained]:
-            estimate = of_bounds(point.padded_rate, point.timed_steps)
-            yield Measurement(
-                metric=STEP_RATE, of=f"{_many(point.micro_batch_size, 'sequence')}, {how}", estimate=estimate
-            )
+            of = f"{_many(point.micro_batch_size, 'sequence')}, {how}"
+            yield Measurement(metric=STEP_RATE, of=of, estimate=of_bounds(point.padded_rate, point.timed_steps))
     if workers is not None:
-        if rates := _positive(workers.cached_padded_tokens_per_s):
+        if rates := positive(workers.cached_padded_tokens_per_s):
             yield Measurement(metric=WINDOW_RATE, of="upper bound, cached batches", estimate=of_windows(rates))
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
-            if rates := _positive(row.padded_tokens_per_s):
+            if rates := positive(row.padded_tokens_per_s):
                 yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
             yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
@@ -231,10 +222,8 @@ def _tuning_side(path: Path) -> Side:
     every, corrupt = read_trial_records(path / TRIAL_LOG_DIRECTORY)
     measured = [one for one in every if one.job in ("step", "training") and one.outcome["kind"] == "measured"]
     if not measured:
-        raise BadInput(
-            f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt",
-            next_step="Tune first (autotune tune), or name the profile.",
-        )
+        what = f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt"
+        raise BadInput(what, next_step="Tune first (autotune tune), or name the profile.")
     records = [one for one in measured if one.site == measured[-1].site]
     left_out = corrupt + len(measured) - len(records)
     groups: dict[str, list[TrialRecord]] = {}
@@ -243,9 +232,8 @@ def _tuning_side(path: Path) -> Side:
     measurements = [one for of, group in groups.items() for one in _trial_figures(of, group)]
     config = records[-1].trial.config
     settings = flat_table(config)
-    keeps_up = [one for one in measurements if one.metric is WINDOW_RATE] or [
-        one for one in measurements if one.metric is STEP_RATE
-    ]
+    windows = [one for one in measurements if one.metric is WINDOW_RATE]
+    keeps_up = windows or [one for one in measurements if one.metric is STEP_RATE]
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
@@ -312,18 +300,14 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
     rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
-        rates = _positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
+        rates = positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
             yield Measurement(metric=STEP_RATE, of=of, estimate=of_windows(rates))
-        if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
+        if peaks := positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
             yield Measurement(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
-    if rates := _positive(one.padded_tokens_per_s for one in windows):
+    if rates := positive(one.padded_tokens_per_s for one in windows):
         yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
         yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
-
-
-def _positive(values: Iterable[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value) and value > 0]

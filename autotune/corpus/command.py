@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 _SHOWN_FAULTS = 20
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Prepare, inspect, verify and stage datasets.",
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, help="Prepare, inspect, verify and stage datasets.", rich_markup_mode=None)
 
 
 @app.command("inspect")
@@ -131,6 +127,8 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     return "\n".join([*lines, following])
 
 
+_SOURCE_HELP = "Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob."
+_VOCAB_SIZE_HELP = f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}."
 _PADDED_TOKENS = 512
 """Sequence length to which the paper recipe pads every sample."""
 
@@ -140,13 +138,7 @@ _PADDED_TOKENS = 512
 def prepare(
     context: typer.Context,
     *,
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE",
-            help="Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob.",
-        ),
-    ],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE", help=_SOURCE_HELP)],
     out: Annotated[Path, option("DIR", "Output directory.")],
     field: Annotated[str, option("NAME", "Text field of jsonl and parquet; dots lead into jsonl objects.")] = "text",
     text_unit: Annotated[
@@ -161,15 +153,7 @@ def prepare(
     tokenizer: Annotated[
         str | None, option("NAME", "wordlevel, bpe, or a tokenizer.json. Default: wordlevel for elf, else bpe.")
     ] = None,
-    vocab_size: Annotated[
-        int | None,
-        option(
-            "N",
-            f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}.",
-            min=MIN_VOCAB_SIZE,
-            max=2**24,
-        ),
-    ] = None,
+    vocab_size: Annotated[int | None, option("N", _VOCAB_SIZE_HELP, min=MIN_VOCAB_SIZE, max=2**24)] = None,
     max_tokens: Annotated[int | None, option("N", "Longest sample to store. Default: no limit.", min=8)] = None,
     long: Annotated[
         Literal["truncate", "split"], option(None, "Treatment of samples over --max-tokens.", advanced=True)
@@ -199,9 +183,8 @@ def prepare(
 
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
     if given is not None and vocab_size is not None:
-        raise UsageError(
-            f"--vocab-size cannot be used with --tokenizer {str(given)!r}", next_step="Remove one of them."
-        )
+        what = f"--vocab-size cannot be used with --tokenizer {str(given)!r}"
+        raise UsageError(what, next_step="Remove one of them.")
     if sum(map(bool, (scheduler, slurm_workers, job.slurm is not None))) > 1:
         raise UsageError("--scheduler, --slurm-workers and --slurm exclude each other", next_step="Keep one of them.")
     name = out.resolve().name

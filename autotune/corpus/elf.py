@@ -142,10 +142,8 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
     """Yield (first address, size in bytes) for every entry of a little-endian 64-bit ``.eh_frame``, in its order.
 
     Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org). ``section_address`` is the
-    virtual address of the section's first byte.
-
-    Raises:
-        UnusableFileError: If the bytes are not such a table; ranges before the damage were already yielded.
+    virtual address of the section's first byte. Raise ``UnusableFileError`` if the bytes are not such a table; ranges
+    before the damage were already yielded.
     """
     encodings: dict[int, _Encoding] = {}
     position = 0

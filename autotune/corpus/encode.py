@@ -1,6 +1,8 @@
 """Encoding of pieces of text to ids, with statistics, and assembly of encoded pieces to the shards of a dataset."""
 
 import hashlib
+import io
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,6 @@ _BATCH_CHARACTERS = 2**20
 # 512 MiB of uint16: few files, each small enough to copy and check in parallel.
 SHARD_TOKENS = 2**28
 SHARD_SAMPLES = 2**24
-_HEADER_BYTES = 128
 
 Ids = npt.NDArray[np.uint32]
 
@@ -142,14 +143,13 @@ def assemble_shard(
 
 
 def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:
-    """Write a one-dimensional array of little-endian numbers after a header of fixed size; return its SHA-256."""
-    text = f"{{'descr': '{dtype.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({length},), }}"
-    padded_bytes = _HEADER_BYTES - 10
-    header = b"\x93NUMPY\x01\x00" + padded_bytes.to_bytes(2, "little") + text.ljust(padded_bytes - 1).encode() + b"\n"
-    hashed = hashlib.sha256(header)
+    """Write a one-dimensional array of little-endian numbers after numpy's header; return its SHA-256."""
+    header = io.BytesIO()
+    shape = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    hashed = hashlib.sha256()
     with path.open("xb", buffering=2**20) as file:
-        file.write(header)
-        for content in contents:
+        for content in itertools.chain([header.getvalue()], contents):
             hashed.update(content)
             file.write(content)
     return hashed.hexdigest()
@@ -174,14 +174,10 @@ def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
 
 
 def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
-    """Move a shard's files to the dataset; skip those that an earlier run moved.
-
-    Raise ``InternalError`` if a file is in neither directory.
-    """
+    """Move a shard's files to the dataset unless an earlier run did; raise ``InternalError`` if one is in neither."""
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():
             (directory / name).rename(workplace.dataset / name)
         if not (workplace.dataset / name).exists():
-            raise InternalError(
-                f"{name} not found in {directory}", next_step=f"Remove {workplace.path} and run the command again."
-            )
+            next_step = f"Remove {workplace.path} and run the command again."
+            raise InternalError(f"{name} not found in {directory}", next_step=next_step)

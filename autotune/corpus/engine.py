@@ -96,7 +96,6 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
 
 
 def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
-    """Return an engine that runs tasks on the workers of a dask client."""
     from distributed import as_completed
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
@@ -130,10 +129,8 @@ def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed
     try:
         receipt: Receipt | Callable[[], Exception] = future.result()
     except KilledWorker as error:
-        raise InternalError(
-            f"workers were killed repeatedly in task {task.stage}/{task.number}",
-            next_step=_RESUME_WITH_FEWER,
-        ) from error
+        what = f"workers were killed repeatedly in task {task.stage}/{task.number}"
+        raise InternalError(what, next_step=_RESUME_WITH_FEWER) from error
     if callable(receipt):
         raise receipt()
     return receipt
@@ -173,10 +170,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
             closing.callback(_close, cluster)
             client = Client(cluster)
         except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
-            raise MachineLacks(
-                f"cannot start workers: {error}",
-                next_step=_RESUME_WITH_FEWER,
-            ) from error
+            raise MachineLacks(f"cannot start workers: {error}", next_step=_RESUME_WITH_FEWER) from error
         closing.callback(_close, client)
         yield _on_workers(workplace, client, workers)
 
@@ -226,9 +220,8 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
-        raise MachineLacks(
-            "--slurm-workers requires dask-jobqueue", next_step=install_step("dask-jobqueue"), docs="missing-extra"
-        )
+        what = "--slurm-workers requires dask-jobqueue"
+        raise MachineLacks(what, next_step=install_step("dask-jobqueue"), docs="missing-extra")
     if shutil.which("sbatch") is None:
         next_step = "Run this on a login node of the cluster."
         raise MachineLacks("cannot submit jobs: sbatch not found", next_step=next_step)
@@ -274,25 +267,19 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client
+    same_version = "Install the same version of encoder-autotune on every worker."
     try:
         found: dict[str, tuple[str, bool]] = client.run(_describe_worker, workplace.path)
     except (ImportError, AttributeError) as error:
-        raise MachineLacks(
-            f"a worker cannot import this package: {error}",
-            next_step="Install the same version of encoder-autotune on every worker.",
-        ) from error
+        raise MachineLacks(f"a worker cannot import this package: {error}", next_step=same_version) from error
     version = importlib.metadata.version("encoder-autotune")
     for worker, (theirs, sees) in sorted(found.items()):
         if theirs != version:
-            raise MachineLacks(
-                f"worker {worker} has encoder-autotune {theirs}, this process {version}",
-                next_step="Install the same version of encoder-autotune on every worker.",
-            )
+            what = f"worker {worker} has encoder-autotune {theirs}, this process {version}"
+            raise MachineLacks(what, next_step=same_version)
         if not sees:
-            raise MachineLacks(
-                f"worker {worker} does not see {workplace.path}",
-                next_step="Choose an --out on a file system that all workers share.",
-            )
+            what = f"worker {worker} does not see {workplace.path}"
+            raise MachineLacks(what, next_step="Choose an --out on a file system that all workers share.")
 
 
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:

@@ -101,8 +101,6 @@ def extract_partition(
 
 
 class _Process:
-    """A running extraction process."""
-
     def __init__(self) -> None:
         self._start()
 
@@ -121,10 +119,8 @@ class _Process:
             )
         except OSError as error:
             self._alive.close()
-            raise MachineLacks(
-                f"cannot start an extraction process: {error.strerror}",
-                next_step="Use fewer --workers, or stop other programs.",
-            ) from error
+            what = f"cannot start an extraction process: {error.strerror}"
+            raise MachineLacks(what, next_step="Use fewer --workers, or stop other programs.") from error
         finally:
             os.close(inherited_fd)
         if b"ready" not in self._read():
@@ -160,16 +156,11 @@ class _Process:
         """End the process and its child; nothing is written after that."""
         if self._alive.closed:
             return
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
         try:
-            self._process.wait(_STOP_S)
+            self._process.communicate(timeout=_STOP_S)  # closes standard input, which ends the process
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            self._process.communicate()
         with self._alive:
             gone, _, _ = select.select([self._alive], [], [], _STOP_S)
         if not gone:

@@ -197,8 +197,6 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
 
 @dataclass(slots=True, kw_only=True)
 class _Preparation:
-    """One run through the stages."""
-
     request: Request
     input: Input
     workplace: Workplace
@@ -340,7 +338,6 @@ class _Preparation:
         sync(path)
 
     def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
-        """Run one task per piece."""
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]
         return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
 

@@ -100,9 +100,8 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     lines = []
     for label, (_, _, held) in zip(labels, rows, strict=True):
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
-        lines.append(
-            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / samples):>7}"
-        )
+        share = format_share(held / samples)
+        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {share:>7}")
     return "\n".join(lines)
 
 

@@ -216,23 +216,18 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
     ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if ids_in_all > 2**31:  # the limit of a manifest
         raise BadInput(f"{where}: id {ids_in_all - 1} exceeds 2**31", next_step="Number its words without gaps.")
+    parts = json.loads(content)
+    model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
+    kinds = (model.get("type"), splitter.get("type"))
+    looks_up = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
     return DatasetTokenizer(
         content=content,
         vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
         used_vocab_size=ids_in_all if used is None else used,
         special_ids=SpecialIds(**ids),
         encoder=tokenizer,
-        words=_plain_words(content),
+        words=model["vocab"] if looks_up else None,
     )
-
-
-def _plain_words(content: bytes) -> Mapping[str, int] | None:
-    parts = json.loads(content)
-    model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
-    kinds = (model.get("type"), splitter.get("type"))
-    plain = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
-    words: dict[str, int] | None = model["vocab"] if plain else None
-    return words
 
 
 def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:

@@ -34,6 +34,8 @@ from trainer.staging.copying import in_threads
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
 DEFAULT_SEQ_LENGTHS_TOKENS = (128, 512, 1024, 2048)
+Look = Callable[[int, npt.NDArray[Any]], str | None]
+"""Function that returns the first fault in numbers of a file, from the position of the first of them."""
 SAMPLED = 65_536
 """Number of samples whose lengths are read: about a second on a cold disk, and three digits of precision."""
 
@@ -57,16 +59,17 @@ class Verified:
 
 
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
-    """Read a dataset once, and compare all of it with its manifest; ``stage`` opens the progress display.
-
-    Raise ``BadConfig`` if there is no manifest.
-    """
+    """Compare all of a dataset with its manifest; raise ``BadConfig`` if there is none; ``stage`` shows progress."""
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
     shards = [(split, shard) for split in splits.values() for shard in split.shards]
     item_bytes = np.dtype(manifest.dtype).itemsize
     total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
-    faults = [*_foreign_files(directory, manifest), *_tokenizer_faults(directory, manifest)]
+    own = {MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME}
+    own.update(name for _, shard in shards for name in (shard.tokens_file, shard.offsets_file))
+    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in own)
+    faults = [Fault(file=name, what="does not belong to the dataset") for name in foreign]
+    faults += _tokenizer_faults(directory, manifest)
     with stage("verify") as update:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
@@ -74,9 +77,9 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         checked = in_threads(lambda one: _check_shard(directory, manifest, *one, meter), shards, threads)
     faults += [fault for found, _ in checked for fault in found]
     for name, split in splits.items():
-        own = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
-        counts = sum((counts for _, counts in own), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
-        if not any(found for found, _ in own) and counts.tolist() != split.length_histogram.counts:
+        of_split = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
+        counts = sum((counts for _, counts in of_split), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
+        if not any(found for found, _ in of_split) and counts.tolist() != split.length_histogram.counts:
             faults.append(Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} does not match its offsets"))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
@@ -140,13 +143,7 @@ class _Offsets:
 
 
 def _faults_of(
-    path: Path,
-    kind: np.dtype[Any],
-    length: int,
-    sha256: str,
-    *,
-    look: Callable[[int, npt.NDArray[Any]], str | None],
-    meter: StageMeter,
+    path: Path, kind: np.dtype[Any], length: int, sha256: str, *, look: Look, meter: StageMeter
 ) -> list[str | None]:
     """Read a file once: hash every chunk, and call ``look`` until the first fault, last with an empty chunk."""
     try:
@@ -184,19 +181,8 @@ def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
     return [Fault(file=TOKENIZER_NAME, what=what)] if what else []
 
 
-def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
-    shards = [*manifest.train.shards, *manifest.validation.shards]
-    expected = {MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME}
-    expected.update(name for shard in shards for name in (shard.tokens_file, shard.offsets_file))
-    names = sorted(entry.name for entry in directory.iterdir())
-    return [Fault(file=name, what="does not belong to the dataset") for name in names if name not in expected]
-
-
 def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
-    """Return sample lengths and the effect of sequence lengths, from the manifest and the offsets of some samples.
-
-    Raise ``BadConfig`` if the directory is not a dataset.
-    """
+    """Return lengths of random samples and the effect of sequence lengths; raise ``BadConfig`` if it is no dataset."""
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
     # The first of a seeded permutation: random, and the same every time.

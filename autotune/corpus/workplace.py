@@ -115,9 +115,8 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
                 file.unlink()
             yield Workplace(path=path)
     except LockHeld as error:
-        raise BadInput(
-            f"another process is preparing {out}", next_step="Wait until it ends, or choose another --out."
-        ) from error
+        next_step = "Wait until it ends, or choose another --out."
+        raise BadInput(f"another process is preparing {out}", next_step=next_step) from error
 
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
@@ -145,10 +144,8 @@ def check_place(out: Path, *, overwrite: bool) -> None:
         raise BadInput(f"{out} already contains a dataset", next_step="Choose another --out, or use --overwrite")
     foreign = [name for name in names if not _DATASET_NAMES.fullmatch(name)]
     if foreign:
-        raise BadInput(
-            f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost",
-            next_step="Move it away, or choose another --out.",
-        )
+        what = f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost"
+        raise BadInput(what, next_step="Move it away, or choose another --out.")
 
 
 def publish(dataset: Path, final: Path) -> None:

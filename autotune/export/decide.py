@@ -125,8 +125,8 @@ def _row(
 
 def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
     on_gpu, fsdp = train.device == "cuda", train.parallel.strategy == "fsdp2"
-    compiles, selective = train.compile, train.activation_checkpointing == "selective"
-    recomputes = train.activation_checkpointing != "none" and not fsdp
+    compiles, recomputes = train.compile, train.activation_checkpointing != "none" and not fsdp
+    also = train.activation_checkpointing == "selective" and "recomputes matmuls as well"
     return (
         _row("model"),
         _row("attention_dropout"),
@@ -134,12 +134,7 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
         _row("precision", "bf16", train.precision == "bf16"),
         _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
         _row("compile", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
-        _row(
-            "activation_checkpointing",
-            "gradient_checkpointing",
-            recomputes or None,
-            near=selective and "recomputes matmuls as well",
-        ),
+        _row("activation_checkpointing", "gradient_checkpointing", recomputes or None, near=also),
         _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="without run record, steps and events"),
     )
 
@@ -270,23 +265,18 @@ def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
     varlen = varlen if train.attention == "auto" else train.attention == "varlen"
     masked, sparse = train.mlm_head == "sparse", train.model.config["model_type"] == "modernbert"
     saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
+    waits = saving.enabled and saving.asynchronous and "training waits for each checkpoint"
+    every = "computes all positions"
     return (
-        _row(
-            "mlm_head",
-            near=masked and sparse and "sparse_prediction",
-            lost=masked and not sparse and "computes all positions",
-        ),
-        _row("last_layer", lost=masked and train.last_layer == "sparse" and "computes all positions"),
+        _row("mlm_head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and every),
+        _row("last_layer", lost=masked and train.last_layer == "sparse" and every),
         _row("attention", lost=varlen and "computes whole padded sequences under a mask"),
         _row("masks depend on seed, epoch and sample only", lost="masks change with ranks, workers and resuming"),
         _row("exact resume with another number of ranks", lost="skips as many micro-batches as were trained on"),
         _row("data.dataset_hash", lost="accepts any dataset"),
         _row("data.path", lost="your program passes a dataset in its own format"),
         _row("data.stage_to", lost=train.data.stage_to is not None and "no staging to local disks"),
-        _row(
-            "checkpoint.asynchronous",
-            lost=saving.enabled and saving.asynchronous and "training waits for each checkpoint",
-        ),
+        _row("checkpoint.asynchronous", lost=waits),
         _row("checkpoint.keep_every_steps", lost=keeps and "save_total_limit deletes older ones"),
         _row("health", lost="a loss that is not finite, spikes or explodes is neither skipped nor rolled back"),
         _row("max_epochs", lost=train.max_epochs is not None and "only max_steps ends the run"),

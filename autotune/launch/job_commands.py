@@ -1,5 +1,6 @@
 """``autotune job``: hidden commands that job scripts call."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -40,19 +41,15 @@ def preflight(
     if require_approved:
         approval.require_approved(profile, reports, expect_sha256=profile_sha256)
     stored = read_profile(profile).profile
-    monitor = NvmlMonitor()
-    try:
+    with contextlib.closing(NvmlMonitor()) as monitor:
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
-    finally:
-        monitor.close()
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
         told = "; ".join(f"{one.field} is {one.found}, expected {one.expected}" for one in problems)
         raise ProfileRejected(f"{node.name}: {told}", next_step=problems[0].next_step)
     if node.nvlinked is False:
-        sys.stderr.write(
-            f"warning: {node.name}: not all GPUs are linked by NVLink, so gradient synchronisation is slower\n"
-        )
+        slower = "not all GPUs are linked by NVLink, so gradient synchronisation is slower"
+        sys.stderr.write(f"warning: {node.name}: {slower}\n")
     print(f"preflight: {describe(node)}")
 
 
@@ -106,9 +103,8 @@ def outside(
     from autotune.cluster.torchrun import STARTER_VARIABLE, start_outside
 
     if not os.environ.get(STARTER_VARIABLE):
-        raise UsageError(
-            "job outside requires a job script", next_step="Submit a job instead: autotune train PROFILE --slurm"
-        )
+        next_step = "Submit a job instead: autotune train PROFILE --slurm"
+        raise UsageError("job outside requires a job script", next_step=next_step)
     raise SystemExit(start_outside(Path(os.environ[STARTER_VARIABLE]), nodes, script))
 
 

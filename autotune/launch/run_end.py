@@ -20,12 +20,7 @@ _KILLED = 70
 
 
 def run_end_of(
-    run: Path,
-    said_before: str,
-    job_code: int,
-    *,
-    patience_s: float = PATIENCE_S,
-    sleep: Callable[[float], None] = time.sleep,
+    run: Path, said_before: str, job_code: int, *, patience_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Ended:
     """Return how this start of a run ended.
 

@@ -1,5 +1,6 @@
 """State of runs and tunings from their records alone, available on any node that sees the files."""
 
+import contextlib
 import functools
 import time
 from collections import Counter
@@ -33,7 +34,9 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
         check_run(run)
     except AutotuneError:  # rates of a simulated GPU
         measured = False
-    newest = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1]
+    newest, age_s = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1], None
+    with contextlib.suppress(OSError):
+        age_s = max(0.0, time.time() - (directory / STEPS_FILE).stat().st_mtime)
     return RunStatus(
         directory=str(directory),
         state=_state(run, queued, asked=jobs is not None),
@@ -43,7 +46,7 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
         tokens_per_s=last.tokens_per_s if last and measured else None,
         checkpoint=newest[0].name if newest else None,
         reason=run.end.reason if run.end else None,
-        seconds_since_step=_age_s(directory / STEPS_FILE),
+        seconds_since_step=age_s,
     )
 
 
@@ -84,10 +87,3 @@ def _state(run: Run, queued: str | None, *, asked: bool) -> str:
     if run.end.exit_code == TrainingFailed.exit_code:
         return f"gave up{waiting}"
     return f"exited with code {run.end.exit_code}{waiting}"
-
-
-def _age_s(path: Path) -> float | None:
-    try:
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except OSError:
-        return None

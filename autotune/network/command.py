@@ -19,10 +19,7 @@ def network(
     sweep: SweepOptions,
     nodes: Annotated[
         str | None,
-        option(
-            "N[,N]...",
-            f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict.",
-        ),
+        option("N[,N]...", f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict."),
     ] = None,
     time_limit_s: Annotated[float, time_limit("15min")] = 900.0,
     predict: Annotated[
@@ -55,10 +52,8 @@ def network(
     profile, model = stored.profile, stored.profile.train.model.name
     if predict:
         if not counts and job.slurm is not None:
-            raise UsageError(
-                "--slurm with --predict requires --nodes: the job gets as many nodes as the largest number",
-                next_step="Add --nodes 1,2,4",
-            )
+            what = "--slurm with --predict requires --nodes: the job gets as many nodes as the largest number"
+            raise UsageError(what, next_step="Add --nodes 1,2,4")
         counts = counts or _counts(DEFAULT_NODES, several=True)
         asked = JobRequest(
             name=f"network-predict-{model}",

@@ -99,14 +99,13 @@ class MeasuredGradientSync:
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> GradientSyncRow:
         """Return the candidate's row in the profile."""
-        step_s, sync = self.step_s, self.candidate.sync
+        step_s = self.step_s
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
         further = max(0, self.candidate.split.per_step - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return GradientSyncRow(
-            **self.candidate.settings,
-            shard_ranks=ranks_per_node if sync.shard_within_nodes else None,
+            **self.candidate.settings(ranks_per_node),
             predicted_step_s=self.candidate.time.step_s,
             step_s=step_s,
             steps=sum(len(figures.step_s) for figures in self.figures),
@@ -333,8 +332,8 @@ class NetworkTuning:
     ) -> GradientSyncFigures:
         """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
-        split, synchronise = (MicroBatches(per_step=micro_batches, size=rows), sync is not None)
-        trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=synchronise)
+        split = MicroBatches(per_step=micro_batches, size=rows)
+        trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=sync is not None)
         outcome = self.reading.run(trial, label)
         return GradientSyncFigures.of(self._measured(outcome, f"the step '{label}'"))
 
@@ -376,14 +375,8 @@ class NetworkTuning:
 
 
 def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
-    """Return the settings of ``[train.parallel]`` that a gradient synchronisation decides."""
-    found = {
-        "strategy": sync.strategy,
-        "shard_ranks": ranks_per_node if sync.shard_within_nodes else None,
-        "bucket_cap_mib": sync.bucket_cap_bytes // MIB,
-        "gradient_dtype": sync.gradient_dtype,
-    }
-    return found | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
+    """Return the settings of ``[train.parallel]`` to train with a gradient synchronisation."""
+    return sync.settings(ranks_per_node) | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
 
 
 def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, network: Network) -> float:

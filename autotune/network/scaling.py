@@ -54,15 +54,13 @@ def known_of(
 ) -> ScalingModel:
     """Return the scaling model of a probed profile; arguments override the profile, ``assumed`` its measured links.
 
-    Raises:
-        ProfileRejected: If the profile was not probed, or was probed on a simulated GPU.
-        BadInput: If the links between nodes or the number of parameters are unknown.
+    Raise ``ProfileRejected`` if the profile was not probed, or was probed on a simulated GPU; ``BadInput`` if the links
+    between nodes or the number of parameters are unknown.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
-        raise ProfileRejected(
-            "the profile has no probed micro-batch", next_step=f"Probe first: {probe_command(profile, 'PROFILE.toml')}"
-        )
+        next_step = f"Probe first: {probe_command(profile, 'PROFILE.toml')}"
+        raise ProfileRejected("the profile has no probed micro-batch", next_step=next_step)
     compute, compute_source = _compute(profile, probe)
     network, ends, link_source = _network(profile, assumed, ranks_per_node or ranks_of(profile))
     tokens = global_batch_tokens
@@ -89,16 +87,13 @@ def predict_scaling(
 ) -> Scaling:
     """Return the efficiency at each number of nodes in ``counts``, and the number of useful nodes.
 
-    Raises:
-        BadInput: If the global batch is too small for all of ``counts``.
+    Raise ``BadInput`` if the global batch is too small for all of ``counts``.
     """
     load, network = known.load, known.network
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
-        raise BadInput(
-            f"a global batch of {load.global_batch_size} sequences is too small for the ranks of {min(counts)} nodes",
-            next_step="Use fewer --nodes, or a larger --global-batch-tokens.",
-        )
+        what = f"a global batch of {load.global_batch_size} sequences is too small for the ranks of {min(counts)} nodes"
+        raise BadInput(what, next_step="Use fewer --nodes, or a larger --global-batch-tokens.")
     rows = []
     for one in predicted:
         bounds: dict[str, Any] = dict(zip(("limit", "limit_share"), limit_of(one.time), strict=True))
@@ -108,7 +103,7 @@ def predict_scaling(
         rows.append(
             ScalingRow(
                 nodes=one.nodes,
-                **one.settings,
+                **one.settings(network.ranks_per_node),
                 step_s=one.time.step_s,
                 tokens_per_s=one.tokens_per_s,
                 efficiency=one.efficiency or 1.0,
@@ -142,15 +137,11 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     if evidence is not None:
         return evidence.compute.of_rank, "compute: measured in steps without gradient synchronisation"
     if not probe.curve:
-        raise ProfileRejected(
-            "the profile has no throughput, because it was probed on a simulated GPU",
-            next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}",
-        )
+        what = "the profile has no throughput, because it was probed on a simulated GPU"
+        raise ProfileRejected(what, next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}")
     if probe.parameters is None:
-        raise BadInput(
-            "the profile has no number of parameters of the model",
-            next_step=f"Probe {profile.train.model.name} again: {probe_command(profile, 'PROFILE.toml')}",
-        )
+        next_step = f"Probe {profile.train.model.name} again: {probe_command(profile, 'PROFILE.toml')}"
+        raise BadInput("the profile has no number of parameters of the model", next_step=next_step)
     # A line through the curve's ends: the constant part includes the optimizer step.
     first, last = (pick(probe.curve, key=lambda point: point.micro_batch_size) for pick in (min, max))
     sequence_s = last.step_s / last.micro_batch_size
@@ -185,10 +176,8 @@ def _network(
         if factor != 1.0:
             source += f"; corrected by {factor:.2f}, the measured over the predicted time of all-reduces"
     else:
-        raise BadInput(
-            "the profile has no measurement of the network between nodes",
-            next_step="Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit",
-        )
+        next_step = "Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit"
+        raise BadInput("the profile has no measurement of the network between nodes", next_step=next_step)
     network = Network(
         nodes=2,
         ranks_per_node=ranks_per_node,
@@ -246,10 +235,7 @@ _AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_by
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return the evidence of links, gradient synchronisations and scaling.
-
-    Scaling is predicted for ``counts`` of nodes, or for powers of two if there are none.
-    """
+    """Return the evidence of links, gradient synchronisations, and scaling to ``counts`` of nodes or powers of two."""
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None
     assert tuning.compute is not None

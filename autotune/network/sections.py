@@ -13,6 +13,7 @@ from autotune.base.document import (
     Pairs,
     Paragraph,
     Point,
+    Table,
     facts,
     table_of,
     told,
@@ -35,7 +36,20 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
 
 def scaling_text(scaled: Scaling) -> str:
     """Return the scaling to more nodes, for the console."""
-    return console_text(_useful(scaled))
+    nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
+    epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
+    batch = (
+        f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding tokens on any number of nodes; "
+        f"steps per epoch: {epoch}"
+    )
+    lines = (
+        *scaled.sources,
+        f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if synchronisation overlapped all of backward",
+        f"T_min, to overlap fp32 gradients with backward: {scaled.least_tokens_per_rank:,.0f} non-padding tokens per "
+        "rank and step",
+        *_useful_lines(scaled.useful_nodes, scaled.levers),
+    )
+    return console_text((Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines)))
 
 
 def network_section(one: ReportedProfile) -> tuple[Block, ...]:
@@ -73,7 +87,7 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
     )  # fmt: skip
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
     tables = tuple(table for table in (links, gradient_syncs) if table.rows)
-    return (*scaling, *tables, *_compute(found), told(network_lines(found)))
+    return (*scaling, *tables, _compute(found), told(network_lines(found)))
 
 
 def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
@@ -133,7 +147,7 @@ def _point(row: ScalingRow) -> Point:
     return Point(x=row.nodes, y=row.tokens_per_s, low=low, high=high)
 
 
-def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
+def _compute(found: NetworkEvidence) -> Table:
     """Return the table of a step without gradient synchronisation, the basis of predictions."""
     compute = found.compute
     rows: list[list[str | None]] = [
@@ -146,24 +160,7 @@ def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
         ["slowdown of compute by synchronisation", format_share(compute.slowdown_share)],
         ["gradient elements", format_count(sum(compute.gradient_elements))],
     ]
-    return (facts("Step without gradient synchronisation", rows),)
-
-
-def _useful(scaled: Scaling) -> tuple[Block, ...]:
-    nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
-    epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
-    batch = (
-        f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding tokens on any number of nodes; "
-        f"steps per epoch: {epoch}"
-    )
-    lines = (
-        *scaled.sources,
-        f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if synchronisation overlapped all of backward",
-        f"T_min, to overlap fp32 gradients with backward: {scaled.least_tokens_per_rank:,.0f} non-padding tokens per "
-        "rank and step",
-        *_useful_lines(scaled.useful_nodes, scaled.levers),
-    )
-    return (Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines))
+    return facts("Step without gradient synchronisation", rows)
 
 
 def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:

@@ -19,12 +19,11 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
 from autotune.network.scaling import evidence, measured_row, predict_scaling, with_measured
-from autotune.network.values import GradientSync, NetworkEvidence, ScalingRow
+from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
-from autotune.profiles.values import Profile, profile_to_toml
+from autotune.profiles.values import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Display, Session, device_here
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
@@ -47,18 +46,14 @@ def open_multirank(
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
-    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``, for requests and answers.
-
-    Raises:
-        BadInput: If the job has fewer nodes.
-        MachineLacks: If the device, torch or srun is missing, there is only one rank, or ranks cannot connect.
+    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``, for requests and answers. Raise
+    ``BadInput`` if the job has fewer nodes, ``MachineLacks`` if the device, torch or srun is missing, there is only one
+    rank, or ranks cannot connect.
     """
     there = nodes_here()
     if nodes > there:
-        raise BadInput(
-            f"{nodes} nodes requested, but this {'job has' if there > 1 else 'process is on'} {there}",
-            next_step=f"Submit a job of {nodes} nodes: add --slurm.",
-        )
+        what = f"{nodes} nodes requested, but this {'job has' if there > 1 else 'process is on'} {there}"
+        raise BadInput(what, next_step=f"Submit a job of {nodes} nodes: add --slurm.")
     with device_here(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
@@ -88,16 +83,11 @@ def open_multirank(
 def tune_network(
     stored: StoredProfile, request: SweepRequest, nodes: int, display: Display | None = None
 ) -> tuple[NetworkEvidence, float]:
-    """Measure gradient synchronisation, and write the result into the profile.
+    """Measure gradient synchronisation for the profile; return the evidence, and seconds of waiting for the ranks.
 
-    Returns:
-        The evidence, and the seconds that this process waited for the ranks.
-
-    Raises:
-        BadInput: If the job has fewer nodes, or the global batch has fewer sequences than ranks.
-        MachineLacks: If ranks cannot be started.
-        ProfileRejected: If the profile is of another machine, model or dataset.
-        Undecided: If links or steps could not be measured.
+    Raise ``BadInput`` if there are fewer nodes than requested, or fewer sequences in a global batch than ranks. Raise
+    ``MachineLacks`` if ranks cannot be started, ``ProfileRejected`` if the profile is of another machine, model or
+    dataset, ``Undecided`` if links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.ranks or require_local_probe(stored).local_ranks
@@ -110,8 +100,9 @@ def tune_network(
             tuning.run()
     found = evidence(tuning)
     chosen = tuning.fastest()[0].candidate
-    changed = add_network(stored.profile, found, chosen.sync, tuning.micro_batch_size(chosen), runner)
-    write_atomically(stored.path, profile_to_toml(changed))
+    parallel = train.parallel.model_copy(update=parallel_settings(chosen.sync, found.ranks_per_node))
+    train = train.model_copy(update={"parallel": parallel, "micro_batch_size": tuning.micro_batch_size(chosen)})
+    write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "network", found, runner, train)))
     return found, bench.server.waited_s
 
 
@@ -166,9 +157,8 @@ def scale_profile(
             data_dir = stored.data_dir(data)
             step = _on_nodes(stored, known, row, data_dir, place, trial_timeout_s=trial_timeout_s)
             measured[row.nodes] = step
-            sys.stderr.write(
-                f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s per step, predicted {row.step_s:.4g} s\n"
-            )
+            told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
+            sys.stderr.write(f"{predicted.name}: {row.nodes} nodes: {told}\n")
     return with_measured(predicted, measured) if measured else predicted
 
 
@@ -202,12 +192,3 @@ def _sequences_per_epoch(stored: StoredProfile, data: Path | None) -> float | No
     train = read_manifest(directory).train
     tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
     return tokens / probe.mean_tokens_per_sequence
-
-
-def add_network(
-    profile: Profile, found: NetworkEvidence, sync: GradientSync, rows: int, runner: TrialRunner
-) -> Profile:
-    """Return the profile with the chosen gradient synchronisation, and its split of the same global batch."""
-    parallel = profile.train.parallel.model_copy(update=parallel_settings(sync, found.ranks_per_node))
-    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_size": rows})
-    return add_evidence(profile, "network", found, runner, train)

@@ -1,7 +1,7 @@
 """Values of distributed training: links, compute of a rank, and gradient synchronisation."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -99,6 +99,15 @@ class GradientSync:
         kind = "hsdp" if self.shard_within_nodes else self.strategy
         cap = "" if self.strategy == "fsdp2" else f", {self.bucket_cap_bytes // MIB} MiB buckets"
         return f"{kind}, {self.gradient_dtype}{cap}"
+
+    def settings(self, ranks_per_node: int) -> dict[str, Any]:
+        """Return the settings of ``[train.parallel]`` that it decides."""
+        return {
+            "strategy": self.strategy,
+            "shard_ranks": ranks_per_node if self.shard_within_nodes else None,
+            "bucket_cap_mib": self.bucket_cap_bytes // MIB,
+            "gradient_dtype": self.gradient_dtype,
+        }
 
 
 class LinksRequest(TrialRequest):

@@ -13,6 +13,7 @@ from autotune.errors import BadInput, ProfileRejected
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
+from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import compare, shown
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import (
@@ -22,7 +23,6 @@ from autotune.profiles.values import (
     Check,
     Decision,
     Fingerprint,
-    TrialLogCheck,
     Verification,
     approval_of,
     is_sha256,
@@ -53,11 +53,7 @@ class ApprovedProfile(StoredProfile):
 
 
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
-    """Read a profile once, with the approval of exactly that content.
-
-    Raises:
-        TrainerError, AutotuneError: If the profile or its review cannot be used.
-    """
+    """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
     tables = read_profile_tables(profile)
     stored, recorded = read_profile(profile, tables), tables.get(HASH_KEY)
     return ApprovedProfile(
@@ -91,9 +87,8 @@ def review(
 ) -> ApprovedProfile:
     """Store an approval or rejection of a profile's present content, replacing the last one.
 
-    Raises:
-        ProfileRejected: If it is to be approved, was edited since it was written, and ``as_edited`` is not set.
-        TrainerError, AutotuneError: If the name, the note, the profile or its review cannot be used.
+    Raise ``ProfileRejected`` if it is to be approved, was edited since it was written, and ``as_edited`` is not set;
+    ``TrainerError`` or ``AutotuneError`` if the name, the note, the profile or its review cannot be used.
     """
     before = read_with_approval(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
@@ -107,42 +102,31 @@ def review(
         )
     edited = decision == "approved" and not before.intact
     said = {"decision": decision, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
-    try:
-        mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
-    except BadConfig as error:
-        raise BadInput(error.message, next_step=error.next_step) from error
+    mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
     write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
     return read_with_approval(profile, reports)
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
-    """Return a profile whose present content is approved, and has the expected ``file_sha256`` if one is given.
-
-    Raises:
-        ProfileRejected: If it is not approved, or has another hash.
-    """
+    """Return a profile that is approved as it is; raise ``ProfileRejected`` if it is not, or has another hash."""
     found = read_with_approval(profile, reports)
     state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
-    command, at = shlex.join(["autotune", "profile", "approve", str(profile)]), shlex.join(["--reports", str(reports)])
-    next_step = f"Review and approve it: {command} --by NAME {at}"
+    approve, at = command("profile approve", profile), shlex.join(["--reports", str(reports)])
+    next_step = f"Review and approve it: {approve} --by NAME {at}"
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
             return found
         why = f"does not match this job: its hash is {_short(found.file_sha256)}, the job was written for "
         why += _short(expect_sha256)
-        next_step = (
-            f"Write the job again: {shlex.join(['autotune', 'train', str(profile)])} --slurm; or undo the change."
-        )
+        next_step = f"Write the job again: {command('train', profile, slurm=True)}; or undo the change."
     elif state == "not reviewed" or last is None:
         why = f"is not approved (hash {now})"
     elif state == "rejected":
-        why, next_step = f"was rejected by {last.by!r} at {last.time_utc}", f"See the reason: {command} {at}"
+        why, next_step = f"was rejected by {last.by!r} at {last.time_utc}", f"See the reason: {approve} {at}"
     else:
-        why = (
-            f"was modified since {last.by!r} approved it at {last.time_utc}: hash {_short(last.profile_sha256)} then, "
-        )
-        why += f"{now} now"
+        why = f"was modified since {last.by!r} approved it at {last.time_utc}: "
+        why += f"hash {_short(last.profile_sha256)} then, {now} now"
     raise ProfileRejected(f"{profile} {why}", next_step=next_step)
 
 
@@ -167,13 +151,7 @@ def _short(sha256: str) -> str:
 
 
 def verify(
-    stored: ApprovedProfile,
-    data: Path | None,
-    host: Host,
-    monitor: GpuMonitor,
-    read_cuda: Callable[[], str | None],
-    *,
-    trial_log: TrialLogCheck | None = None,
+    stored: ApprovedProfile, data: Path | None, host: Host, monitor: GpuMonitor, read_cuda: Callable[[], str | None]
 ) -> Verification:
     """Compare a profile with this machine, and with the dataset at ``data``, else in AUTOTUNE_DATA or the profile.
 
@@ -217,4 +195,4 @@ def verify(
         else:
             same = Check(field=field, found="same", profile=said, here=shown(getattr(here, field)))
             checks.append(differ.get(field, same))
-    return Verification(checks=tuple(checks), trial_log=trial_log)
+    return Verification(checks=tuple(checks))

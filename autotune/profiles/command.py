@@ -1,5 +1,6 @@
 """``autotune profile``: show and explain a profile, verify it on this machine, approve it."""
 
+import contextlib
 from typing import Annotated, Literal
 
 import typer
@@ -78,16 +79,13 @@ def verify(
 
     stored = approval.read_with_approval(profile, reports)
     _, _, trial_log = read_trials(profile, stored.profile, reports)
-    monitor = NvmlMonitor()
-    try:
-        found = approval.verify(stored, data, SystemHost(), monitor, read_cuda, trial_log=trial_log)
-    finally:
-        monitor.close()
+    with contextlib.closing(NvmlMonitor()) as monitor:
+        found = approval.verify(stored, data, SystemHost(), monitor, read_cuda)
     if as_json:
         said = {"profile": profile, "intact": stored.intact, "approval": stored.approval.state}
         print(answer_json({**said, "trial_log": trial_log, "checks": found.checks}))
     else:
-        print(verification_text(found, stored.approval, intact=stored.intact))
+        print(verification_text(found, trial_log, stored.approval, intact=stored.intact))
     if require_approved or stored.approval.state in ("rejected", "voided"):
         approval.require_approved(profile, reports)
     found.raise_if_bad(str(profile))

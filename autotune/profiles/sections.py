@@ -26,6 +26,7 @@ _FIELDS = {
 def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     """Return each setting with its value and reason, then the machine it was measured on, and its approval."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
+    counted = workers.choice if workers else "not measured: autotune workers"
     dropout, tokens = train.attention_dropout, profile.constraints.global_batch_tokens
     changes = [] if dropout is None else [["attention dropout", f"{dropout:g}", "set by you; changes the recipe"]]
     decisions: list[Row] = [
@@ -33,11 +34,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
         *changes,
         ["micro-batch size", str(train.micro_batch_size), probe.choice if probe else "not measured: autotune probe"],
         ["global batch size", str(train.global_batch_size), f"about {global_batch_words(tokens)} per step"],
-        [
-            "DataLoader workers",
-            str(train.data.num_workers),
-            workers.choice if workers else "not measured: autotune workers",
-        ],
+        ["DataLoader workers", str(train.data.num_workers), counted],
         *_gradient_sync_rows(profile),
         ["memory budget", format_bytes(profile.constraints.memory_budget_bytes), "per rank"],
     ]
@@ -58,13 +55,12 @@ def _gradient_sync_rows(profile: Profile) -> list[list[str | None]]:
     why = network.choice if network is not None else "not measured: autotune network"
     rows: list[list[str | None]] = [["gradient synchronisation", f"{kind}, {parallel.gradient_dtype}{cap}", why]]
     if network is not None and network.useful_nodes is not None:
-        rows.append(
-            ["max. nodes", str(network.useful_nodes), "predicted: at least 90 % efficient at this global batch"]
-        )
+        efficient = "predicted: at least 90 % efficient at this global batch"
+        rows.append(["max. nodes", str(network.useful_nodes), efficient])
     return rows
 
 
-def verification_text(verification: Verification, approval: Approval, *, intact: bool) -> str:
+def verification_text(verification: Verification, trial_log: TrialLogCheck, approval: Approval, *, intact: bool) -> str:
     """Return every check, then the state of the profile's content, trial log and approval."""
     rows: list[Row] = [
         [
@@ -77,9 +73,9 @@ def verification_text(verification: Verification, approval: Approval, *, intact:
     ]
     edited = _EDITED[intact] + ("" if intact else ", so its figures may not hold for its settings")
     table = Table(caption="", headers=("field", "result", "in the profile", "here"), rows=tuple(rows))
-    trial_log = () if verification.trial_log is None else (("trial log", (trial_log_words(verification.trial_log),)),)
-    content = ("content", (f"{short(approval.present_sha256)}, {edited}",))
-    return console_text((table, Pairs(pairs=(content, *trial_log, ("approval", (approval_line(approval),))))))
+    content, found = f"{short(approval.present_sha256)}, {edited}", trial_log_words(trial_log)
+    pairs = (("content", (content,)), ("trial log", (found,)), ("approval", (approval_line(approval),)))
+    return console_text((table, Pairs(pairs=pairs)))
 
 
 def trial_log_words(found: TrialLogCheck) -> str:

@@ -44,11 +44,7 @@ class StoredProfile:
     """True if the content still has the hash that it was written with."""
 
     def data_dir(self, override: Path | None = None) -> Path:
-        """Return the dataset's directory: ``override``, else AUTOTUNE_DATA, else the path in the profile.
-
-        Raises:
-            BadConfig: If none of them names one.
-        """
+        """Return the dataset: ``override``, else AUTOTUNE_DATA, else the profile's; raise ``BadConfig`` without one."""
         return find_data(self.path, self.profile.train, override)[0]
 
     def data_here(self, override: Path | None = None) -> Path | None:
@@ -61,11 +57,7 @@ class StoredProfile:
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
-    """Read and validate a profile; ``tables`` are those of the file, if it was already read.
-
-    Raises:
-        TrainerError, AutotuneError: If it cannot be used, with the reason.
-    """
+    """Read and validate a profile, or the ``tables`` of its file; raise an error with the reason if it is invalid."""
     profile, intact = profile_from_tables(tables or read_profile_tables(path), where=str(path))
     check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
@@ -76,8 +68,7 @@ def read_trials(
 ) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
     """Return a profile's trials, later ones included; the number of corrupt trial log lines; and the check of the log.
 
-    Raises:
-        BadInput: If a file of the trial log exceeds the size limit.
+    Raise ``BadInput`` if a file of the trial log exceeds the size limit.
     """
     records, corrupt = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
     finished = tuple(record.finished() for record in records_of(profile, records))
@@ -85,11 +76,7 @@ def read_trials(
 
 
 def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
-    """Return the paths at which to write the profiles of these models.
-
-    Raises:
-        UsageError: If two models have the same name, or ``out`` is one file for several, or no ``.toml`` file.
-    """
+    """Return where to write these models' profiles; raise ``UsageError`` if ``out`` or the names do not allow it."""
     if len(set(names)) < len(names):
         raise UsageError("two models have the same name", next_step="Run them one at a time, each with its own --out.")
     if out is not None and len(names) == 1 and out.suffix == ".toml":
@@ -141,8 +128,7 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
 def write_profile(path: Path, profile: Profile) -> Path | None:
     """Write a profile; keep a different one at that path as ``.previous.toml``, and return the path of this copy.
 
-    Raises:
-        Undecided, MachineLacks: If it holds a rate that its GPU cannot reach, or any rate of a pretended GPU.
+    Raise ``Undecided`` or ``MachineLacks`` if it holds a rate beyond its GPU's, or any rate of a pretended GPU.
     """
     check_profile(profile)
     kept = None
@@ -172,8 +158,7 @@ def require_local_probe(
 ) -> ProbeEvidence:
     """Return a profile's probe evidence; report minor differences from ``here`` (not the GPU's if ``replayed``).
 
-    Raises:
-        ProfileRejected: If it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
+    Raise ``ProfileRejected`` if it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
     """
     rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
     errors = []

@@ -162,11 +162,7 @@ def profile_to_toml(profile: Profile) -> str:
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Return the profile in a TOML file's tables, and whether its content still has the hash it was written with.
-
-    Raises:
-        BadInput: If a key is unknown (the nearest valid one is suggested), missing, or of a wrong value.
-    """
+    """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
     content = {key: value for key, value in tables.items() if key != HASH_KEY}
     try:
         profile = parse_table(Profile, content, where=where)
@@ -176,18 +172,12 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
 
 
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:
-    """Return the hash of a profile's present content, whatever hash the file names.
-
-    Raises:
-        BadInput: If a value has no canonical form.
-    """
+    """Return a profile's present hash, whatever it records; raise ``BadInput`` if a value has no canonical form."""
     try:
         return canonical_sha256({key: value for key, value in tables.items() if key != HASH_KEY})
     except (TypeError, ValueError) as error:  # a date, or a number that is none
-        raise BadInput(
-            f"{where} contains an unsupported value: {error}",
-            next_step="Use numbers, strings, lists and tables only.",
-        ) from error
+        what = f"{where} contains an unsupported value: {error}"
+        raise BadInput(what, next_step="Use numbers, strings, lists and tables only.") from error
 
 
 def _tables(profile: Profile) -> dict[str, Any]:
@@ -235,24 +225,15 @@ class Verification:
     """All checks of a profile."""
 
     checks: tuple[Check, ...]
-    trial_log: TrialLogCheck | None = None
-    """Comparison with the trial log; None if it was skipped."""
 
     def of(self, found: Found) -> tuple[Check, ...]:
         """Return the checks with this result."""
         return tuple(check for check in self.checks if check.found == found)
 
     def raise_if_bad(self, name: str) -> None:
-        """Raise an error for the most severe result, if it is bad.
-
-        Raises:
-            ProfileRejected: If a difference invalidates the figures.
-            NotCheckable: If none does, but something cannot be checked here.
-        """
+        """Raise ``ProfileRejected`` if a difference invalidates the figures, ``NotCheckable`` if some are unknown."""
         if errors := self.of("error"):
-            told = "; ".join(
-                f"{check.field} is {check.here!r} here, {check.profile!r} in the profile" for check in errors
-            )
+            told = "; ".join(f"{one.field} is {one.here!r} here, {one.profile!r} in the profile" for one in errors)
             raise ProfileRejected(
                 f"{name} does not match this machine, model or dataset: {told}",
                 next_step="Tune here: autotune tune; or use the profile's own machine, model and dataset.",

@@ -68,11 +68,7 @@ class Posterior:
 
 
 def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior:
-    """Return the prediction for all configurations from windows of some, in any order.
-
-    Raises:
-        ValueError: If there are no windows.
-    """
+    """Return the prediction for all configurations from windows of some; raise ``ValueError`` if there are none."""
     if not seen:
         raise ValueError("there are no windows")
     # Windows of one configuration and length count as their mean; their scatter informs the noise alone.

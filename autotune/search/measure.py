@@ -173,8 +173,7 @@ class Exploration:
     ) -> Mapping[Configuration, float]:
         """Measure a window of each and of the starting configuration; return non-padding tokens/s of those that ran.
 
-        Raises:
-            Undecided: If the starting configuration did not run.
+        Raise ``Undecided`` if the starting configuration did not run.
         """
         if not cells:
             return {}
@@ -245,13 +244,11 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
     exactly = all(getattr(candidate, name) == getattr(starting, name) for name in KNOBS if name not in EXACT_KNOBS)
+    found = ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     if not faster or exactly:
-        return ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
+        return found
     loss = _check_loss(candidate, search)
-    rejected = None if loss.equal else loss.message
-    return ConfirmedChoice(
-        candidate=candidate, ratio=ratio, equal_loss=loss.message, adopted=loss.equal, rejected=rejected
-    )
+    return replace(found, equal_loss=loss.message, adopted=loss.equal, rejected=None if loss.equal else loss.message)
 
 
 def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:

@@ -35,11 +35,8 @@ def explore_settings(
 ) -> ExploreEvidence:
     """Search, and write the result; settings that are verified to be faster are probed and adopted.
 
-    Settings that you fixed in the ``probe_request`` are not searched.
-
-    Raises:
-        ProfileRejected: If the profile does not match the machine, model or dataset.
-        Undecided: If the starting configuration could not be measured.
+    Settings that you fixed in the ``probe_request`` are not searched. Raise ``ProfileRejected`` if the profile does not
+    match the machine, model or dataset; ``Undecided`` if the starting configuration could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)

@@ -109,11 +109,7 @@ SOURCES = {
 
 
 def open_source(spec: str) -> tuple[RawSource, str]:
-    """Return the kind and the path or glob of a specification such as ``elf:/usr/bin``.
-
-    Raises:
-        BadInput: If the kind is missing or unknown, or the path is missing.
-    """
+    """Return kind and path of a source such as ``elf:/usr/bin``; raise ``BadInput`` if one is missing or unknown."""
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
@@ -142,10 +138,8 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
-    same in every copy of the tree, and without runs of similar files.
-
-    Raises:
-        BadInput: If the path is missing or empty, or holds no such file.
+    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if the path is missing or
+    empty, or holds no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []
@@ -207,9 +201,8 @@ class Input:
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
     """Find the files of sources such as ``elf:/usr/bin``; ``update`` receives the progress, if there are many files.
 
-    Raises:
-        BadInput: If a source is unknown or holds nothing.
-        MachineLacks: If a library that reads it is not installed.
+    Raise ``BadInput`` if a source is unknown or holds nothing, ``MachineLacks`` if a library that reads it is not
+    installed.
     """
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:

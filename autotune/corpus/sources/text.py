@@ -181,7 +181,10 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     corrupt.
     """
     with opened(part) as (file, end):
-        position = _line_start(file, part.begin)
+        position = part.begin
+        if position:  # the first line that begins there or later
+            file.seek(position - 1)
+            position = _line_end(file, position - 1)
         while end is None or position < end:
             line = file.readline(MAX_SAMPLE_BYTES + 2)
             if not line:
@@ -206,14 +209,6 @@ def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
             yield packed, None  # type: ignore[misc]  # reads as a BinaryIO does
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UnusableFileError(f"corrupt gzip: {error}") from error
-
-
-def _line_start(file: BinaryIO, begin: int) -> int:
-    """Move to the first line that begins at ``begin`` or after it; return its position."""
-    if not begin:
-        return 0
-    file.seek(begin - 1)
-    return _line_end(file, begin - 1)
 
 
 def _line_end(file: BinaryIO, position: int) -> int:

@@ -90,16 +90,10 @@ class PredictedStep:
     bound_efficiency: float | None = None
     """Upper bound: efficiency if synchronisation overlapped every micro-batch."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the step, named as in rows of evidence."""
-        return {
-            "strategy": self.sync.strategy,
-            "gradient_dtype": self.sync.gradient_dtype,
-            "bucket_cap_mib": self.sync.bucket_cap_bytes // MIB,
-            "gradient_accumulation_steps": self.split.per_step,
-            "micro_batch_size": self.split.size,
-        }
+    def settings(self, ranks_per_node: int) -> dict[str, Any]:
+        """Return the settings of the step, named as in rows of evidence."""
+        split = {"gradient_accumulation_steps": self.split.per_step, "micro_batch_size": self.split.size}
+        return self.sync.settings(ranks_per_node) | split
 
 
 Limit = Literal["compute", "network", "stragglers", "optimizer step"]

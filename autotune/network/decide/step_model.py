@@ -77,13 +77,11 @@ def tree_hops(members: int) -> int:
 
 
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
-    """Return the measured over the predicted time of all-reduces over all ranks; 1 if it is unknown.
-
-    Small ones, which latency dominates, are ignored.
-    """
+    """Return the measured over the predicted time of all-reduces over all ranks; 1 if it is unknown."""
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
     plain = replace(network, all_reduce_factor=1.0)
+    # Latency dominates small ones.
     ratios = [seconds / all_reduce_s(size, plain) for size, seconds in times if size >= MIB]
     return statistics.median(ratios) if ratios else 1.0
 

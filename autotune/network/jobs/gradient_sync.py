@@ -21,6 +21,8 @@ from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
+Gradients = list[tuple[int, DeviceEvent]]
+"""Number of elements of each gradient, and the event at which it was ready."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -78,8 +80,7 @@ class _LastPass:
         self._device = device
         self.began = self.turned = mark(device)
         """Start of forward, and of backward."""
-        self.ready: list[tuple[int, DeviceEvent]] = []
-        """Number of elements of each gradient, and the event at which it was ready."""
+        self.ready: Gradients = []
         module.register_forward_pre_hook(self._begin)
         module.register_forward_hook(self._turn)
         for parameter in module.parameters():
@@ -109,9 +110,7 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
 
 
 def _of_passes(
-    results: list[StepResult],
-    passes: list[tuple[DeviceEvent, DeviceEvent, list[tuple[int, DeviceEvent]]]],
-    ranks: Ranks,
+    results: list[StepResult], passes: list[tuple[DeviceEvent, DeviceEvent, Gradients]], ranks: Ranks
 ) -> dict[str, Any]:
     """Return the compute times of ranks without waits for each other; empty if there were no hooks."""
     if not passes:

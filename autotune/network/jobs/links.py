@@ -6,7 +6,7 @@ import re
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
-from autotune.network.values import LinksRequest
+from autotune.network.values import MIB, LinksRequest
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 
-MIB = 2**20
 IN_A_ROW = {"cuda": 50, "cpu": 5}
 """Messages that are timed together, so that their launch (0.1 ms on a host) is negligible."""
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
@@ -59,7 +58,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     def times(group: dist.ProcessGroup | None, members: int, *, takes_part: bool) -> list[tuple[int, float]]:
         if members < 2:
             return []
-        return _all_reduces(group, asked.sizes_bytes, asked.repeats, asked.seconds, ranks, takes_part=takes_part)
+        return _all_reduces(group, asked, ranks, takes_part=takes_part)
 
     everyone = times(None, ranks.world_size, takes_part=True)
     return {
@@ -77,19 +76,13 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
 
 
 def _all_reduces(
-    group: dist.ProcessGroup | None,
-    sizes: Sequence[int],
-    repeats: int,
-    limit_s: float,
-    ranks: Ranks,
-    *,
-    takes_part: bool,
+    group: dist.ProcessGroup | None, asked: LinksRequest, ranks: Ranks, *, takes_part: bool
 ) -> list[tuple[int, float]]:
     """Return bytes and seconds of each all-reduce; the seconds are those of the slowest rank."""
     if takes_part:
         dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
-    found = []
-    for size in sizes:
+    found, repeats, limit_s = [], asked.repeats, asked.seconds
+    for size in asked.sizes_bytes:
         tensor = torch.zeros(size // 4, device=ranks.device)
 
         def once(tensor: torch.Tensor = tensor) -> None:
@@ -224,26 +217,19 @@ def _products(ranks: Ranks) -> float:
 
 def _carrier(ranks: Ranks) -> dict[str, Any]:
     """Return ``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``; the first rank's are reported."""
-    if ranks.device.type != "cuda":
+    if ranks.device.type == "cuda":
+        version = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
+        backend = f"nccl {'.'.join(map(str, version))}"
+        transport, name = nccl_transport(_nccl_log()) or (_NO_LOG, os.environ.get("NCCL_SOCKET_IFNAME"))
+        bytes_per_s = _infiniband_bytes_per_s(name) or _ethernet_bytes_per_s(name)
+    else:
         # gloo uses the interface with the address of this host's name.
         own = next(iter(resolve_own_name()), None)
         named = (interface for interface, listed in read_addresses().items() if own in listed)
+        backend, transport = "gloo", "TCP sockets (gloo)"
         name = os.environ.get("GLOO_SOCKET_IFNAME") or next(named, None)
-        return {
-            "backend": "gloo",
-            "transport": "TCP sockets (gloo)",
-            "interface": name,
-            "interface_bytes_per_s": _ethernet_bytes_per_s(name),
-        }
-    version = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
-    told = nccl_transport(_nccl_log())
-    transport, name = told if told is not None else (_NO_LOG, os.environ.get("NCCL_SOCKET_IFNAME"))
-    return {
-        "backend": f"nccl {'.'.join(map(str, version))}",
-        "transport": transport,
-        "interface": name,
-        "interface_bytes_per_s": _infiniband_bytes_per_s(name) or _ethernet_bytes_per_s(name),
-    }
+        bytes_per_s = _ethernet_bytes_per_s(name)
+    return {"backend": backend, "transport": transport, "interface": name, "interface_bytes_per_s": bytes_per_s}
 
 
 def _nccl_log() -> str:

@@ -62,11 +62,7 @@ def meaning_of(key: str) -> str | None:
 
 
 def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
-    """Return the explanations of one setting, or of a group such as ``data``; a leading ``train.`` is optional.
-
-    Raises:
-        BadInput: If there is no such setting; the nearest is suggested.
-    """
+    """Return explanations of a setting, or of a group such as ``data``; raise ``BadInput`` if it is unknown."""
     name = key.removeprefix("train.")
     chosen = tuple(one for one in found if one.key == name or one.key.startswith(f"{name}."))
     if chosen:
@@ -82,18 +78,16 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
     evidence, (table, _, name) = profile.evidence, key.rpartition(".")
+    joint = None if evidence.workers is None else evidence.workers.joint
+    loads = table == "data" and (name == "num_workers" or (name in _OF_LOADER and joint is not None and joint.adopted))
     if (explored := _explored(profile, key, value)) is not None:
         found = explored
     elif key == "micro_batch_size" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
     elif key == "global_batch_size" and evidence.probe is not None:
         found = _global_batch(profile, evidence.probe.mean_tokens_per_sequence)
-    elif (
-        table == "data"
-        and (swept := evidence.workers) is not None
-        and (name == "num_workers" or (name in _OF_LOADER and swept.joint is not None and swept.joint.adopted))
-    ):
-        found = _loader(profile, swept, name)
+    elif loads and evidence.workers is not None:
+        found = _loader(profile, evidence.workers, name)
     elif table == "parallel" and name in _OF_GRADIENT_SYNC and evidence.network is not None:
         found = _gradient_sync(profile, evidence.network, key, value)
     else:
@@ -193,10 +187,8 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     chosen, because = rows, probe.choice
     if probe.curve:
         batch, ranks = profile.train.global_batch_size, probe.local_ranks
-        chosen = choose_micro_batch(
-            probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks
-        ).micro_batch_size
-        origin = "measured"
+        choice = choose_micro_batch(probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks)
+        origin, chosen = "measured", choice.micro_batch_size
     if rows != chosen and _is_split(profile):
         because = f"split of the global batch by the chosen gradient synchronisation; the probe chose {chosen}"
     elif rows != chosen:
@@ -224,22 +216,18 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     for row in found.rows:
         count = plural(row.num_workers, "worker")
         if row.num_workers == found.chosen:
-            n = len(row.padded_tokens_per_s)
-            figures.append(
-                figure(f"relative to cached batches, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n)
-            )
+            against, n = f"relative to cached batches, {count}", len(row.padded_tokens_per_s)
+            figures.append(figure(against, row.ratio, "ratio", "evidence.workers.rows", n=n))
         else:
-            rejected.append(
-                f"{count}: {row.ratio_to_cached:.1%} of the rate with cached batches, {_WORDS[row.verdict]}"
-            )
+            share = f"{row.ratio_to_cached:.1%} of the rate with cached batches"
+            rejected.append(f"{count}: {share}, {_WORDS[row.verdict]}")
     if found.next_smaller:
         rejected.append(found.next_smaller)
     if (joint := found.joint) is not None and joint.adopted:
         expected = getattr(joint, name)
         because = "found to be faster by a joint search over workers, prefetch and pinning"
-        figures.append(
-            figure("relative to tuning workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials)
-        )
+        alone = "relative to tuning workers alone"
+        figures.append(figure(alone, joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
         origin="measured" if kept else "changed",

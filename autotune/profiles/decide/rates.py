@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ _OF_MEMORY = (
     "activation_checkpointing", "attention_dropout",
 )  # fmt: skip
 
+Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
 
 
@@ -96,7 +97,7 @@ def run_rate(run: Run) -> Rate | None:
 def _by_training(profile: Profile) -> Rate | None:
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
-    if baseline is None or tuned is None or not (windows := _positive(tuned.tokens_per_s)):
+    if baseline is None or tuned is None or not (windows := positive(tuned.tokens_per_s)):
         return None
     return _rate(of_windows(windows), baseline.local_ranks, "training", "training on the dataset")
 
@@ -106,7 +107,7 @@ def _by_windows(profile: Profile) -> Rate | None:
     found, fill = profile.evidence.workers, fill_share(profile)
     if found is None or fill is None:
         return None
-    by_count = {row.num_workers: _positive(row.padded_tokens_per_s) for row in found.rows}
+    by_count = {row.num_workers: positive(row.padded_tokens_per_s) for row in found.rows}
     windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
     if not windows:
         return None
@@ -128,7 +129,7 @@ def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, inte
     return Rate(estimate=estimate, interval=known, ranks=ranks, read_from=read_from, source=source)
 
 
-def _positive(figures: Sequence[float]) -> list[float]:
+def positive(figures: Iterable[float]) -> list[float]:
     """Return the figures that are positive and finite, as a foreign profile may hold any."""
     return [figure for figure in figures if 0 < figure < math.inf]
 
@@ -137,7 +138,7 @@ def _positive(figures: Sequence[float]) -> list[float]:
 class Drift:
     """Comparison of one quantity of a run with its expected value."""
 
-    quantity: Literal["non-padding tokens/s", "MFU", "peak memory"]
+    quantity: Quantity
     expected: Interval | None
     expected_source: str
     achieved: Interval | None
@@ -193,13 +194,7 @@ def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -
     return _drift("MFU", expected, source, achieved, statistics.median(shares))
 
 
-def _drift(
-    quantity: Literal["non-padding tokens/s", "MFU"],
-    expected: Rate | None,
-    source: str,
-    achieved: Rate | None,
-    factor: float = 1.0,
-) -> Drift:
+def _drift(quantity: Quantity, expected: Rate | None, source: str, achieved: Rate | None, factor: float = 1.0) -> Drift:
     found = Drift(
         quantity=quantity,
         expected=None if expected is None else expected.interval.scaled(factor),

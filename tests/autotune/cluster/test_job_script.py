@@ -236,11 +236,6 @@ def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does(
     assert "TERM@90\n" in script_of(request, SiteFile(slurm=SlurmSettings(term_lead_s=90)))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1-02:00:00", 93600), ("4:00:00", 14400), ("100:00:00", 360000)])
-def test_times_are_counted_in_seconds(text, seconds):
-    assert SlurmSettings(time=text).time_s == seconds
-
-
 def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_last():
     assert job_variables(SiteFile()) == {}
     network = NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})

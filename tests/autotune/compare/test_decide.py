@@ -83,10 +83,8 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
 
 
 def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
-    found = compare(
-        _side([Measurement(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))]),
-        replace(_side(rates=[]), settings={"max_steps": 20}),
-    )
+    figure = Measurement(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))
+    found = compare(_side([figure]), replace(_side(rates=[]), settings={"max_steps": 20}))
     assert (found.only_a, found.headline) == (("tokens/s including padding, 2 rows",), None)
     assert [change.key for change in found.settings] == ["max_steps"]
     # Losses are judged where the work is the same.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.corpus.bounded import CancelledError, ChildLimits, Extracted, Unread, run_bounded
+from autotune.corpus.bounded import ChildLimits, Extracted, Unread, run_bounded
 from autotune.corpus.extract import extract_slices
 from autotune.corpus.pieces import INDEX
 
@@ -90,22 +90,6 @@ def test_what_the_child_started_is_killed_with_it(tmp_path):
         return DONE
 
     assert run_bounded(forking, ChildLimits()) == DONE
-    assert ended(int(pid_file.read_text()))
-
-
-def test_the_watched_descriptor_kills_the_child(tmp_path):
-    pid_file = tmp_path / "pid"
-    read_fd, write_fd = os.pipe()
-
-    def sleeping():
-        pid_file.write_text(str(os.getpid()))
-        os.write(write_fd, b"x")
-        time.sleep(60)
-
-    with pytest.raises(CancelledError):
-        run_bounded(sleeping, ChildLimits(), cancel_fd=read_fd)
-    os.close(read_fd)
-    os.close(write_fd)
     assert ended(int(pid_file.read_text()))
 
 

@@ -29,9 +29,8 @@ def partition(kind, *paths):
 def run(part, directory, most=None):
     """Extract a partition; its receipt, and all samples that it put into pieces."""
     directory.mkdir()
-    receipt = extract_partition(
-        Workplace(path=directory), directory, partition=part, options=SourceOptions(), most=most
-    )
+    workplace, options = Workplace(path=directory), SourceOptions()
+    receipt = extract_partition(workplace, directory, partition=part, options=options, most=most)
     found = []
     for number in range(len(receipt["samples"])):
         paths = PiecePaths(directory=directory, number=number)

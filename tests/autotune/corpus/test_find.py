@@ -114,9 +114,8 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
     files = find(f"text:{tmp_path}").files
     parts = partitions(SOURCES["text"], files, SourceOptions())
     assert sum(part.raw_bytes for part in parts) == sum(file.size_bytes for file in files)
-    assert [one.path for part in parts for one in part.slices] == [
-        str(file.path) for file in files for _ in range(4 if file.path.name == "large.txt" else 1)
-    ]
+    expected = [str(file.path) for file in files for _ in range(4 if file.path.name == "large.txt" else 1)]
+    assert [one.path for part in parts for one in part.slices] == expected
     assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
     as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
     assert len([one for part in as_one_sample for one in part.slices]) == len(files)

@@ -12,8 +12,14 @@ from autotune.corpus.pieces import INDEX, Piece, PiecePaths, PieceWriter, digest
 from autotune.corpus.workplace import Workplace
 
 
-def write(workplace, pieces):
-    listed = []
+@settings(max_examples=40, deadline=None)
+@given(
+    pieces=st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=12), min_size=1, max_size=6),
+    buckets=st.sampled_from([1, 2, 16]),
+)
+def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_path_factory, pieces, buckets):
+    workplace = Workplace(path=tmp_path_factory.mktemp("w"))
+    listed, seen, duplicates = [], set(), 0
     for number, samples in enumerate(pieces):
         directory = workplace.directory(module.EXTRACT, number)
         directory.mkdir(parents=True)
@@ -23,31 +29,13 @@ def write(workplace, pieces):
         PiecePaths(directory=directory, number=0).sort_digests()
         listed.append(Piece(partition=number, number=0, samples=len(samples), text_bytes=0))
     module.write_pieces(workplace, listed)
-    return listed
-
-
-def kept(workplace, listed, buckets):
-    duplicates = 0
     for bucket in range(buckets):
         work = functools.partial(module.find_duplicates, workplace, bucket=bucket, buckets=buckets)
         duplicates += workplace.perform(module.DISTINCT, bucket, work)["duplicates"]
     selection = module.Selection(buckets=buckets, validation_share=0.0, seed=0)
     found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
-    assert duplicates == sum(piece.samples for piece in listed) - sum(map(sum, found))
-    return found
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    pieces=st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=12), min_size=1, max_size=6),
-    buckets=st.sampled_from([1, 2, 16]),
-)
-def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_path_factory, pieces, buckets):
-    workplace = Workplace(path=tmp_path_factory.mktemp("w"))
-    listed = write(workplace, pieces)
-    seen = set()
-    first = [[not (one in seen or seen.add(one)) for one in samples] for samples in pieces]
-    assert kept(workplace, listed, buckets) == first
+    assert found == [[not (one in seen or seen.add(one)) for one in samples] for samples in pieces]
+    assert duplicates == sum(map(len, pieces)) - len(seen)
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypat
     monkeypatch.setattr(text, "MAX_SAMPLE_BYTES", 1000)
     path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
     found = read(path, "text", unit=unit)
-    assert [one for one in found if isinstance(one, Reject)] == [
-        Reject(path=str(path), where=f"{unit} at byte {0 if unit == 'file' else 3}", reason=TOO_LONG)
-    ]
+    reject = Reject(path=str(path), where=f"{unit} at byte {0 if unit == 'file' else 3}", reason=TOO_LONG)
+    assert [one for one in found if isinstance(one, Reject)] == [reject]
     assert texts(found) == ([] if unit == "file" else ["a", "b"])
 
 

@@ -17,9 +17,8 @@ SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    directory = write_dataset(
-        tmp_path_factory.mktemp("verify") / "data", SAMPLES * 20, shards=3, validation=[[20, 21], [22]]
-    )
+    directory = tmp_path_factory.mktemp("verify") / "data"
+    write_dataset(directory, SAMPLES * 20, shards=3, validation=[[20, 21], [22]])
     with changed(directory) as manifest:
         shards = manifest["train"]["shards"] + manifest["validation"]["shards"]
         manifest["source"]["token_bytes"] = 2 * sum(shard["tokens"] for shard in shards)

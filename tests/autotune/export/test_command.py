@@ -129,9 +129,8 @@ def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed
     assert json.loads(out)["per_device_train_batch_size"] == 2
     for words in ("No equivalent:", "cross-document attention", "warning: The number of samples per", "--data"):
         assert words in err
-    assert "hf/settings.remarks.json" in says(
-        "profile", "export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json"
-    )
+    export = ("profile", "export", "p.toml", "--to", "hf-trainer")
+    assert "hf/settings.remarks.json" in says(*export, "--out", "hf/settings.json")
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
     assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text()) == json.loads(out)
     assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "mlm_head"}

@@ -18,7 +18,7 @@ def put(directory, code: int) -> str:
 
 
 def ended(run, said_before: str = "", job_code: int = 1, **options) -> Ended:
-    return run_end_of(run, said_before, job_code, **{"sleep": lambda seconds: None} | options)
+    return run_end_of(run, said_before, job_code, **{"patience_s": PATIENCE_S, "sleep": lambda seconds: None} | options)
 
 
 @pytest.mark.parametrize("code", [0, 3, 70, 75, 76])

@@ -42,9 +42,8 @@ def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_say
 def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
     assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == ["1", "2", "3"]
-    assert sbatch.read_text().split() == [
-        word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)
-    ]
+    submitted = [word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)]
+    assert sbatch.read_text().split() == submitted
     assert "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.network.jobs import links
+from autotune.network.values import LinksRequest
 
 MESSAGE_S, START_S = 15e-6, 100e-6
 
@@ -44,11 +45,12 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(("device", "off"), [("cuda", 0.15), ("cpu", 1.5)])
 def test_the_time_to_start_and_wait_is_shared_by_messages_in_a_row(clock, device, off):
     ranks = two_ranks(device)
-    found = links._all_reduces(None, [4096], 6, 3.0, ranks, takes_part=True)
+    asked = LinksRequest(sizes_bytes=[4096], repeats=6, seconds=3.0, nodes=2, ranks_per_node=1)
+    found = links._all_reduces(None, asked, ranks, takes_part=True)
     assert [size for size, _ in found] == [4096] * 6
     assert [seconds for _, seconds in found] == pytest.approx([MESSAGE_S] * 6, rel=off)
     assert clock.messages == 2 + 6 * links.IN_A_ROW[device]
-    assert links._all_reduces(None, [4096], 6, 3.0, ranks, takes_part=False) == [(4096, 0.0)] * 6
+    assert links._all_reduces(None, asked, ranks, takes_part=False) == [(4096, 0.0)] * 6
 
 
 def test_a_slow_network_is_not_asked_for_many_messages_in_a_row():

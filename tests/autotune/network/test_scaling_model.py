@@ -38,11 +38,7 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
 
 def test_what_cannot_be_dealt_or_sent_has_no_prediction():
     few = load(rows=3)
-    assert (scaling_model.predict(few, NETWORK, GradientSync()), model(few).at(2), model(few).efficiency(2)) == (
-        None,
-        None,
-        None,
-    )
+    assert scaling_model.predict(few, NETWORK, GradientSync()) is model(few).at(2) is model(few).efficiency(2) is None
     assert spread_of(rate(), 2, few) == scaling_model.AllRanks()
     narrow = GradientSync(strategy="fsdp2", gradient_dtype="bf16")  # no 16 bits under accumulation
     assert scaling_model.predict(load(rows=1024, most=32), NETWORK, narrow) is None
@@ -86,9 +82,8 @@ def test_levers_are_those_that_lift_and_the_strongest_comes_first():
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
     counts = [nodes for _, nodes in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in dict(
-        model(gradient_syncs=scaling_model.gradient_syncs(sixteen_bit=True)).levers(200, 1)
-    )
+    halved = model(gradient_syncs=scaling_model.gradient_syncs(sixteen_bit=True))
+    assert "16-bit gradients" not in dict(halved.levers(200, 1))
 
 
 def spread_of(rate, nodes, load_=None, over=None):

@@ -24,9 +24,8 @@ SLOW = replace(CARD, bytes_per_s=4e6)
 
 
 def step(micro_batches=1, *, over=None, rows=1, of=None, **sync):
-    return step_model.step_time(
-        of or compute(), rows, micro_batches, GradientSync(**sync), over or network(2, between=SLOW)
-    )
+    over = over or network(2, between=SLOW)
+    return step_model.step_time(of or compute(), rows, micro_batches, GradientSync(**sync), over)
 
 
 @given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
@@ -94,9 +93,8 @@ def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
     time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
     assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
-    assert [step_model.expected_largest(ranks) for ranks in (2, 10, 100)] == pytest.approx(
-        [0.564, 1.539, 2.508], rel=1e-3
-    )
+    largest = [step_model.expected_largest(ranks) for ranks in (2, 10, 100)]
+    assert largest == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))

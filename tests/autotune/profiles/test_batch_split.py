@@ -61,9 +61,8 @@ def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_
         split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
         return split.gradient_accumulation_steps * np.interp(split.micro_batch_size, points, seconds)
 
-    chosen = choose_micro_batch(
-        curve, limit, global_batch_size=global_batch_size, ranks=ranks, sizes=range(1, limit + 1)
-    ).micro_batch_size
+    asked = {"global_batch_size": global_batch_size, "ranks": ranks, "sizes": range(1, limit + 1)}
+    chosen = choose_micro_batch(curve, limit, **asked).micro_batch_size
     least = min(step_s(rows) for rows in range(1, limit + 1))
     assert step_s(chosen) * 0.98 <= least * (1 + 1e-9)
     assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))

@@ -72,9 +72,8 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
     profile = tuned_profile("d")
     found = _of(profile, "parallel.gradient_dtype")
     assert (found.origin, found.because) == ("measured", profile.evidence.network.choice)
-    assert found.rejected == (
-        "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s, the default",
-    )
+    default = "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s, the default"
+    assert found.rejected == (default,)
     profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
     assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
@@ -153,8 +152,7 @@ def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
     profile, network = explored(adopted=True, micro_batch_size=16), tuned_profile("d").evidence.network
-    network = network.model_copy(
-        update={"gradient_syncs": [network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})]}
-    )
+    row = network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})
+    network = network.model_copy(update={"gradient_syncs": [row]})
     profile = but(profile, evidence={"network": network})
     assert "split of the global batch by" in _of(profile, "micro_batch_size").because

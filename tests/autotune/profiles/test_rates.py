@@ -28,13 +28,8 @@ def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what
     profile = add_evidence(probe=True)
     point = next(point for point in profile.evidence.probe.curve if point.micro_batch_size == 64)
     found = tuned_rate(profile).interval
-    assert (found.value, found.low, found.high) == pytest.approx(
-        (
-            0.994 * point.padded_tokens_per_s,
-            0.994 * point.padded_tokens_per_s_low,
-            0.994 * point.padded_tokens_per_s_high,
-        )
-    )
+    padded = (point.padded_tokens_per_s, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high)
+    assert [found.value, found.low, found.high] == pytest.approx([0.994 * rate for rate in padded])
     assert found.confidence == 0.95
 
 
@@ -148,13 +143,12 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
         return replace(run, steps=(*steps, more))
 
     assert gpu_drifts(grown)[2].verdict == "drift: more than in the trial"
-    others = [
-        replace(
-            done, trial=replace(done.trial, measured={"config": done.trial.measured["config"] | {"mlm_head": "dense"}})
-        )
-        for done in example_inputs(320)[0][0].trials
-    ]
-    memory = gpu_drifts(trials=tuple(others))[2]
+
+    def dense(done):
+        measured = {"config": done.trial.measured["config"] | {"mlm_head": "dense"}}
+        return replace(done, trial=replace(done.trial, measured=measured))
+
+    memory = gpu_drifts(trials=tuple(map(dense, example_inputs(320)[0][0].trials)))[2]
     assert (memory.expected, memory.verdict) == (None, "no expected value")
     on_cpu = drifts(small_profile(), run_of([5.0] * 10))[2]
     assert on_cpu.verdict.startswith("not comparable on a CPU")

@@ -108,9 +108,8 @@ def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_fig
     assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
     for step_s in ([], [0]):
         hostile = (*EXAMPLE[:2], _with_figures(2, {"step_s": step_s}), *EXAMPLE[3:])
-        assert check_trial_log(_resting_on(EXAMPLE), hostile).unfounded == (
-            "evidence.probe.curve at micro-batch size 1",
-        )
+        unfounded = check_trial_log(_resting_on(EXAMPLE), hostile).unfounded
+        assert unfounded == ("evidence.probe.curve at micro-batch size 1",)
 
 
 CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})

@@ -67,9 +67,8 @@ A, B = "a" * 64, "b" * 64
     ],
 )
 def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
-    review = given and ApprovalRecord(
-        profile_sha256=given[0], decision=given[1], by="reviewer", time_utc="2026-01-01T00:00:00Z"
-    )
+    said = {"by": "reviewer", "time_utc": "2026-01-01T00:00:00Z"}
+    review = given and ApprovalRecord(profile_sha256=given[0], decision=given[1], **said)
     assert approval_of(review, A).state == state
 
 

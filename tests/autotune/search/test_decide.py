@@ -65,9 +65,8 @@ def test_windows_of_a_cell_taken_together_say_what_they_say_one_by_one_in_any_or
 def learnt(rate, cells):
     """The posterior of four noisy windows of each of these cells."""
     rng = random.Random(0)
-    return posterior(
-        CELLS, [Seen(cell=cell, log_ratio=rate(CELLS[cell]) + rng.gauss(0, 0.01)) for cell in cells for _ in range(4)]
-    )
+    windows = [(cell, rate(CELLS[cell]) + rng.gauss(0, 0.01)) for cell in cells for _ in range(4)]
+    return posterior(CELLS, [Seen(cell=cell, log_ratio=log_ratio) for cell, log_ratio in windows])
 
 
 def test_effects_add_up_for_cells_that_were_never_read():
@@ -162,12 +161,10 @@ def test_what_may_be_tried_bounds_its_kind_alone_and_a_layout_that_leaves_ranks_
     assert micro_batches(3, 4, 64) == []
     assert {cell.layout for cell in space({"packed": 32, "padded": 3}, 4, 64)} == {"packed"}
     most = {"none": 4, "full": 16}
-    cells = knob_space(
-        UNEXPLORED, LEVELS, {"packed": 64, "padded": 64}, 1, lambda knobs: most[knobs.activation_checkpointing]
-    )[1:]
-    assert most == {
-        kind: max(cell.micro_batch_size for cell in cells if cell.activation_checkpointing == kind) for kind in most
-    }
+    batches = {"packed": 64, "padded": 64}
+    cells = knob_space(UNEXPLORED, LEVELS, batches, 1, lambda knobs: most[knobs.activation_checkpointing])[1:]
+    for kind, rows in most.items():
+        assert rows == max(cell.micro_batch_size for cell in cells if cell.activation_checkpointing == kind)
 
 
 def test_a_cell_is_named_by_what_people_would_change():
