@@ -14,7 +14,6 @@ from autotune.console.help import Command, Group, usage_error
 from autotune.console.slurm_job import plain_arguments
 from autotune.corpus.command import app as data
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
-from autotune.export.command import export
 from autotune.launch.command import status, train
 from autotune.launch.job_commands import app as job
 from autotune.machine.command import doctor
@@ -51,7 +50,6 @@ for command in (
     status,
 ):
     app.command()(command)
-profile.command()(export)
 app.command(hidden=True)(tune_between_nodes)
 for name, group in {"data": data, "profile": profile, "job": job}.items():
     app.add_typer(group, name=name, cls=Group, hidden=group is job)

@@ -1,1 +1,1 @@
-"""The profile: its tables, reading and writing, explanation, verification and approval (`profile`)."""
+"""The profile: its tables, reading and writing, explanation, verification, approval and export (`profile`)."""

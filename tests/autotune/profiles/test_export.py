@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.corpus.values import SequenceMeans
-from autotune.export.decide import export_profile, exported_batch
+from autotune.profiles.decide.export import export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
 

@@ -1,1 +1,0 @@
-"""Settings for other trainers (`profile export`)."""
