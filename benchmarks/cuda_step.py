@@ -2,8 +2,11 @@
 
 The trainer's whole loop runs on a pretended GPU, on packed sequences of documents of real lengths: torch's CUDA build,
 autograd, Inductor and Triton are real, only kernels do nothing. Steps 21 to 30 are counted by name, with the kernels of
-replayed CUDA graphs; a call of cuBLAS counts as one launch. Nothing here is a time. ``--set`` counts other settings of
-the trainer, such as one of several optimisations alone.
+replayed CUDA graphs; a call of cuBLAS counts as one launch. ``--set`` counts other settings of the trainer, such as one
+of several optimisations alone.
+
+Bytes, memory and MFU are predicted from traces of larger steps, with compiled layers: 512 tokens in 2.1 documents, on
+an H100 SXM; the largest micro-batch is that of an H100 NVL.
 """
 
 import json
@@ -14,9 +17,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, VOCAB_SIZE
 from autotune.base.tables import text_table
+from autotune.machine.gpu_models import find_gpu_model
+from autotune.memory.decide.memory_model import expected_on_gpu
+from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, estimate_model, traced_work
+from autotune.memory.prediction import settings_of_step
+from autotune.memory.values import TraceRequest
+from autotune.speed.decide import data_sheet_rates, predict_speed
+from autotune.trials.fork_server import ForkServerMachine
 from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
 from tests.nullgpu.steps import StepCase, counted
+from trainer.config.presets import model_settings
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-120m_launches_per_step": ("launches", "<=", 560),
@@ -25,8 +37,20 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "pageable_copies_per_step": ("copies", "<=", 0),
     "other_waits_per_step": ("waits", "<=", 0),
     "recompilations": ("graphs", "<=", 0),
+    "bert-120m_elementwise_GB_per_step": ("GB", "<=", 45),
+    "modernbert-base_elementwise_GB_per_step": ("GB", "<=", 70),
+    "bert-120m_activation_bytes_per_token": ("bytes", "<=", 0.8 * 426_948),
+    "bert-120m_largest_micro_batch": ("sequences", ">=", 520),
+    "bert-350m_largest_micro_batch": ("sequences", ">=", 200),
+    "bert-120m_predicted_mfu_%": ("%", ">=", 33),
+    "bert-350m_predicted_mfu_%": ("%", ">=", 38),
 }
-"""Launches are those of compiled layers; of all others, the largest of any case counts."""
+"""Launches are those of compiled layers; of all other counts, the largest of any case. Activations are compared with
+eager layers and weights cast in every micro-batch."""
+TRACED = {"bert-120m": 64, "bert-350m": 48, "modernbert-base": 64}
+"""Sequences of the traced steps."""
+SEQ_LENGTH, DOCUMENTS = 512, 512 / 240
+H100_SXM, H100_NVL = (find_gpu_model(key) for key in ("h100-sxm", "h100-nvl"))
 MODELS = ("bert-120m", "modernbert-base")
 CASES = tuple(StepCase(model=model, compiled=compiled) for model in MODELS for compiled in (False, True))
 SHOWN_NAMES = 15
@@ -50,18 +74,56 @@ def main(arguments: Sequence[str] | None) -> int:
     options = options_of.parse_args(arguments)
     found: dict[str, Any] = {}
     content = {"evidence": "counts", "settings": options.set, "cases": found}
+    content["traced"] = traced = {
+        model: traced_figures(model, rows, options.set) for model, rows in TRACED.items() if options.only in model
+    }
     for case in (case for case in CASES if options.only in case.name):
         found[case.name] = _readable(counted(case, tuple(options.set)))
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n")
-        keep(options.json, make_bars(found), content)  # each takes minutes
-    return finish(options.json, make_bars(found), content, "\n\n".join([_table(found), *_details(found)]))
+        keep(options.json, make_bars(found, traced), content)  # each takes minutes
+    shown = [_table(found), _traced_table(traced), *_details(found)]
+    return finish(options.json, make_bars(found, traced), content, "\n\n".join(shown))
+
+
+def traced_figures(model: str, rows: int, settings: Sequence[str] = ()) -> dict[str, float]:
+    """Return the predicted bytes, memory and speed of a step with compiled layers."""
+    config = settings_of_step(
+        model_settings(model), "cuda", layout=None, precision=None, seq_length_tokens=SEQ_LENGTH, compile=True,
+        attention_dropout=0.0, micro_batch_size=rows, global_batch_size=rows, **changes_of(settings),
+    )  # fmt: skip
+    request = TraceRequest(
+        config=config, vocab_size=VOCAB_SIZE, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS,
+        micro_batches=1, ranks=1,
+    )  # fmt: skip
+    rates, overheads = data_sheet_rates(H100_SXM.name), expected_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
+    assert rates is not None
+    with ForkServerMachine() as machine:
+        machine.start()
+        work = traced_work(request, machine)
+        memory = estimate_model(
+            request, machine, H100_NVL.usable_bytes, overheads, max_micro_batch_size=MAX_MICRO_BATCH_SIZE
+        )
+    largest, speed = memory.max_micro_batch_size, predict_speed(work, rates, config)
+    peaks = [float(memory.fit.running_bytes(size).max()) for size in (largest // 2, largest)]
+    assert speed.mfu is not None
+    return {
+        "elementwise_GB_per_step": work.bytes_of("copy", "math", "norm", "softmax", "random") / 1e9,
+        "activation_bytes_per_token": (peaks[1] - peaks[0]) / (largest - largest // 2) / SEQ_LENGTH,
+        "largest_micro_batch": largest,
+        "predicted_mfu_%": 100 * speed.mfu.value,
+        "predicted_step_s": speed.step_s.value,
+    }
+
+
+def changes_of(settings: Sequence[str]) -> dict[str, Any]:
+    """Return ``train.KEY=VALUE`` settings as values; nested keys are for the counted steps only."""
+    split = (setting.removeprefix("train.").split("=", 1) for setting in settings)
+    plain = {"true": True, "false": False}
+    return {key: plain.get(value, value) for key, value in split if "." not in key}
 
 
 def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a case, which are the columns of the table; a bar is taken of those named in ``BARS``.
-
-    Figures from another source, such as bytes and memory by the trace or predicted speed, are joined here.
-    """
+    """Return the figures of a case, which are the columns of the table; a bar is taken of those named in ``BARS``."""
     total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
     memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
     others = [name for name in waits if name != "cudaEventSynchronize" and not name.startswith("pageable")]
@@ -80,15 +142,17 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def make_bars(found: Mapping[str, Any]) -> list[Bar]:
+def make_bars(found: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]]) -> list[Bar]:
     """Compare figures with their bars."""
     rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
     figures: dict[str, float | None] = {
         f"{model}_launches_per_step": rows.get(f"{model} compiled", {}).get("launches_per_step") for model in MODELS
     }
-    for name in BARS.keys() - figures.keys():
+    figures |= {f"{model}_{name}": value for model, one in traced.items() for name, value in one.items()}
+    of_traces = {name for name in BARS if name.startswith(tuple(TRACED))}
+    for name in BARS.keys() - figures.keys() - of_traces:
         figures[name] = max(row[name] for row in rows.values()) if rows and len(rows) == len(found) else None
-    return bars_of(BARS, {name: figures[name] for name in BARS})
+    return bars_of(BARS, {name: figures.get(name) for name in BARS})
 
 
 def _readable(one: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +183,12 @@ def _table(found: Mapping[str, Any]) -> str:
     head = ["case", *(name.removesuffix("_per_step").replace("_", " ") for name in columns)]
     cells = [[name, *(f"{row[column]:.4g}" for column in columns)] for name, row in rows.items()]
     return text_table(head, cells, align="l" + "r" * len(columns))
+
+
+def _traced_table(traced: Mapping[str, Mapping[str, float]]) -> str:
+    names = list(next(iter(traced.values()), {}))
+    rows = [[model, *(f"{one[name]:.4g}" for name in names)] for model, one in traced.items()]
+    return text_table(["predicted from traces", *(name.replace("_", " ") for name in names)], rows)
 
 
 def _details(found: Mapping[str, Any]) -> list[str]:
