@@ -5,7 +5,7 @@ Nothing here is escaped or shortened: each format does that to every text alike.
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -258,14 +258,6 @@ def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
 
 
-def blocks_of(whole: Document | Section | Beside) -> Iterator[Block]:
-    """Yield every block in reading order, sections and groups before their contents."""
-    for block in whole.sections if isinstance(whole, Document) else whole.blocks:
-        yield block
-        if isinstance(block, Section | Beside):
-            yield from blocks_of(block)
-
-
 def rendered(words: Words, text: _Form, *, code: _Form, strong: _Form) -> str:
     """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
     return "".join(
@@ -289,13 +281,9 @@ def table_of(
     caption: str, items: Iterable[_T], *columns: tuple[str, str, Callable[[_T], str | None]], long: bool = False
 ) -> Table:
     """Return a table with a row for each item; a column is its header, ``l`` or ``r``, and the cell of an item."""
-    return Table(
-        caption=caption,
-        headers=tuple(header for header, _, _ in columns),
-        rows=tuple([cell(item) for _, _, cell in columns] for item in items),
-        align="".join(side for _, side, _ in columns),
-        long=long,
-    )
+    headers, align = tuple(header for header, _, _ in columns), "".join(side for _, side, _ in columns)
+    rows = tuple([cell(item) for _, _, cell in columns] for item in items)
+    return Table(caption=caption, headers=headers, rows=rows, align=align, long=long)
 
 
 def facts(caption: str, rows: Sequence[Row]) -> Table:

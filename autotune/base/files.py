@@ -13,10 +13,7 @@ _SHORT_CHARACTERS = 600
 
 
 def json_rows(value: object) -> str:
-    """Return JSON with each value that is short or flat on one line, so that lists of rows read as rows.
-
-    Values that JSON does not support become text.
-    """
+    """Return JSON whose short or flat values are each on one line; values that JSON does not support become text."""
     return f"{_rows(value, '')}\n"
 
 
@@ -33,11 +30,7 @@ def _rows(value: object, indent: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old content or the new one, never a part.
-
-    Raises:
-        BadInput: If the path cannot be written; nothing is left behind.
-    """
+    """Write a text file so that readers see the old content or the new; raise ``BadInput`` if it cannot be written."""
     with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, text)
@@ -61,8 +54,5 @@ def translate_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise BadInput(
-            f"cannot write {path}: {reason}",
-            next_step="Choose another path, free disk space, or change permissions.",
-        ) from error
+        next_step = "Choose another path, free disk space, or change permissions."
+        raise BadInput(f"cannot write {path}: {error.strerror or error}", next_step=next_step) from error

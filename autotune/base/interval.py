@@ -8,14 +8,8 @@ from pydantic import Field
 from trainer.config.tables import StrictTable
 
 Positive = Annotated[int, Field(gt=0)]
-
-
 NonNegative = Annotated[int, Field(ge=0)]
-
-
 NonNegativeFloat = Annotated[float, Field(ge=0)]
-
-
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 

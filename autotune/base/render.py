@@ -124,13 +124,10 @@ def report_html(document: doc.Document) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     charts = itertools.count(1)
-    first, *others = (
-        _in_html(section, 2, charts, f'<span class="number">{number}</span> ')
-        for number, section in enumerate(document.sections, start=1)
-    )
-    items = "".join(
-        f'<li><a href="#{escape(section.key)}">{_escaped(section.title)}</a></li>' for section in document.sections
-    )
+    numbers = (f'<span class="number">{number}</span> ' for number in itertools.count(1))
+    first, *others = (_in_html(section, 2, charts, next(numbers)) for section in document.sections)
+    links = ((escape(section.key), _escaped(section.title)) for section in document.sections)
+    items = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -186,12 +183,9 @@ def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = 
 def _html_table(table: doc.Table) -> str:
     sides = table.align.ljust(len(table.headers), "l")
     classes = [' class="r"' if side == "r" else "" for side in sides]
-    heads = "".join(
-        f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in zip(table.headers, classes, strict=False)
-    )
-    rows = "".join(
-        f"<tr>{''.join(_cell(cell, side) for cell, side in zip(row, sides, strict=False))}</tr>\n" for row in table.rows
-    )
+    columns = zip(table.headers, classes, strict=False)
+    heads = "".join(f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row, sides))}</tr>\n" for row in table.rows)
     kind, name = ("box long" if table.long else "box"), _escaped(table.caption)
     return (
         f'<div class="{kind}" role="group" tabindex="0" aria-label="Table: {name}"><table><caption>{name}</caption>'
@@ -209,9 +203,8 @@ def _cell(cell: str | None, side: str) -> str:
 
 
 def _html_words(words: doc.Words) -> str:
-    return rendered(
-        words, _escaped_words, code=_html_code, strong=lambda text: f"<strong>{_escaped_words(text)}</strong>"
-    )
+    strong = "<strong>{}</strong>".format
+    return rendered(words, _escaped_words, code=_html_code, strong=lambda text: strong(_escaped_words(text)))
 
 
 def _html_code(text: str) -> str:

@@ -158,15 +158,9 @@ def of_bounds(found: Interval, n: int | None = None) -> Estimate:
 
 def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> Estimate | None:
     """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file; None if there are none."""
-    sound = [
-        (amount, size)
-        for amount, size in pairs
-        if math.isfinite(amount) and math.isfinite(size) and size > 0 and (amount > 0 or scale == "linear")
-    ]
-    if not sound:
-        return None
-    amounts, sizes = zip(*sound, strict=True)
-    return of_steps(amounts, sizes, scale=scale)
+    finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    sound = [(amount, size) for amount, size in finite if size > 0 and (amount > 0 or scale == "linear")]
+    return of_steps(*zip(*sound, strict=True), scale=scale) if sound else None
 
 
 def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:
@@ -176,9 +170,8 @@ def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale =
     """
     value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
     count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
-    means = [
-        sum(part) / sum(size) for part, size in zip(blocks(amounts, count or 0), blocks(sizes, count or 0), strict=True)
-    ]
+    pairs = zip(blocks(amounts, count or 0), blocks(sizes, count or 0), strict=True)
+    means = [sum(part) / sum(size) for part, size in pairs]
     return of_blocks(value, means, scale=scale, n=len(readings))
 
 

@@ -47,10 +47,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def drawn(drawing: Drawing, *, key: str, title: str, description: str, small: bool = False) -> str:
-    """Return the drawing as an ``<svg>`` element, with a title and a description for screen readers.
-
-    ``key`` is the prefix of every id in it, so that one page can hold several.
-    """
+    """Return an ``<svg>`` element with a title and description for screen readers; ``key`` is the prefix of its ids."""
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
@@ -219,7 +216,6 @@ def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
 
 
 def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
-    """Set the label, scale, ticks and unit of one axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
 
     side: Any = getattr(axes, f"{which}axis")
@@ -235,9 +231,8 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
         side.set_major_locator(LogLocator(base=axis.log, subs=(1.0, 2.0, 5.0) if near and axis.log == 10 else (1.0,)))
         side.set_minor_formatter(NullFormatter())
     elif axis.unit == "bytes":
-        side.set_major_locator(
-            MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), most / size / 8))
-        )
+        step = next((one for one in _STEPS if most / size / one <= 8), most / size / 8)
+        side.set_major_locator(MultipleLocator(size * step))
     else:
         side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
     side.set_major_formatter(FuncFormatter(lambda value, _: _tick_text(value, axis.unit, size)))
@@ -277,7 +272,6 @@ def _byte_unit(most_bytes: float) -> tuple[str, int]:
 
 
 def _tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:
-    """Return a value as text in its axis's unit."""
     if unit == "share":
         return f"{100 * value:.3g} %"
     if unit == "bytes":

@@ -37,17 +37,12 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
     lines = _lines(headers, rows)
     widths = [max(_width(line[column]) for line in lines) for column in range(len(headers))]
     sides = align.ljust(len(headers), "l")
-    return "\n".join(
-        "  ".join(_pad(cell, width, side) for cell, width, side in zip(line, widths, sides, strict=False)).rstrip()
-        for line in lines
-    )
+    padded = ([_pad(*cell) for cell in zip(line, widths, sides, strict=False)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
-    """Return a GitHub-flavoured table in which no cell can start markup, a link, a column or a row; no final newline.
-
-    Raise ``ValueError`` if a row has another number of cells than there are headers.
-    """
+    """Return a GitHub-flavoured table whose cells cannot start markup; raise ``ValueError`` as ``text_table`` does."""
     sides = align.ljust(len(headers), "l")
     head, *body = [[markdown_inert(cell) for cell in line] for line in _lines(headers, rows)]
     rule = ["---:" if side == "r" else "---" for side in sides[: len(headers)]]

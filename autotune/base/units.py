@@ -10,9 +10,7 @@ _BYTES = {"b": 1.0} | {
     for power, prefix in enumerate("kmgt", start=1)
     for unit, base in (("", 10**3), ("b", 10**3), ("ib", 2**10))
 }
-_BITS_PER_S = {
-    f"{prefix}bit{per}": 10 ** (3 * power) for power, prefix in enumerate(["", *"kmgt"]) for per in ("", "/s")
-}
+_BITS_PER_S = {f"{prefix}bit{per}": 1e3**power for power, prefix in enumerate(["", *"kmgt"]) for per in ("", "/s")}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "Âµs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 NO_UNIT = "has no unit"
@@ -21,11 +19,7 @@ _NUMBER = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zÂ
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary).
-
-    Raises:
-        ValueError: If the text is not a positive size with a unit.
-    """
+    """Read a positive size such as ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary); else raise ``ValueError``."""
     return int(_quantity(text, _BYTES, "a size", least=1.0))
 
 
@@ -82,20 +76,12 @@ def percent(share: float) -> str:
 
 
 def parse_bits_per_s(text: str) -> float:
-    """Read a line rate such as ``25Gbit`` or ``200 Mbit/s``.
-
-    Raises:
-        ValueError: If the text is not a positive rate in bits.
-    """
+    """Read a positive rate in bits, such as ``25Gbit`` or ``200 Mbit/s``; else raise ``ValueError``."""
     return _quantity(text, _BITS_PER_S, "a line rate")
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration such as ``25us``, ``2s``, ``10min`` or ``4h``.
-
-    Raises:
-        ValueError: If the text is not a duration with a unit.
-    """
+    """Read a duration with a unit, such as ``25us``, ``2s``, ``10min`` or ``4h``; else raise ``ValueError``."""
     return _quantity(text, _SECONDS, "a duration", least=0.0)
 
 
@@ -109,11 +95,7 @@ def exact_seconds(duration_s: float) -> str:
 
 
 def parse_amount(text: str) -> float:
-    """Read an amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
-
-    Raises:
-        ValueError: If the text is not a positive number, optionally followed by K, M, B, G or T.
-    """
+    """Read a positive amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``; else raise ``ValueError``."""
     return _quantity(text, _AMOUNTS, "an amount")
 
 

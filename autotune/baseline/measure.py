@@ -82,8 +82,7 @@ class BaselineRunner:
     def run(self) -> BaselineEvidence:
         """Find micro-batches that fit, then measure rounds until the speedups are precise or the budget is used up.
 
-        Raises:
-            Undecided: If the tuned settings could not be measured.
+        Raise ``Undecided`` if the tuned settings could not be measured.
         """
         for one in self.others:
             self._fit(one.name)
@@ -130,9 +129,8 @@ class BaselineRunner:
                 return
             no_room = isinstance(outcome, OutOfMemory | HostOutOfMemory)
             if rows == 1 or not no_room:
-                self.fallen[name] = describe(outcome) + (
-                    " even with one sequence" if no_room else f" with micro-batch {rows}"
-                )
+                size = "even with one sequence" if no_room else f"with micro-batch {rows}"
+                self.fallen[name] = f"{describe(outcome)} {size}"
                 return
             budget = format_bytes(self.memory_budget_bytes)
             config = recipe.config.model_copy(update={"micro_batch_size": rows // 2})
@@ -158,7 +156,6 @@ class BaselineRunner:
         return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 
     def _measure_round(self) -> None:
-        """Measure one window of each recipe."""
         number, names = len(self.rounds), self._remaining()
         trials = {}
         for name in names:

@@ -3,32 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.base.document import (
-    Axis,
-    Bar,
-    Bars,
-    Block,
-    Bullets,
-    Chart,
-    Missing,
-    Pairs,
-    Paragraph,
-    Strong,
-    Words,
-    table_of,
-    told,
-)
+from autotune.base import document as doc
+from autotune.base.document import table_of, told
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
-from autotune.base.wording import (
-    count,
-    interval_of,
-    number,
-    of_windows,
-    plural,
-    setting_text,
-    window_bounds,
-)
+from autotune.base.wording import count, interval_of, number, of_windows, plural, setting_text, window_bounds
 from autotune.baseline.values import BaselineEvidence, SettingDifference, SettingValue
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
@@ -37,15 +16,15 @@ from autotune.report.values import ReportedProfile
 def baseline_text(found: BaselineEvidence, profile: Path) -> str:
     """Return the comparison and the next command, for the console."""
     following = (("profile", (str(profile),)), ("next", (command("report", profile),)))
-    return console_text((*_compared(found), Pairs(pairs=following)))
+    return console_text((*_compared(found), doc.Pairs(pairs=following)))
 
 
-def baseline_section(one: ReportedProfile) -> tuple[Block, ...]:
+def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
         commands = (*probe_first(one.profile, one.path), f"autotune baseline {one.quoted}")
-        return (Missing(what="Speedup over the baselines", commands=commands),)
+        return (doc.Missing(what="Speedup over the baselines", commands=commands),)
     return _compared(found)
 
 
@@ -59,10 +38,9 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
         yield f"tuned vs {row.name}: {speedup}"
 
 
-def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
-    rows = [
-        (row, interval_of(row.tokens_per_s), None if row.name == "tuned" else row.bounded_speedup) for row in found.rows
-    ]
+def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
+    speedups = (None if row.name == "tuned" else row.bounded_speedup for row in found.rows)
+    rows = [(row, interval_of(row.tokens_per_s), ratio) for row, ratio in zip(found.rows, speedups, strict=True)]
     table = table_of(
         "Data table", rows,
         ("settings", "l", lambda one: one[0].name),
@@ -74,18 +52,15 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
         ("outcome", "l", lambda one: one[0].outcome),
     )  # fmt: skip
-    bars = [
-        Bar(label=row.name, value=rate.value, low=rate.low, high=rate.high, shown=count(rate.value))
-        for row, rate, _ in rows
-        if rate is not None and rate.low is not None
-    ]
-    shown: Block = table
+    known = [(row.name, rate) for row, rate, _ in rows if rate is not None and rate.low is not None]
+    bars = [doc.Bar(label=name, value=it.value, low=it.low, high=it.high, shown=count(it.value)) for name, it in known]
+    shown: doc.Block = table
     if bars:
         rates = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
-        shown = Chart(
+        shown = doc.Chart(
             title="Non-padding tokens/s before and after tuning",
             description=f"Non-padding tokens/s: {rates}. Thin bars: 95 % CI.",
-            drawing=Bars(axis=Axis(label="non-padding tokens/s", unit="count"), bars=tuple(bars)),
+            drawing=doc.Bars(axis=doc.Axis(label="non-padding tokens/s", unit="count"), bars=tuple(bars)),
             table=table,
         )
     how = (
@@ -93,12 +68,12 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         f"{plural(found.local_ranks, 'rank')}, {format_seconds(found.seconds)} in total; speedups compare windows of "
         "the same round. tokens/s excludes padding. Model, data, sequence length and global batch are the same."
     )
-    differences: tuple[Words, ...] = tuple(
-        (Strong(text=row.name), f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}")
+    differences: tuple[doc.Words, ...] = tuple(
+        (doc.Strong(text=row.name), f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}")
         for row in found.rows
         if row.name != "tuned"
     )
-    return (told(gains(found)), shown, Paragraph(words=(how,)), Bullets(items=differences))
+    return (told(gains(found)), shown, doc.Paragraph(words=(how,)), doc.Bullets(items=differences))
 
 
 def _difference(one: SettingDifference) -> str:

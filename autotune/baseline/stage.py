@@ -20,9 +20,7 @@ def compare_recipes(
 ) -> BaselineEvidence:
     """Measure the speedup of the tuned settings over both baselines, and write it into the profile.
 
-    Raises:
-        ProfileRejected: If the profile does not match the machine, model or dataset.
-        Undecided: If the tuned settings could not be measured.
+    Raise ``ProfileRejected`` if it is of another machine, model or dataset, ``Undecided`` if the tuned settings failed.
     """
     probe, train = require_local_probe(stored, bench.fingerprint(stored.profile.train.model)), stored.profile.train
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)

@@ -167,6 +167,7 @@ Bandwidth = Annotated[
         parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"), advanced=True,
     ),
 ]  # fmt: skip
+MaxMicroBatchSize = Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)]
 TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]
 PipelineStages = Annotated[int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)]
 Window = Annotated[
@@ -189,9 +190,7 @@ class StepOptions:
         float | None,
         option("SHARE", "Attention dropout; 0 is fastest. Default: the model's.", min=0, max=0.99, advanced=True),
     ] = None
-    max_micro_batch_size: Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)] = (
-        MAX_MICRO_BATCH_SIZE
-    )
+    max_micro_batch_size: MaxMicroBatchSize = MAX_MICRO_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,13 +257,9 @@ class SweepOptions:
         """Return the request for a sweep of timed windows, with ``more`` of its fields."""
         from autotune.workers.values import SweepRequest
 
+        data, minutes, timeout_s = stored.data_dir(self.data), time_limit_s / 60, self.trial_timeout_s
         return SweepRequest(
-            data=stored.data_dir(self.data),
-            reports=reports,
-            minutes=time_limit_s / 60,
-            ranks=self.ranks,
-            trial_timeout_s=self.trial_timeout_s,
-            **more,
+            data=data, reports=reports, minutes=minutes, ranks=self.ranks, trial_timeout_s=timeout_s, **more
         )
 
 

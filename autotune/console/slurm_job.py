@@ -80,9 +80,8 @@ class SlurmOptions:
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
         """Submit or print the job if ``--slurm`` is set; return True if nothing is left to do.
 
-        Raises:
-            UsageError: If ``--wait`` or ``--dry-run`` is set without ``--slurm``.
-            AutotuneError, TrainerError: If the site file cannot be used, or SLURM rejects or ends the job.
+        Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``, ``AutotuneError`` or
+        ``TrainerError`` if the site file cannot be used, or SLURM rejects or ends the job.
         """
         from autotune.cluster.job_script import MeasureJob, Shape, cpus_of, measure_script, read_template
         from autotune.cluster.site_file import SiteFile, find_site, read_site
@@ -140,11 +139,7 @@ class JobOptions(SlurmOptions):
     reports: Reports = REPORTS
 
     def submitted_or_rejected(self, context: typer.Context, request: JobRequest) -> bool:
-        """Do as ``submitted``, but keep measurements off login nodes, which many people share, unless ``here`` is set.
-
-        Raises:
-            MachineLacks: If this is a login node; the message has the command as a job.
-        """
+        """Do as ``submitted``; raise ``MachineLacks`` on a login node, which people share, unless ``here`` is set."""
         if self.submitted(context, request):
             return True
         if not self.here and read_slurm(os.environ, shutil.which).is_login_node:

@@ -62,15 +62,9 @@ def _measured(machine: MachineFacts) -> MachineRates:
 
 
 def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, paths: Sequence[Path]) -> MachineFacts:
-    """Read all facts once.
-
-    Raises:
-        MachineLacks: If the host does not describe itself the way Linux does.
-    """
-    gpus = tuple(
-        GpuStatus(facts=gpu, sample=monitor.sample(gpu.uuid), processes=monitor.compute_processes(gpu.uuid))
-        for gpu in monitor.devices()
-    )
+    """Read all facts once; raise ``MachineLacks`` if the host does not describe itself the way Linux does."""
+    seen = ((gpu, monitor.sample(gpu.uuid), monitor.compute_processes(gpu.uuid)) for gpu in monitor.devices())
+    gpus = tuple(GpuStatus(facts=gpu, sample=sample, processes=processes) for gpu, sample, processes in seen)
     absent = monitor.why_absent()
     unreadable = () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
     return MachineFacts(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Literal, Self
+from typing import IO, Literal
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
@@ -95,13 +95,6 @@ class GpuSampler:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _receive(stream: IO[bytes], keep: Callable[[Reading], None]) -> None:

@@ -26,10 +26,7 @@ class Host(Protocol):
     """Source of facts about the host."""
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """Describe the host now, with one entry of ``disks`` per path, in order; the paths need not exist yet.
-
-        Raise ``MachineLacks`` if there is no Linux ``/proc``.
-        """
+        """Describe the host now, ``disks`` by path, which may be missing; raise ``MachineLacks`` without ``/proc``."""
 
     def library_versions(self) -> dict[str, str]:
         """Return the versions of the ``LIBRARIES`` that are installed, without importing any."""
@@ -44,12 +41,7 @@ class _Mount:
 
 
 class SystemHost:
-    """The host this process runs on.
-
-    Args:
-        root: Directory that holds ``proc``, ``sys`` and ``dev``.
-        environment: Environment variables; those of this process by default.
-    """
+    """The host of this process; ``root`` holds ``proc``, ``sys`` and ``dev``, ``environment`` is by default its own."""
 
     def __init__(self, root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> None:
         self._root = root
@@ -98,14 +90,11 @@ class SystemHost:
         return versions
 
     def _memory_info(self) -> dict[str, int]:
-        """Return ``/proc/meminfo`` in bytes."""
         text = _read(self._root / "proc/meminfo") or ""
         found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
         if "MemTotal" not in found:
-            raise MachineLacks(
-                f"{self._root / 'proc/meminfo'} does not contain the amount of memory",
-                next_step="Run this on Linux with /proc mounted.",
-            )
+            told = f"{self._root / 'proc/meminfo'} does not contain the amount of memory"
+            raise MachineLacks(told, next_step="Run this on Linux with /proc mounted.")
         return found
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
@@ -176,14 +165,10 @@ class SystemHost:
         holders = [mount for mount in mounts if inside.is_relative_to(mount.point)]
         # Of two mounts on one point the later one hides the earlier.
         holder = max(reversed(holders), key=lambda mount: len(PurePosixPath(mount.point).parts), default=None)
-        filesystem_type = holder.filesystem_type if holder else None
+        kind = holder.filesystem_type if holder else None
         existing = next((place for place in (real, *real.parents) if place.exists()), real)
-        return DiskFacts(
-            path=str(path),
-            filesystem_type=filesystem_type,
-            free_bytes=_free_bytes(existing),
-            is_network=is_network_filesystem(filesystem_type),
-        )
+        free, is_network = _free_bytes(existing), is_network_filesystem(kind)
+        return DiskFacts(path=str(path), filesystem_type=kind, free_bytes=free, is_network=is_network)
 
 
 def _read(path: Path) -> str | None:

@@ -4,7 +4,6 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,51 +80,34 @@ def open_device(
     *,
     without_gpu: str | None = None,
     measures: bool = True,
-    torch_gpus: Callable[[], tuple[str, ...]] = gpus_of_torch,
 ) -> MeasuredDevice:
     """Describe this machine and choose a device.
 
     ``without_gpu`` is the next step if a GPU is requested and there is none; ``measures`` is False if the device is
-    only described. ``torch_gpus`` is called only if NVML describes no GPU.
-
-    Raises:
-        MachineLacks: If CUDA is requested and there is no GPU; or if NVML does not describe a GPU that is to be
-            measured, or only a MIG slice of one is.
+    only described. Raise ``MachineLacks`` if CUDA is requested and there is no GPU; or if NVML does not describe a GPU
+    that is to be measured, or only a MIG slice of one is.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
     absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU")
     if measures and choice != "cpu":
-        _check_described(gpus, visible, absent, monitor, torch_gpus)
+        _check_described(gpus, absent, monitor)
     slurm = read_slurm(os.environ, shutil.which)
     if choice == "cuda" and not gpus:
-        raise MachineLacks(
-            f"no GPU found: {absent}",
-            next_step=without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor",
-        )
+        next_step = without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
+        raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
     used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
+    facts, versions = host.facts([data_dir]), host.library_versions()
     return MeasuredDevice(
-        device=device,
-        gpus=gpus,
-        host=host.facts([data_dir]),
-        slurm=slurm,
-        versions=host.library_versions(),
-        gpu_absent=absent,
-        used_bytes_by_gpu=used,
+        device=device, gpus=gpus, host=facts, slurm=slurm, versions=versions, gpu_absent=absent, used_bytes_by_gpu=used
     )
 
 
-def _check_described(
-    gpus: tuple[GpuFacts, ...],
-    visible: str | None,
-    absent: str | None,
-    monitor: GpuMonitor,
-    torch_gpus: Callable[[], tuple[str, ...]],
-) -> None:
+def _check_described(gpus: tuple[GpuFacts, ...], absent: str | None, monitor: GpuMonitor) -> None:
     """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
-    described, unreadable = monitor.devices(), monitor.unreadable()
+    described, unreadable, visible = monitor.devices(), monitor.unreadable(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
         raise MachineLacks(
             "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU",
@@ -133,20 +115,14 @@ def _check_described(
             "--device cpu",
         )
     if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
-        raise MachineLacks(
-            f"some GPUs are unreadable: {'; '.join(unreadable)}",
-            next_step=f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu.",
-        )
+        next_step = f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
+        raise MachineLacks(f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step)
     if not gpus and visible not in _HIDING and described:
-        raise MachineLacks(
-            f"CUDA_VISIBLE_DEVICES={visible} matches no GPU",
-            next_step=f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu.",
-        )
-    if not gpus and (seen := torch_gpus()):
-        raise MachineLacks(
-            f"PyTorch sees {', '.join(seen)}, but NVML does not: {absent}",
-            next_step=f"{FIX_NVML}; or use --device cpu.",
-        )
+        next_step = f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu."
+        raise MachineLacks(f"CUDA_VISIBLE_DEVICES={visible} matches no GPU", next_step=next_step)
+    if not gpus and (seen := gpus_of_torch()):
+        told = f"PyTorch sees {', '.join(seen)}, but NVML does not: {absent}"
+        raise MachineLacks(told, next_step=f"{FIX_NVML}; or use --device cpu.")
 
 
 def memory_budget(
@@ -190,16 +166,12 @@ def memory_budget(
 
 
 def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
-    """Return the number of ranks on this node: one per visible GPU, or as many as requested.
-
-    Raise ``BadInput`` if there are fewer GPUs.
-    """
+    """Return the ranks on this node: one per visible GPU, or as requested; raise ``BadInput`` if GPUs are fewer."""
     if site.device == "cpu":
         return asked or 1
     if asked is not None and asked > len(site.gpus):
-        raise BadInput(
-            f"--ranks {asked}, but only {len(site.gpus)} GPUs are visible", next_step=f"Use --ranks {len(site.gpus)}"
-        )
+        there = len(site.gpus)
+        raise BadInput(f"--ranks {asked}, but only {there} GPUs are visible", next_step=f"Use --ranks {there}")
     return asked or len(site.gpus)
 
 
@@ -234,9 +206,7 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
     gpus = visible_devices(monitor.devices(), os.environ)
     links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
     told = [link for link in links if not isinstance(link, Unavailable)]
-    linked: bool | None = all(told)
-    if linked and not (links and len(told) == len(links)):
-        linked = None
+    all_known = bool(links) and len(told) == len(links)
     dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
@@ -247,7 +217,7 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
         allotted_cpus=host.facts([]).allotted_cpus,
         gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=linked,
+        nvlinked=(True if all_known else None) if all(told) else False,
         code_sha256=code_sha256(),
         dataset_hash=dataset,
         dataset_dir=str(data_dir),

@@ -97,11 +97,18 @@ class NvmlMonitor:
         self._handles: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._counters: dict[str, tuple[float, Any]] = {}  # when each GPU's last GPM sample was taken, and the sample
-        self._devices: tuple[GpuFacts, ...] = ()
-        self._unreadable: tuple[str, ...] = ()
+        started = self._bounded(self._nvml.nvmlInit)
+        self._open = not isinstance(started, Unavailable)
+        count = self._bounded(self._nvml.nvmlDeviceGetCount) if self._open else started
+        indices = range(0 if isinstance(count, Unavailable) else count)
+        described = [self._bounded(functools.partial(self._describe, index)) for index in indices]
+        self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
+        lacking = ((index, facts) for index, facts in enumerate(described) if isinstance(facts, Unavailable))
+        self._unreadable = tuple(f"GPU {index}: {facts.reason}" for index, facts in lacking)
         self._absent: str | None = None
-        self._open = False
-        self._connect()
+        if not self._devices:
+            none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
+            self._absent = count.reason if isinstance(count, Unavailable) else none
 
     def devices(self) -> tuple[GpuFacts, ...]:
         """Return the GPUs that were described when the monitor was made."""
@@ -152,10 +159,8 @@ class NvmlMonitor:
         """Return True if the driver reports a working NVLink of the pair, through a bridge or a switch."""
         if other not in self._handles:
             return Unavailable(reason=self._absent or f"no readable GPU has the UUID {other}")
-        status = self._ask(
-            uuid,
-            lambda nvml, gpu: nvml.nvmlDeviceGetP2PStatus(gpu, self._handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK),
-        )
+        link, to = self._nvml.NVML_P2P_CAPS_INDEX_NVLINK, self._handles[other]
+        status = self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetP2PStatus(gpu, to, link))
         return status if isinstance(status, Unavailable) else bool(status == self._nvml.NVML_P2P_STATUS_OK)
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
@@ -226,21 +231,6 @@ class NvmlMonitor:
             hint = codes.get(getattr(error, "value", None))
             message = str(error) if str(error).startswith("NVML") else f"NVML: {error}"
             return Unavailable(reason=f"{message} ({hint})" if hint else message)
-
-    def _connect(self) -> None:
-        started = self._bounded(self._nvml.nvmlInit)
-        self._open = not isinstance(started, Unavailable)
-        count = self._bounded(self._nvml.nvmlDeviceGetCount) if self._open else started
-        if isinstance(count, Unavailable):
-            self._absent = count.reason
-            return
-        described = [self._bounded(functools.partial(self._describe, index)) for index in range(count)]
-        self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
-        self._unreadable = tuple(
-            f"GPU {index}: {facts.reason}" for index, facts in enumerate(described) if isinstance(facts, Unavailable)
-        )
-        if not self._devices:
-            self._absent = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
 
     def _describe(self, index: int) -> GpuFacts:
         """Describe one GPU; its identity must be readable, the rest may be missing."""

@@ -81,15 +81,9 @@ def _gpu_state(gpu: GpuStatus) -> Row:
     if isinstance(sample, Unavailable):
         return (*head, None, None, f"n/a / {cap} W", None, None, f"n/a ({sample.reason})")
     reasons = None if sample.throttle_reasons is None else ", ".join(sample.throttle_reasons) or "nothing"
-    return (
-        *head,
-        format_bytes(sample.used_bytes),
-        format_share(sample.utilisation),
-        f"{format_count(sample.power_w)} / {cap} W",
-        _with_unit(sample.sm_clock_mhz, "MHz"),
-        _with_unit(sample.temperature_c, "°C"),
-        reasons,
-    )
+    busy, power = format_share(sample.utilisation), f"{format_count(sample.power_w)} / {cap} W"
+    clock, heat = _with_unit(sample.sm_clock_mhz, "MHz"), _with_unit(sample.temperature_c, "°C")
+    return (*head, format_bytes(sample.used_bytes), busy, power, clock, heat, reasons)
 
 
 def _gpu_identity(gpu: GpuStatus) -> Row:

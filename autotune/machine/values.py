@@ -85,10 +85,7 @@ class GpmWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeries:
-    """Samples and counter windows of one GPU, both in order of time.
-
-    ``lacking`` and ``gpm_lacking`` are the reasons if there are no samples or no windows.
-    """
+    """Samples and counter windows of one GPU in order of time; ``lacking`` and ``gpm_lacking``: why there are none."""
 
     samples: tuple[GpuSample, ...] = ()
     gpm: tuple[GpmWindow, ...] = ()
@@ -222,18 +219,10 @@ class MachineFacts:
 
 
 THROTTLE_REASONS = {
-    0x001: "gpu_idle",
-    0x002: "applications_clocks",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal",
-    0x040: "hw_thermal",
-    0x080: "hw_power_brake",
-    0x100: "display_clocks",
-    0x200: "board_limit",
+    0x001: "gpu_idle", 0x002: "applications_clocks", 0x004: "sw_power_cap", 0x008: "hw_slowdown", 0x010: "sync_boost",
+    0x020: "sw_thermal", 0x040: "hw_thermal", 0x080: "hw_power_brake", 0x100: "display_clocks", 0x200: "board_limit",
     0x400: "reliability",
-}
+}  # fmt: skip
 """Reasons for a GPU to run below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 """Throttle reasons that spoil a measurement; the others, such as the software power cap of a loaded GPU, are normal.

@@ -11,8 +11,7 @@ from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, opti
 def report(
     *,
     profile: Annotated[
-        list[Path],
-        typer.Argument(metavar="PROFILE", help="Profiles to report on together.", autocompletion=profiles),
+        list[Path], typer.Argument(metavar="PROFILE", help="Profiles to report on together.", autocompletion=profiles)
     ],
     run: Annotated[list[Path] | None, option("DIR", "Training run to include; repeatable.")] = None,
     data: ProfileData = None,

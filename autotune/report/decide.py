@@ -38,10 +38,7 @@ class Quality:
 
 
 def main_bottleneck(one: ReportedProfile, runs: Sequence[ReportedRun]) -> Bottleneck | None:
-    """Return the best supported bottleneck of a profile.
-
-    That of a run with the profile's settings and number of ranks, if it is long enough; else of the tuning's windows.
-    """
+    """Return a profile's bottleneck: of the longest run with its settings and ranks, else of the tuning's windows."""
     own = [run for run in runs if run.profile_path == one.path and not run.otherwise]
     alike = [run for run in own if run.run.header.world_size == one.profile.local_ranks]
     of_runs = [found for run in alike for found in run.bottlenecks if found.steps >= ENOUGH_STEPS]

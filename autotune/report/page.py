@@ -60,13 +60,7 @@ class _Parts:
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> doc.Document:
-    """Return the whole report: the answer of each model, then evidence, and parts that were not measured once.
-
-    Raises:
-        ValueError: If there is no profile.
-    """
-    if not profiles:
-        raise ValueError("a report needs a profile")
+    """Return the whole report: the answer of each model, then evidence, and parts that were not measured once."""
     parts = _evidence(profiles, reported)
     answers: list[doc.Section] = []
     for one in profiles:
@@ -75,11 +69,8 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
         answers.append(doc.Section(title=one.title, key=f"answer-{len(answers)}", blocks=blocks))
     first = answers[0].blocks if len(answers) == 1 else (doc.Beside(groups=tuple((one,) for one in answers)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
-    return doc.Document(
-        title=f"Tuning report: {names}",
-        subtitle=_subtitle(profiles),
-        sections=(doc.Section(title="Result", key="answer", blocks=first), *parts.sections),
-    )
+    sections = (doc.Section(title="Result", key="answer", blocks=first), *parts.sections)
+    return doc.Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
 
 
 def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> _Parts:

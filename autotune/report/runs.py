@@ -88,7 +88,6 @@ def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun])
 
 
 def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> doc.Table:
-    """Return expected and achieved figures of the runs of profiles in this report."""
     found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
     forms: dict[str, Callable[[float], str]] = {"MFU": format_share, "peak memory": format_bytes}
     return table_of(
@@ -146,7 +145,6 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
 
 
 def _left_out(shown: int, of: int, things: str, which: str) -> tuple[doc.Block, ...]:
-    """Return a note if not all are shown."""
     return (doc.Paragraph(words=(f"{shown:,} of {of:,} {things} are shown here, {which}.",)),) if shown < of else ()
 
 
@@ -158,7 +156,6 @@ def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[doc.Line
 
 
 def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
-    """Return the latest events that need attention."""
     told = [(one.name, needs_attention(one.run)) for one in reported]
     latest = [(name, event) for name, events in told for event in events[-MOST_EVENTS:]]
     if not latest:

@@ -184,9 +184,8 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
     stacks, said = [], []
     for name, found in named:
         shares = {part.cause: part.share for part in found.parts}
-        stacks.append(
-            (name, tuple((words, shares[one]) for one, words in CAUSE_NAMES.items() if shares.get(one, 0.0) > 0))
-        )
+        parts = tuple((words, shares[one]) for one, words in CAUSE_NAMES.items() if shares.get(one, 0.0) > 0)
+        stacks.append((name, parts))
         told = ", ".join(f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}" for part in found.parts)
         said.append(f"{name}: {told}." if name else f"{told}.")
     return doc.Chart(

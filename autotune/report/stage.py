@@ -25,10 +25,8 @@ def build_report(
     """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
 
     Trial logs and reviews are read from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
-
-    Raises:
-        UsageError: If there are more profiles or runs than one report takes, or two of the same name.
-        TrainerError, AutotuneError: If one of them cannot be reported.
+    Raise ``UsageError`` if there are more profiles or runs than one report takes, or two of the same name,
+    ``TrainerError`` or ``AutotuneError`` if one of them cannot be reported.
     """
     reported, trained = _read(profiles, reports, runs, data)
     # They load a library of charts, which other stages do without.
@@ -66,10 +64,8 @@ def _read(
     for names in ([path.stem for path in profiles], [directory.name for directory in runs]):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise UsageError(
-                f"two inputs are named {twice!r}",
-                next_step="Rename one, or build a report of each with its own --out.",
-            )
+            next_step = "Rename one, or build a report of each with its own --out."
+            raise UsageError(f"two inputs are named {twice!r}", next_step=next_step)
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)
     return reported, tuple(_reported_run(directory, reported, host) for directory in runs)

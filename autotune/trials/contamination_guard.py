@@ -5,17 +5,7 @@ from collections.abc import Sequence
 from autotune.base.clock import Clock
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
-from autotune.machine.values import Unavailable
-from autotune.trials.decide.contamination import (
-    GpuHolders,
-    describe_growth,
-    describe_other_processes,
-    describe_other_users,
-    describe_slowdown,
-    is_above_baseline,
-    judge,
-    with_gpus,
-)
+from autotune.trials.decide import contamination
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
@@ -61,10 +51,11 @@ class ContaminationGuard:
         reasons: list[str | None] = []
         for uuid, one in series.items():
             name = _name(self._monitor, uuid)
-            reasons += [describe_slowdown(name, one.samples)] if trial.is_timed else []
-            reasons.append(describe_other_processes(name, one.samples))
-        held = self._wait_for_baseline(used, WAIT_AFTER_S)
-        return judge(with_gpus(outcome, series.values()), [one for one in (*reasons, *held) if one is not None])
+            reasons += [contamination.describe_slowdown(name, one.samples)] if trial.is_timed else []
+            reasons.append(contamination.describe_other_processes(name, one.samples))
+        reasons += self._wait_for_baseline(used, WAIT_AFTER_S)
+        with_activity = contamination.with_gpus(outcome, series.values())
+        return contamination.judge(with_activity, [one for one in reasons if one is not None])
 
     def close(self) -> None:
         """Close the machine that runs the trials, and stop sampling."""
@@ -74,29 +65,26 @@ class ContaminationGuard:
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
         """Wait until these GPUs are at their baselines; return a description of each that is not at the time limit."""
         started_s = self._clock.monotonic_s()
-        while above_bytes := {
-            uuid: used
-            for uuid in uuids
-            if is_above_baseline(self._baseline_bytes[uuid], used := self._monitor.used_bytes(uuid))
-        }:
+        while True:
+            used = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
+            above = [one for one in uuids if contamination.is_above_baseline(self._baseline_bytes[one], used[one])]
             waited_s = self._clock.monotonic_s() - started_s
-            if waited_s >= limit_s:
+            if not above or waited_s >= limit_s:
                 break
             self._clock.sleep(MIN_INTERVAL_S)
         return [
-            describe_growth(_use(self._monitor, uuid, used_bytes), self._baseline_bytes[uuid], waited_s)
-            for uuid, used_bytes in above_bytes.items()
-        ]
+            contamination.describe_growth(
+                _name(self._monitor, uuid), used[uuid], self._monitor.compute_processes(uuid),
+                self._baseline_bytes[uuid], waited_s,
+            )
+            for uuid in above
+        ]  # fmt: skip
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
     """Return a clause for each GPU that another process uses; call it before this program uses any."""
-    uses = (_use(monitor, uuid, monitor.used_bytes(uuid)) for uuid in uuids)
-    return tuple(clause for use in uses if (clause := describe_other_users(use)) is not None)
-
-
-def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuHolders:
-    return GpuHolders(gpu=_name(monitor, uuid), used_bytes=used_bytes, processes=monitor.compute_processes(uuid))
+    uses = ((_name(monitor, uuid), monitor.used_bytes(uuid), monitor.compute_processes(uuid)) for uuid in uuids)
+    return tuple(clause for use in uses if (clause := contamination.describe_other_users(*use)) is not None)
 
 
 def _name(monitor: GpuMonitor, uuid: str) -> str:

@@ -55,21 +55,12 @@ class StartedMachine(abc.ABC):
         self.close()
 
     def start(self) -> None:
-        """Start the processes now.
-
-        Raises:
-            MachineLacks: If they cannot be started.
-        """
+        """Start the processes now; raise ``MachineLacks`` if they cannot be started."""
         with self._waiting():
             self._started()
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial to its end, its failure or its time limit.
-
-        Raises:
-            MachineLacks: If the processes cannot be started, or do not find each other.
-            BadInput: If the trial's input cannot be used.
-        """
+        """Run a trial; raise ``MachineLacks`` if its processes do not start, ``BadInput`` if its input is unusable."""
         with self._waiting():
             return self._run(trial)
 
@@ -155,8 +146,7 @@ class ForkServerMachine(StartedMachine):
 
     def _read(self, server: "subprocess.Popen[str]") -> dict[str, Any]:
         assert server.stdout is not None
-        line = server.stdout.readline()
-        if not line:
+        if not (line := server.stdout.readline()):
             raise self._server_died(server)
         reply: dict[str, Any] = json.loads(line)
         return reply
@@ -174,14 +164,9 @@ class ForkServerMachine(StartedMachine):
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
 
-    Args:
-        ranks: For each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed`` (by
-            the server), ``ended_s`` and ``log_tail``.
-        killed_by_kernel: True if the kernel killed processes meanwhile, as memory ran out.
-
-    Raises:
-        BadInput: If the job could not use its input: that is no measurement.
-        MachineLacks: If it could not use the device.
+    ``ranks`` has for each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed``
+    (by the server), ``ended_s`` and ``log_tail``; ``killed_by_kernel`` is True if memory ran out meanwhile. Raise
+    ``BadInput`` if the job could not use its input, which is no measurement, ``MachineLacks`` if not the device.
     """
     outcomes = [_of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks]
     failures = {rank: outcome for rank, outcome in enumerate(outcomes) if not isinstance(outcome, Measured)}
@@ -191,16 +176,13 @@ def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False)
     result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
         kind = MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
-        raise kind(result["message"], next_step=_as_options(result["next_step"]))
+        # Settings in the trainer's message become options of the commands that run it.
+        setting = r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)"
+        as_option = re.sub(setting, lambda match: f"--{match[1].replace('_', '-')} {match[2]}", result["next_step"])
+        raise kind(result["message"], next_step=as_option)
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failures[first]
     return replace(failures[first], detail=f"rank {first} of {len(ranks)}: {failures[first].detail}")
-
-
-def _as_options(trainer_says: str) -> str:
-    """Replace settings in a trainer's message by the options of the commands that run it."""
-    setting = re.compile(r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)")
-    return setting.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", trainer_says)
 
 
 def _follows(account: dict[str, Any]) -> bool:

@@ -88,11 +88,8 @@ class MultirankMachine(StartedMachine):
         self._directory = (self._scratch / f"start-{self._starts}").resolve()
         self._directory.mkdir(parents=True, mode=0o700)
         command = [*self._start(["-m", MODULE, str(self._directory), self._device])]
-        of_nccl = {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,NET",
-            "NCCL_DEBUG_FILE": f"{self._directory}/nccl.%h.%p",
-        }
+        of_nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+        of_nccl["NCCL_DEBUG_FILE"] = f"{self._directory}/nccl.%h.%p"
         with (self._directory / "log").open("wb") as log:
             try:
                 self._process = start(
@@ -105,9 +102,8 @@ class MultirankMachine(StartedMachine):
                     env=os.environ | ENVIRONMENT | (of_nccl if self._device == "cuda" else {}),
                 )
             except FileNotFoundError as error:
-                raise MachineLacks(
-                    f"{command[0]!r} not found", next_step="Install it, or measure on this node alone with --ranks."
-                ) from error
+                next_step = "Install it, or measure on this node alone with --ranks."
+                raise MachineLacks(f"{command[0]!r} not found", next_step=next_step) from error
         joined, deadline_s = self._directory / "joined.json", time.monotonic() + START_TIMEOUT_S
         while not joined.is_file():
             ended = self._process.poll() is not None

@@ -78,12 +78,8 @@ class TrialRunner:
         """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
 
         ``timed`` is True if a rate is taken from a ``step``; ``RATE_JOBS`` always measure one. ``by`` is run instead.
-
-        Raises:
-            OutOfTime: If it is likely to end after ``budget_ends_s``.
-            StartAgain: If its time limit does not fit before ``ends_s``.
-            Undecided: If it measured a rate that the GPU cannot reach.
-            MachineLacks: If it is to measure a rate, and the GPU is a pretended one.
+        Raise ``OutOfTime`` if it is likely to end after ``budget_ends_s``, ``StartAgain`` if it may exceed ``ends_s``.
+        Raise ``Undecided`` for a rate that the GPU cannot reach, ``MachineLacks`` for any of a pretended one.
         """
         here = self.made_on if timed or trial.job in RATE_JOBS else None
         if here is not None:
@@ -136,15 +132,9 @@ class TrialRunner:
             )
 
     def _write(self, done: FinishedTrial) -> None:
-        record = TrialRecord(
-            time_utc=self.clock.utc_now().isoformat(),
-            site=self.site,
-            **done.trial.identity,
-            label=done.label,
-            outcome=asdict(done.outcome),
-            seconds=done.seconds,
-            made_on=self.made_on,
-        )
+        told: dict[str, Any] = {"label": done.label, "seconds": done.seconds, "outcome": asdict(done.outcome)}
+        now = self.clock.utc_now().isoformat()
+        record = TrialRecord(time_utc=now, site=self.site, made_on=self.made_on, **done.trial.identity, **told)
         self.trial_log.append(record.model_dump(mode="json"))
         self._remember(record)
 
@@ -219,10 +209,8 @@ class Rounds:
 def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
     """Return the error for a trial without a result that could be compared."""
     detail = "" if isinstance(outcome, Measured) else outcome.detail
-    return Undecided(
-        f"{what} could not be measured ({describe(outcome)}):\n{detail}".rstrip(),
-        next_step=f"Fix the cause and run the same command again: it resumes from {runner.trial_log.directory}.",
-    )
+    next_step = f"Fix the cause and run the same command again: it resumes from {runner.trial_log.directory}."
+    return Undecided(f"{what} could not be measured ({describe(outcome)}):\n{detail}".rstrip(), next_step=next_step)
 
 
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:

@@ -19,17 +19,10 @@ from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
 from autotune.profiles.values import Fingerprint
+from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard, other_users
 from autotune.trials.fork_server import ForkServerMachine, Machine, StartedMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import (
-    TRIAL_LOG_DIRECTORY,
-    TrialLog,
-    made_on,
-    own_records,
-    read_trial_records,
-    report_directory,
-)
 from autotune.trials.values import FinishedTrial, Outcome, describe
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
@@ -85,22 +78,21 @@ class Session:
     ) -> Iterator[TrialRunner]:
         """Run a phase of tuning a profile, which shows its progress and writes to the profile's trial log."""
         with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
-            runner = self.runner(report_directory(profile, request.reports), self.fingerprint(model), update, trials)
+            directory = trial_log.report_directory(profile, request.reports)
+            runner = self.runner(directory, self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
             yield runner
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
 
-        The total is hidden once more than ``expected_trials`` have run.
-
-        Raises:
-            BadInput: If the trial log's directory cannot be written.
+        The total is hidden once more than ``expected_trials`` have run. Raise ``BadInput`` if the trial log's directory
+        cannot be written.
         """
-        directory = reports / TRIAL_LOG_DIRECTORY
+        directory = reports / trial_log.TRIAL_LOG_DIRECTORY
         check_writable(directory)
-        records, _ = read_trial_records(directory)
-        if others := len(records) - len(own_records(records, here, None)):
+        records, _ = trial_log.read_trial_records(directory)
+        if others := len(records) - len(trial_log.own_records(records, here, None)):
             sys.stderr.write(
                 f"warning: {others} trials in {directory} are of another model, dataset or device, and are ignored; "
                 "to separate them, give this profile another name or another --reports\n"
@@ -120,13 +112,13 @@ class Session:
         site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(
             machine=self.machine,
-            trial_log=TrialLog(directory, f"{socket.gethostname()}-{os.getpid()}"),
+            trial_log=trial_log.TrialLog(directory, f"{socket.gethostname()}-{os.getpid()}"),
             site=canonical_sha256(site)[:16],
             clock=SystemClock(),
             on_trial=on_trial,
             on_finished=self.display.saw,
             ends_s=None if left_s is None else time.time() + left_s,
-            made_on=made_on(here),
+            made_on=trial_log.made_on(here),
         )
 
 
@@ -136,8 +128,7 @@ def device_here(
 ) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
     """Choose a device whose site has these libraries and the disk of a dataset; arguments as for ``open_session``.
 
-    Raises:
-        MachineLacks: If the device or a library is missing.
+    Raise ``MachineLacks`` if the device or a library is missing.
     """
     monitor = NvmlMonitor()
     try:
@@ -161,17 +152,13 @@ def open_session(
     """Choose a device and start the trial server, which takes some seconds.
 
     ``without_gpu`` is the next step to suggest if a GPU is required and there is none; None for the usual advice.
-    ``check`` rejects requests that this device cannot meet, before torch is loaded.
-
-    Raises:
-        TrainerError: If there is no dataset.
-        MachineLacks: If the required device, torch, or torch's support for the device is missing.
+    ``check`` rejects requests that this device cannot meet, before torch is loaded. Raise ``TrainerError`` if there is
+    no dataset, ``MachineLacks`` if the required device, torch, or torch's support for the device is missing.
     """
     manifest = read_manifest(data_dir)
     with contextlib.ExitStack() as stack:
-        site, monitor = stack.enter_context(
-            device_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
-        )
+        here = device_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
+        site, monitor = stack.enter_context(here)
         check(site)
         server = stack.enter_context(ForkServerMachine())
         machine: Machine = server

@@ -30,11 +30,7 @@ class TrialLog:
         self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record and sync it to disk.
-
-        Raises:
-            BadInput: If the directory cannot be written.
-        """
+        """Append a record and sync it to disk; raise ``BadInput`` if the directory cannot be written."""
         line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
         with translate_write_errors(self._file):
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -44,17 +40,13 @@ class TrialLog:
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """Return all writers' records, ordered by their ``time_utc``, and the number of corrupt lines.
 
-    A log that does not exist yet is empty.
-
-    Raises:
-        BadInput: If a file of it is too large for a trial log.
+    A log that does not exist yet is empty. Raise ``BadInput`` if a file of it is too large for a trial log.
     """
     found: list[dict[str, Any] | None] = []
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
-            raise BadInput(
-                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step="Move it away: it is not a trial log."
-            )
+            next_step = "Move it away: it is not a trial log."
+            raise BadInput(f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step=next_step)
         found += map(_checked, path.read_bytes().splitlines())
     records = [record for record in found if record is not None]
     return sorted(records, key=lambda record: str(record.get("time_utc", ""))), found.count(None)
@@ -93,12 +85,8 @@ def own_records(
     """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
-    own = (record for record in records if record.site not in others)
-    return tuple(
-        one
-        for one in own
-        if seq_length_tokens is None or one.trial.config.get("seq_length_tokens") in (None, seq_length_tokens)
-    )
+    own = [(one, one.trial.config.get("seq_length_tokens")) for one in records if one.site not in others]
+    return tuple(one for one, length in own if seq_length_tokens is None or length in (None, seq_length_tokens))
 
 
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:

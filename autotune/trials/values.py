@@ -66,11 +66,7 @@ _WORDS = {"measured": "completed", "host_out_of_memory": "killed: host out of me
 
 
 def outcome_from_json(value: dict[str, Any]) -> Outcome:
-    """Read the result of ``dataclasses.asdict`` on an outcome, as the trial log keeps it.
-
-    Raises:
-        ValueError: If the kind is unknown or its field is missing.
-    """
+    """Read ``dataclasses.asdict`` of an outcome; raise ``ValueError`` if its kind is unknown or a field is missing."""
     kind = value.get("kind")
     name, of = ("figures", dict) if kind == "measured" else ("detail", str)
     if kind in _KINDS and isinstance(value.get(name), of):
@@ -208,12 +204,9 @@ class TrialRecord(StrictTable):
 
     def finished(self) -> FinishedTrial:
         """Return the trial with its outcome."""
+        outcome = outcome_from_json(self.outcome)
         return FinishedTrial(
-            trial=self.trial,
-            outcome=outcome_from_json(self.outcome),
-            seconds=self.seconds,
-            label=self.label,
-            from_trial_log=True,
+            trial=self.trial, outcome=outcome, seconds=self.seconds, label=self.label, from_trial_log=True
         )
 
 
@@ -224,11 +217,7 @@ class _Measured:
 
     @classmethod
     def of(cls, outcome: Measured) -> Self:
-        """Read the figures of a measured trial; unknown ones are left out.
-
-        Raises:
-            ValueError: If one is missing or of another type.
-        """
+        """Read a trial's figures but unknown ones; raise ``ValueError`` if one is missing or of another type."""
         found: Self = _reader(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
         return found
 
@@ -396,9 +385,5 @@ class TrialRequest(StrictTable):
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Self:
-        """Read ``Trial.measured``.
-
-        Raises:
-            BadConfig: If a field is missing, unknown or of another type, or settings contradict each other.
-        """
+        """Read ``Trial.measured``; raise ``BadConfig`` if a field is invalid, or settings contradict each other."""
         return parse_table(cls, measured, where="trial")

@@ -50,9 +50,8 @@ class TuningView(Display):
         from rich.live import Live
         from rich.text import Text
 
-        with Live(
-            get_renderable=lambda: Text(self._text()), console=Console(stderr=True), refresh_per_second=2
-        ) as live:
+        console = Console(stderr=True)
+        with Live(get_renderable=lambda: Text(self._text()), console=console, refresh_per_second=2) as live:
             yield
             live.refresh()
 

@@ -148,13 +148,16 @@ class Tuning:
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Run a phase, or record why it is skipped."""
+        if stage.over:
+            return
         left_s = self.view.budget_s - self.view.elapsed_s
         least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
             why = f"requires at least {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
             why += f"--time-limit {self.request.minutes:g}min are left"
-        self._skip(stage, why)
-        if stage.over:
+        if why:
+            stage.status, stage.summary = "skipped", why
+            self.view.end(stage)
             return
         share = share_s(self.stages, stage, left_s)
         stage.budget_s = None if share is None else max(share, least)
@@ -176,21 +179,14 @@ class Tuning:
         finally:
             self.view.end(stage)
 
-    def _skip(self, stage: Stage, why: str) -> None:
-        """Skip a phase if there is a reason."""
-        if why and not stage.over:
-            stage.status, stage.summary = "skipped", why
-            self.view.end(stage)
-
     def _why_not(self, stage: Stage) -> str:
         """Return the reason for skipping a phase; empty if there is none."""
         if stage.name in self.request.skip:
             return "requires --explore" if stage.name == "explore" else "left out by --skip"
         if stage.name == "report" and not self.tuned:
             return "no profile was written"
-        if stage.name in ORDER[2:-1] and any(
-            one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
-        ):
+        failed = {(one.model, one.name) for one in self.stages if one.status == "failed"}
+        if stage.name in ORDER[2:-1] and any((stage.model, name) in failed for name in ORDER[:2]):
             return "requires a probed micro-batch"
         if stage.name == "network" and self._prepared[stage.model].local_ranks * self._nodes < 2:
             return "requires at least 2 ranks"
@@ -202,7 +198,6 @@ class Tuning:
         return min(self.request.nodes, nodes_here())
 
     def _measure(self, bench: Session, stage: Stage) -> str:
-        """Run a phase; return its result in words."""
         if stage.name == "estimate":
             return self._estimate(bench, stage)
         if stage.name == "probe":
@@ -272,10 +267,8 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         return ()
     first = shlex.quote(str(profiles[0]))
     network = read_profile(profiles[0]).profile.evidence.network
-    steps = [
-        f"autotune advise {first}",
-        f"autotune profile approve {first} --by NAME  # after you have read the report",
-    ]
+    approve = f"autotune profile approve {first} --by NAME  # after you have read the report"
+    steps = [f"autotune advise {first}", approve]
     if nodes < 2:
         return (*steps, f"autotune train {first}")
     if network is None or network.nodes < 2:

@@ -60,9 +60,8 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     note = ("tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95 % intervals",)
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
-    pairs += [
-        ("not done", f"{one.name} of {one.model}: {one.summary}") for one in result.stages if one.status == "failed"
-    ]
+    failed = (stage for stage in result.stages if stage.status == "failed")
+    pairs += [("not done", f"{one.name} of {one.model}: {one.summary}") for one in failed]
     pairs += [("next" if number == 0 else "then", step) for number, step in enumerate(result.next_steps)]
     said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
     return console_text((*((table, Paragraph(words=note)) if profiles else ()), said))

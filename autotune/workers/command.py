@@ -47,9 +47,8 @@ def workers(
         stored, job.reports, time_limit_s, window_s=window_s, max_workers=max_workers, replayed_step_s=step_time_s
     )
     purpose = f"Finds the DataLoader workers that {train.model.name} needs, and writes them into {stored.path}."
-    if job.submitted_or_rejected(
-        context, profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
-    ):
+    asked = profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
+    if job.submitted_or_rejected(context, asked):
         return
     device = "cpu" if step_time_s else train.device
     with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:

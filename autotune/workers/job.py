@@ -37,14 +37,10 @@ NOT_READY_S = 0.005
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Train all ranks for a timed window, and return its figures.
+    """Train all ranks for a timed window, and return the fields of ``TrainingFigures``, the same from every rank.
 
-    Args:
-        measured: A ``TrainingRequest``; ``interleaved_with`` and ``storage`` only distinguish windows.
-        local: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
-
-    Returns:
-        The fields of ``TrainingFigures``, the same from every rank.
+    ``measured`` is a ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only distinguish windows. ``local``
+    has ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
     """
     asked = TrainingRequest.of(measured)
     rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
@@ -116,11 +112,7 @@ class TrainingStep:
         return batches
 
     def finish(self) -> None:
-        """Wait until the device is idle.
-
-        Raises:
-            ValueError: If the loss is not finite.
-        """
+        """Wait until the device is idle; raise ``ValueError`` if the loss is not finite."""
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
 
@@ -132,14 +124,9 @@ class TrainingStep:
 class ReplayedStep:
     """Simulation of a GPU with a known time per micro-batch; this process keeps one CPU core busy, as in training.
 
-    A micro-batch starts when all ranks have their data, as they synchronise gradients. Copies to the GPU and their
-    host memory bandwidth are not simulated.
-
-    Args:
-        micro_batch_s: Time of a micro-batch of full sequences on the device.
-        seq_length_tokens: Tokens of a full sequence; time is proportional to tokens.
-        micro_batches: Micro-batches of a step.
-        ranks: This process among all ranks, which wait for each other.
+    A micro-batch of full sequences takes ``micro_batch_s``, others in proportion to their tokens; it starts when all
+    ranks have their data, as they synchronise gradients. Copies to the GPU and their host memory bandwidth are not
+    simulated.
     """
 
     def __init__(self, micro_batch_s: float, seq_length_tokens: int, micro_batches: int, ranks: Ranks) -> None:
@@ -211,10 +198,9 @@ class _Delayed:
 
 
 def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
-    """Take the batches that are ready in queues, so that a slow loader has no head start.
+    """Take the batches that are ready in queues, so that a slow loader has no head start; return their number.
 
-    Returns:
-        Number of batches taken: twice ``ready``, or fewer if one that was not ready shows that the queues are empty.
+    It is twice ``ready``, or less if one that was not ready shows that the queues are empty.
     """
     for number in range(2 * ready):
         asked_s = time.perf_counter()

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
@@ -11,7 +11,7 @@ from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.workers.measure import Sweep, TimedWindow, WorkersDied
 from autotune.workers.values import JointChoice, TrainingRequest
-from trainer.config.train_config import DataSettings
+from trainer.config.train_config import DataSettings, Tag, tagged
 
 if TYPE_CHECKING:
     import optuna
@@ -47,16 +47,9 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS)
         ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
     except WorkersDied:  # it ran once, but is not safe to train with
         return None
-    return JointChoice(
-        trials=tried,
-        num_workers=candidate.num_workers,
-        prefetch_factor=candidate.prefetch_factor,
-        pin_memory=candidate.pin_memory,
-        ratio_to_workers_alone=ratio.value,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
-        adopted=ratio.low is not None and ratio.low > 1.0,
-    )
+    told: dict[str, Any] = {name: getattr(candidate, name) for name in tagged(DataSettings, Tag.LOADER)}
+    told |= {"ratio_low": ratio.low, "ratio_high": ratio.high, "adopted": ratio.low is not None and ratio.low > 1.0}
+    return JointChoice(trials=tried, ratio_to_workers_alone=ratio.value, **told)
 
 
 def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings, list[float]]:
@@ -110,10 +103,8 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
     """Return the joint space of loader settings; pinned memory is only useful with a GPU."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
-    space: dict[str, BaseDistribution] = {
-        "num_workers": IntDistribution(0, max_workers),
-        "prefetch_factor": CategoricalDistribution(PREFETCH_CHOICES),
-    }
+    workers, ahead = IntDistribution(0, max_workers), CategoricalDistribution(PREFETCH_CHOICES)
+    space: dict[str, BaseDistribution] = {"num_workers": workers, "prefetch_factor": ahead}
     return space | ({"pin_memory": CategoricalDistribution((True, False))} if pinning else {})
 
 

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.base.units import format_seconds, percent
 from autotune.errors import OutOfTime, Undecided
@@ -90,12 +91,7 @@ class Sweep:
         return used_up and len(self.rounds) > 2
 
     def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[TrainingFigures]:
-        """Return figures of consecutive windows, measured or all taken from the trial log.
-
-        Raises:
-            WorkersDied: If a window's DataLoader workers ran out of host memory.
-            Undecided: If a window could not be measured for another reason.
-        """
+        """Return figures of consecutive windows; raise ``WorkersDied`` if host memory ran out, else ``Undecided``."""
         names = [one.name for one in asked]
         trials = {}
         for place, one in enumerate(asked):
@@ -116,10 +112,10 @@ class Sweep:
         return [TrainingFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
-        def figures_of(one: TrainingFigures) -> WindowFigures:
-            return WindowFigures(one.padded_tokens_per_s, one.data_wait_share)
-
-        rounds = [{count: figures_of(one) for count, one in figures.items()} for figures in self.rounds]
+        rounds = [
+            {count: WindowFigures(one.padded_tokens_per_s, one.data_wait_share) for count, one in figures.items()}
+            for figures in self.rounds
+        ]
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
@@ -176,20 +172,10 @@ def training_windows(bench: Session, config: TrainConfig, request: SweepRequest,
     train, disk = bench.manifest.train, bench.site.host.disks[0].filesystem_type
     tokens = sum(shard.tokens for shard in train.shards)
     per_row = config.seq_length_tokens * train.samples / max(1, tokens) if config.layout == "packed" else 1.0
-    size = batch_bytes(
-        config.micro_batch_size,
-        config.seq_length_tokens,
-        int(bench.manifest.dtype.removeprefix("uint")) // 8,
-        config.masking_probability,
-        max(1.0, per_row),
-    )
-    limits = LoaderLimits(
-        host=bench.site.host,
-        local_ranks=ranks,
-        batch_bytes=size,
-        prefetch_factor=config.data.prefetch_factor,
-        asked=request.max_workers,
-    )
+    id_bytes, masked = int(bench.manifest.dtype.removeprefix("uint")) // 8, config.masking_probability
+    size = batch_bytes(config.micro_batch_size, config.seq_length_tokens, id_bytes, masked, max(1.0, per_row))
+    host, ahead, most = bench.site.host, config.data.prefetch_factor, request.max_workers
+    limits = LoaderLimits(host=host, local_ranks=ranks, batch_bytes=size, prefetch_factor=ahead, asked=most)
     storage = f"{disk}:{request.data.stat().st_dev}"
     return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
 
@@ -201,23 +187,14 @@ def training_trial(
     interleaved_with: Sequence[str],
     *,
     cached: bool = False,
-    **changes: object,
+    **changes: Any,  # noqa: ANN401 - of the request
 ) -> Trial:
     """Return the trial of a window in round ``number`` with the named windows; ``changes`` alter the request."""
     request = training.request
-    asked = TrainingRequest(
-        config=config,
-        cached=cached,
-        round=number,
-        interleaved_with=list(interleaved_with),
-        storage=training.storage,
-        window_s=request.window_s,
-        min_steps=MIN_STEPS,
-        local_ranks=training.limits.local_ranks,
-        replayed_step_s=request.replayed_step_s,
-        sample_delay_s=request.sample_delay_s,
-    )
-    asked = asked.model_copy(update=changes)
+    said: dict[str, Any] = {"config": config, "cached": cached, "round": number, "storage": training.storage}
+    said |= {"interleaved_with": list(interleaved_with), "local_ranks": training.limits.local_ranks}
+    said |= {name: getattr(request, name) for name in ("window_s", "replayed_step_s", "sample_delay_s")}
+    asked = TrainingRequest(**said | {"min_steps": MIN_STEPS} | changes)
     return asked.trial(timeout_s=request.trial_timeout_s, data_dir=str(request.data.resolve()))
 
 
@@ -231,11 +208,8 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
     if request.sample_delay_s:
         step += f", each sample delayed by {format_seconds(request.sample_delay_s)}"
     budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
-    doubt = (
-        f"undecided between {undecided[0]} and {undecided[1]}{budget}; num_workers={choice.workers}: "
-        if undecided
-        else ""
-    )
+    between = " and ".join(map(str, undecided))
+    doubt = f"undecided between {between}{budget}; num_workers={choice.workers}: " if undecided else ""
     return WorkersEvidence(
         chosen=choice.workers,
         undecided_between=list(undecided),

@@ -4,21 +4,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.base.document import (
-    Axis,
-    Block,
-    Chart,
-    Line,
-    Lines,
-    Missing,
-    Pairs,
-    Point,
-    Rule,
-    Strong,
-    sentence,
-    table_of,
-    told,
-)
+from autotune.base import document as doc
+from autotune.base.document import sentence, table_of, told
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_share, percent
 from autotune.base.wording import of_windows, per_s, plural, window_bounds
@@ -33,29 +20,26 @@ _VERDICTS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
     """Return the evidence and the next command, for the console."""
     train = command("train", profile, data=data)
-    return console_text((*_sweep(found), Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
+    return console_text((*_sweep(found), doc.Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
 
 
-def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
+def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the report's blocks on the sweep, with the command that decides an undecided count."""
     found = one.profile.evidence.workers
-    # A profile from elsewhere may have empty evidence.
-    if (
-        found is None
-        or not (found.cached_padded_tokens_per_s and found.rows)
-        or not all(row.padded_tokens_per_s for row in found.rows)
-    ):
+    rows = () if found is None else found.rows  # empty in some profiles from elsewhere
+    read = rows and all(row.padded_tokens_per_s for row in rows)
+    if found is None or not (read and found.cached_padded_tokens_per_s):
         commands = (*probe_first(one.profile, one.path), f"autotune workers {one.quoted}")
-        return (Missing(what="Number of DataLoader workers", commands=commands),)
+        return (doc.Missing(what="Number of DataLoader workers", commands=commands),)
     if not found.undecided_between:
         return _sweep(found)
     few, many = found.undecided_between[0], found.undecided_between[-1]
     minutes = max(10, round(4 * found.seconds / 60))
     again = f"autotune workers {one.quoted} --time-limit {minutes}min"
-    return (*_sweep(found), Missing(what=f"Smallest sufficient num_workers, {few} to {many}", commands=(again,)))
+    return (*_sweep(found), doc.Missing(what=f"Smallest sufficient num_workers, {few} to {many}", commands=(again,)))
 
 
-def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
+def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
     """Return the choice, throughput by workers, counters of GPUs if there are any, and the lines under them."""
     table = table_of(
         "Throughput by num_workers", found.rows,
@@ -68,10 +52,10 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
         ("RAM", "r", lambda row: format_bytes(row.memory_bytes)),
         ("verdict", "l", lambda row: _VERDICTS[row.verdict]),
     )  # fmt: skip
-    shown: Block = table  # a single count makes no curve
+    shown: doc.Block = table  # a single count makes no curve
     if len(found.rows) > 1:
         parts = [f"{row.num_workers}: {format_share(row.ratio_to_cached)}" for row in found.rows]
-        shown = Chart(
+        shown = doc.Chart(
             title="Throughput by number of DataLoader workers, relative to cached batches",
             description=f"Throughput relative to cached batches by num_workers: {'; '.join(parts)}. Bars: 98 % CI.",
             drawing=_drawing(found),
@@ -90,32 +74,28 @@ def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
         ("at power cap", "r", lambda one: format_share(one[1].power_capped_share)),
     )  # fmt: skip
     smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
-    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice}){smaller}")
-    return (
-        Pairs(pairs=(("DataLoader workers", chosen),)),
-        shown,
-        *((counters,) if counters.rows else ()),
-        told(workers_lines(found)),
-    )
+    chosen = (doc.Strong(text=chosen_loader(found)), f" ({found.choice}){smaller}")
+    head = doc.Pairs(pairs=(("DataLoader workers", chosen),))
+    return (head, shown, *((counters,) if counters.rows else ()), told(workers_lines(found)))
 
 
-def _drawing(found: WorkersEvidence) -> Lines:
+def _drawing(found: WorkersEvidence) -> doc.Lines:
     rows = sorted(found.rows, key=lambda row: row.num_workers)
     speed = tuple(
-        Point(x=row.num_workers, y=row.ratio_to_cached, low=row.ratio_low, high=row.ratio_high) for row in rows
+        doc.Point(x=row.num_workers, y=row.ratio_to_cached, low=row.ratio_low, high=row.ratio_high) for row in rows
     )
-    waits = tuple(Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
+    waits = tuple(doc.Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
     shares = ((row.num_workers, None if row.gpu is None else row.gpu.utilisation_share) for row in rows)
-    busy = tuple(Point(x=workers, y=share) for workers, share in shares if share is not None)
-    return Lines(
-        x=Axis(label="num_workers (per rank)", unit="count", ticks=tuple(point.x for point in speed)),
-        y=Axis(label="share", unit="share", low=0),
+    busy = tuple(doc.Point(x=workers, y=share) for workers, share in shares if share is not None)
+    return doc.Lines(
+        x=doc.Axis(label="num_workers (per rank)", unit="count", ticks=tuple(point.x for point in speed)),
+        y=doc.Axis(label="share", unit="share", low=0),
         lines=(
-            Line(name="throughput vs cached batches", points=speed, colour=0),
-            Line(name="data wait", points=waits, colour=5),
-            *((Line(name="GPU utilisation", points=busy, colour=2),) if busy else ()),
+            doc.Line(name="throughput vs cached batches", points=speed, colour=0),
+            doc.Line(name="data wait", points=waits, colour=5),
+            *((doc.Line(name="GPU utilisation", points=busy, colour=2),) if busy else ()),
         ),
-        rules=(Rule(at=ENOUGH_SHARE, label=f"sufficient: {percent(ENOUGH_SHARE)}"),),
+        rules=(doc.Rule(at=ENOUGH_SHARE, label=f"sufficient: {percent(ENOUGH_SHARE)}"),),
     )
 
 

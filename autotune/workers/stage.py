@@ -20,9 +20,7 @@ from trainer.config.train_config import DataSettings, Tag, tagged
 def count_workers(bench: Session, stored: StoredProfile, request: SweepRequest) -> WorkersEvidence:
     """Find the smallest sufficient number of DataLoader workers and write it into the profile.
 
-    Raises:
-        ProfileRejected: If the profile is of another machine, model or dataset.
-        Undecided: If a window could not be measured.
+    Raise ``ProfileRejected`` if it is of another machine, model or dataset, ``Undecided`` if a window failed.
     """
     replayed = request.replayed_step_s is not None
     probe = require_local_probe(stored, bench.fingerprint(stored.profile.train.model), replayed=replayed)

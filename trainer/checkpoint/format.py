@@ -205,10 +205,8 @@ class CheckpointWriter:
         for name, entry in (item for share in shares for item in share.tensors.items()):
             parts = [*(tensors[name].parts if name in tensors else []), *entry.parts]
             tensors[name] = entry.model_copy(update={"parts": sorted(parts, key=lambda part: part.begin)})
-        files = [one.file for one in shares]
-        manifest = CheckpointManifest(
-            schema_version=2, written_utc=utc_now(), state=state, files=files, tensors=tensors
-        )
+        files, now = [one.file for one in shares], utc_now()
+        manifest = CheckpointManifest(schema_version=2, written_utc=now, state=state, files=files, tensors=tensors)
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self.writers[1:]:
             self._of_rank(rank, "json").unlink()
@@ -286,20 +284,15 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
         return BadConfig(message, next_step="Make it readable for this user.")
-    return DiskTrouble(
-        message,
-        next_step="Run the same command again once the file system is available: it resumes from that checkpoint.",
-    )
+    next_step = "Run the same command again once the file system is available: it resumes from that checkpoint."
+    return DiskTrouble(message, next_step=next_step)
 
 
 Found = tuple[Path, CheckpointManifest]
 
 
 def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """Return the newest intact checkpoint or None, and the newer corrupt ones, each with the reason.
-
-    With ``good``, consider only checkpoints that a rollback may return to.
-    """
+    """Return the newest intact checkpoint, or good one, or None; and the newer corrupt ones, each with the reason."""
     corrupt: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
         try:

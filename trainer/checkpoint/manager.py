@@ -211,9 +211,8 @@ class CheckpointManager:
         message = f"cannot save step {step}: {why}; {kept}; training continues{told}"
         causes = ["the disk or a quota is full", "the file system failed or is unreachable"]
         next_step = "Free disk space or raise the quota before the next save; a crash until then loses more work."
-        self._finished.append(
-            happened(step, "save_failed", message, level="error", causes=causes, next_step=next_step, values=values)
-        )
+        advice = {"level": "error", "causes": causes, "next_step": next_step}
+        self._finished.append(happened(step, "save_failed", message, values=values, **advice))
 
     def tell_finished(self) -> None:
         """Report the events of finished saves."""

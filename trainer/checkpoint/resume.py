@@ -13,19 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.format import (
-    CHECKPOINTS_DIRECTORY,
-    MANIFEST_FILE,
-    BadCheckpoint,
-    CheckpointManifest,
-    Found,
-    TrainingState,
-    clear_leftovers,
-    list_checkpoints,
-    newest_checkpoint,
-    point_to_latest,
-    read_checkpoint,
-)
+from trainer.checkpoint import format as disk
 from trainer.config.resolve import ResolvedConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
@@ -52,7 +40,7 @@ class Start:
     """Decision of rank 0 on how training starts."""
 
     checkpoint: Path | None = None
-    manifest: CheckpointManifest | None = None
+    manifest: disk.CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
     finished: RunExit | None = None
     """Exit of a run that has already finished; None if there are steps left to train."""
@@ -108,10 +96,8 @@ def choose_run(
             return _go_on(directory, resolved, opened)
         return _writer(directory, opened, again=False), Start()
     except OSError as error:
-        raise DiskTrouble(
-            f"cannot use the run directory: {error}",
-            next_step="Run the same command again once the file system is available: it resumes.",
-        ) from error
+        next_step = "Run the same command again once the file system is available: it resumes."
+        raise DiskTrouble(f"cannot use the run directory: {error}", next_step=next_step) from error
 
 
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
@@ -132,15 +118,13 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     over = read_exit(directory)
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
-        raise TrainingFailed(
-            f"{directory} gave up before with the same settings: {over.reason}",
-            next_step="Change a setting, such as --set train.learning_rate=…; or start from scratch: another --out",
-        )
+        next_step = "Change a setting, such as --set train.learning_rate=…; or start from scratch: another --out"
+        raise TrainingFailed(f"{directory} gave up before with the same settings: {over.reason}", next_step=next_step)
     writer = _writer(directory, opened, again=True)
-    root = directory / CHECKPOINTS_DIRECTORY
-    clear_leftovers(root)
+    root = directory / disk.CHECKPOINTS_DIRECTORY
+    disk.clear_leftovers(root)
     events: list[EventRow] = []
-    found, corrupt = newest_checkpoint(root, good=gave_up)
+    found, corrupt = disk.newest_checkpoint(root, good=gave_up)
     for path, why in corrupt:  # only now, as nothing may change if a checkpoint cannot be read
         aside = path.with_name(f"{path.name}.corrupt-{writer.attempt}")
         path.rename(aside)
@@ -148,12 +132,12 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
         # Checkpoints of the failed attempt, whose names would be newer than those saved from here on.
-        for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
+        for newer in itertools.takewhile(lambda one: found is None or one != found[0], disk.list_checkpoints(root)):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     if found is None:
         return writer, _from_origin(directory, gave_up=gave_up, events=events)
     path, manifest = found
-    point_to_latest(root, path.name)
+    disk.point_to_latest(root, path.name)
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over)
@@ -163,13 +147,10 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 
 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
-    """Start a run without an intact checkpoint from its first start's checkpoint, or from scratch.
-
-    Raises ``BadConfig`` if all its checkpoints are corrupt, as starting from scratch is then your decision.
-    """
+    """Start again as the run's first start did; raise ``BadConfig`` if all its own checkpoints are corrupt."""
     origin = read_origin(directory)
     # Renamed by this start or an earlier one.
-    corrupt = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
+    corrupt = [path.name for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
     if corrupt and not gave_up and origin is None:
         raise BadConfig(
             f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*",
@@ -186,33 +167,27 @@ def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) 
 
 def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
     """Resume a run in its directory, or start another run from one of its checkpoints."""
-    is_checkpoint = (path / MANIFEST_FILE).is_file()
-    root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
+    is_checkpoint = (path / disk.MANIFEST_FILE).is_file()
+    root = path if path.name == disk.CHECKPOINTS_DIRECTORY else path / disk.CHECKPOINTS_DIRECTORY
     run = path.parent.parent if is_checkpoint else root.parent
     if not is_checkpoint and not root.is_dir():
-        raise BadConfig(
-            f"--resume {path}: no checkpoint found there",
-            next_step="Pass a run or a checkpoint, such as runs/NAME or runs/NAME/checkpoints/step-000001000",
-        )
+        next_step = "Pass a run or a checkpoint, such as runs/NAME or runs/NAME/checkpoints/step-000001000"
+        raise BadConfig(f"--resume {path}: no checkpoint found there", next_step=next_step)
     in_place = out is None or out.resolve() == run.resolve()
-    if in_place and is_checkpoint and list_checkpoints(path.parent)[:1] != [path]:
-        raise BadConfig(
-            f"{run} has newer checkpoints than {path.name}",
-            next_step=f"Start another run from it with --out DIR, or resume from the newest: --resume auto --out {run}",
-        )
+    if in_place and is_checkpoint and disk.list_checkpoints(path.parent)[:1] != [path]:
+        next_step = f"Start another run from it with --out DIR, or resume from the newest: --resume auto --out {run}"
+        raise BadConfig(f"{run} has newer checkpoints than {path.name}", next_step=next_step)
     if in_place or out is None:
         return _go_on(run, resolved, opened)
     again = (out / RUN_FILE).is_file()
     if again:
         origin = read_origin(out)
         if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
-            raise BadConfig(
-                f"{out} already contains a run, which did not start from {path}",
-                next_step="Choose another --out, or resume that run with --resume auto",
-            )
-        if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
+            next_step = "Choose another --out, or resume that run with --resume auto"
+            raise BadConfig(f"{out} already contains a run, which did not start from {path}", next_step=next_step)
+        if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command was run again
-    found, corrupt = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
+    found, corrupt = (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
     passed_over = "a checkpoint is corrupt and is skipped"
     events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in corrupt]
     if found is None:
@@ -224,16 +199,15 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> disk.Found:
     try:
-        return path, read_checkpoint(path)
-    except BadCheckpoint as error:
-        raise BadConfig(
-            f"the checkpoint is corrupt: {error}", next_step="Pass an older one, or the run: --resume RUN"
-        ) from error
+        return path, disk.read_checkpoint(path)
+    except disk.BadCheckpoint as error:
+        next_step = "Pass an older one, or the run: --resume RUN"
+        raise BadConfig(f"the checkpoint is corrupt: {error}", next_step=next_step) from error
 
 
-def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
+def _compare(before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
     """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
@@ -246,10 +220,8 @@ def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where:
         old, new = _value(before.config, key), _value(now, key)
         if old != new:
             shown = f"train.{key} = {new!r} does not match {where}, trained with {old!r}"
-            raise BadConfig(
-                shown if len(shown) < 200 else f"train.{key} does not match {where}",
-                next_step="Resume with the same settings, or start from scratch: --resume never, with another --out",
-            )
+            next_step = "Resume with the same settings, or start from scratch: --resume never, with another --out"
+            raise BadConfig(shown if len(shown) < 200 else f"train.{key} does not match {where}", next_step=next_step)
     pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
     return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]
 

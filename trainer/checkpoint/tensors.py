@@ -97,11 +97,9 @@ def make_state(training: Training) -> None:
     optimizer = own_optimizer(training.optimizer)
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):
         if not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
+            averages = {key: torch.zeros_like(parameter) for key in _STATE_KEYS[1:]}
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            optimizer.state[parameter] = {"step": step, **averages}
 
 
 class HostCopy:
@@ -132,11 +130,8 @@ class HostCopy:
         self._file = memory[begin : begin + size_bytes]
         self._file.fill_(0)  # allocates the pages now, not during the first copy
         self._file[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        room = self._file[len(head) :]
-        self._views = [
-            room[end - one.local.nbytes : end].view(one.local.dtype).view(one.local.shape)
-            for one, end in zip(ordered, ends, strict=True)
-        ]
+        room, placed = self._file[len(head) :], zip((one.local for one in ordered), ends, strict=True)
+        self._views = [room[end - one.nbytes : end].view(one.dtype).view(one.shape) for one, end in placed]
 
     def take(self, kept: Sequence[TensorShard]) -> None:
         """Copy all tensors into the buffer; from a GPU the copies are asynchronous."""
@@ -249,10 +244,8 @@ def _write(
         # safetensors raises no narrower exception for system errors.
         if not isinstance(error, SafetensorError) and type(error) is not Exception:
             raise
-        raise BadConfig(
-            f"cannot write the model to {partial.parent}: {error}",
-            next_step="Free disk space and run the same command again: it only exports.",
-        ) from error
+        next_step = "Free disk space and run the same command again: it only exports."
+        raise BadConfig(f"cannot write the model to {partial.parent}: {error}", next_step=next_step) from error
     for path in partial.iterdir():
         sync(path)
     sync(partial)
@@ -262,12 +255,8 @@ def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: in
     """Return the dataset's tokenizer, which adds the same special tokens as training."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
     names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{names['cls']} $A {names['sep']}",
-        special_tokens=[(names["cls"], special_ids.cls), (names["sep"], special_ids.sep)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=seq_length_tokens,
-        **{f"{role}_token": name for role, name in names.items()},
-    )
+    frame = [(names["cls"], special_ids.cls), (names["sep"], special_ids.sep)]
+    single = f"{names['cls']} $A {names['sep']}"
+    tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=frame)
+    tokens = {f"{role}_token": name for role, name in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=seq_length_tokens, **tokens)

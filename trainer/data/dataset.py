@@ -316,10 +316,8 @@ class TokenDataset:
             os.close(self._fds.pop())
 
     def _corrupt(self, file: str, what: str) -> BadConfig:
-        return BadConfig(
-            f"{self.directory / file}: {what}",
-            next_step=f"The dataset is corrupt. Find all faults: autotune data verify {self.directory}",
-        )
+        next_step = f"The dataset is corrupt. Find all faults: autotune data verify {self.directory}"
+        return BadConfig(f"{self.directory / file}: {what}", next_step=next_step)
 
 
 def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:

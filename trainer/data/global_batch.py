@@ -1,6 +1,7 @@
 """Size of the global batch in sequences, from the configuration and the dataset. No torch here."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from trainer.data.dataset import TokenDataset
 _LOOKED_AT_SAMPLES = 16_384
 """Samples, in whole blocks of every lane, from which the mean content of a sequence is estimated."""
 _ROWS_TOGETHER, _SIGMAS = 32, 6.0
+_SAME_IN_PLAN = ("seed", "seq_length_tokens", "layout", "global_batch_size", "max_epochs")
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
@@ -58,22 +60,12 @@ def sequence_statistics(config: TrainConfig, dataset: TokenDataset) -> SequenceS
             break
     counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
     mean = float(counts.mean())
-    return SequenceStatistics(
-        mean_non_padding_tokens=tokens / len(counts),
-        mean_samples=mean,
-        most_documents=max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5),
-    )
+    most = max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5)
+    return SequenceStatistics(mean_non_padding_tokens=tokens / len(counts), mean_samples=mean, most_documents=most)
 
 
 def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
     """Return the plan that splits the global batch into micro-batches of ranks."""
-    return BatchPlan(
-        seed=config.seed,
-        dataset_samples=samples,
-        seq_length_tokens=config.seq_length_tokens,
-        layout=config.layout,
-        global_batch_size=config.global_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps(config, world_size),
-        world_size=world_size,
-        max_epochs=config.max_epochs,
-    )
+    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME_IN_PLAN}
+    steps = gradient_accumulation_steps(config, world_size)
+    return BatchPlan(dataset_samples=samples, gradient_accumulation_steps=steps, world_size=world_size, **same)

@@ -110,13 +110,10 @@ class SequenceSampler:
         after: list[Position | None] = []
         for number in range(steps):
             after += [*before_last, self._advance({lane: places[number] for lane, (_, places) in taken.items()})]
-        return [
-            MicroBatchPlan(segments=segments[first:end], after=position)
-            for (first, end), position in zip(itertools.pairwise(edges), after, strict=True)
-        ]
+        pairs = zip(itertools.pairwise(edges), after, strict=True)
+        return [MicroBatchPlan(segments=segments[first:end], after=position) for (first, end), position in pairs]
 
     def _advance(self, places: Mapping[int, int]) -> Position:
-        """Advance the position by one step and return it."""
         self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
             steps=self._position.steps + 1,
             rows=self._position.rows + self._plan.global_batch_size,

@@ -74,10 +74,7 @@ class HealthController:
         self.skipped_steps = 0
 
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
-        """Start to copy the numbers of a step that was submitted to the device to the host.
-
-        ``samples`` are the dataset indices of this rank's samples in the step.
-        """
+        """Start to copy a submitted step's numbers to the host; ``samples`` are indices of this rank's samples."""
         fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
         numbers = to_host(torch.cat([fixed, result.sums]))
         self._in_flight.append((step, numbers, mark(self._ranks.device)))

@@ -45,10 +45,7 @@ def is_vague(refusal: str) -> bool:
 
 
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
-    """Return the exit code, reason and next step for an error other than ``TrainerError``.
-
-    ``lost`` means that another rank is unreachable.
-    """
+    """Return the exit code, reason and next step for a library's error; ``lost``: another rank is unreachable."""
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:
         return DeviceOutOfMemory.exit_code, f"out of memory: {refusal}", _SMALLER

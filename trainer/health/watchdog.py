@@ -139,10 +139,8 @@ class Watchdog:
                 with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
             where = "" if self.traceback_file is None else f"; traceback: {self.traceback_file.name}"
-            self._leave(
-                f"no progress for {still_s:.0f} s after step {self.step}: this rank hangs or waits for one that "
-                f"does{where}"
-            )
+            what = f"this rank hangs or waits for one that does{where}"
+            self._leave(f"no progress for {still_s:.0f} s after step {self.step}: {what}")
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
@@ -163,9 +161,8 @@ class Watchdog:
         now_s = time.monotonic()
         if now_s - self._armed_s > _REARM_EVERY_S:
             self._armed_s = now_s
-            faulthandler.dump_traceback_later(
-                self.timeout_s + _LAST_RESORT_S, file=sys.__stderr__ or sys.stderr, exit=True
-            )
+            after_s = self.timeout_s + _LAST_RESORT_S
+            faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr, exit=True)
 
 
 def _say(text: str) -> None:

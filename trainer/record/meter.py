@@ -5,7 +5,7 @@ Metrics are summed over ranks on the device and copied to the host while the nex
 
 import math
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +72,7 @@ class PaceMonitor:
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self._hosts, self._rows, self._starved = hosts, 0, _Streak()
-        self._slow: dict[int, _Streak] = {}
+        self._slow: defaultdict[int, _Streak] = defaultdict(_Streak)
 
     def look(
         self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]
@@ -102,11 +102,7 @@ class PaceMonitor:
         if len(known_s) < len(compute_s) or median_s <= 0:
             return []
         ratios = [seconds / median_s for seconds in known_s]
-        told = [
-            rank
-            for rank, ratio in enumerate(ratios)
-            if self._slow.setdefault(rank, _Streak()).look(ratio > STRAGGLER_RATIO)
-        ]
+        told = [rank for rank, ratio in enumerate(ratios) if self._slow[rank].look(ratio > STRAGGLER_RATIO)]
         if not told:
             return []
         slowest = max(told, key=ratios.__getitem__)
@@ -118,7 +114,6 @@ class PaceMonitor:
         return [Diagnosis(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
 
     def _named(self, rank: int) -> str:
-        """Return a rank's name, with its host if known."""
         return f"rank {rank} ({self._hosts[rank][:64]})" if rank < len(self._hosts) else f"rank {rank}"
 
 
@@ -234,9 +229,8 @@ class Meter:
             _, compute_s, data_wait_s = interval.pace
             # If the compute time is unknown on one rank, it is on all.
             of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
-        counts = torch.tensor(
-            [interval.non_padding_tokens, interval.padded_tokens, interval.flops], dtype=torch.float64
-        )
+        of_interval = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
+        counts = torch.tensor(of_interval, dtype=torch.float64)
         squares = torch.zeros(2, dtype=torch.float64, device=device)
         if interval.partials:
             _, parts, wholes = zip(*interval.partials, strict=True)
@@ -273,9 +267,8 @@ class Meter:
         # Without the moment of departure, compute and communication cannot be told apart.
         self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
         if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
-            self.noise.update(
-                sums["whole_square"] / world, sums["part_square"] / world, share, sums["non_padding_tokens"] / steps
-            )
+            tokens = sums["non_padding_tokens"] / steps
+            self.noise.update(sums["whole_square"] / world, sums["part_square"] / world, share, tokens)
         flops_per_s = sums["flops"] / seconds / world
         # The 6 N convention of Kaplan et al. 2020: all parameters for every token, without attention.
         six_n_per_s = 6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
@@ -344,7 +337,6 @@ def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float])
 
 
 def _finite(value: float) -> float | None:
-    """Return the value, or None if it is not finite."""
     return value if math.isfinite(value) else None
 
 

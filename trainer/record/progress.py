@@ -114,10 +114,8 @@ class ProgressScreen:
                 lines.append("train: compiling layers before the first step; this takes minutes")
             lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
         elif isinstance(row, EvaluationRow):
-            lines = [
-                f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "
-                f"masked accuracy {row.masked_accuracy:.1%}"
-            ]
+            said = f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
+            lines = [f"validation: step {row.step} {said}"]
         elif row.level == "info":
             lines = [f"train: {row.message}"]
         else:

@@ -223,9 +223,8 @@ def read_header(directory: Path) -> RunHeader:
     """Read a run's ``run.json``; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / RUN_FILE
     if not path.is_file():
-        raise BadConfig(
-            f"{directory} is not a run: {RUN_FILE} not found", next_step="Pass a run directory, such as runs/NAME."
-        )
+        next_step = "Pass a run directory, such as runs/NAME."
+        raise BadConfig(f"{directory} is not a run: {RUN_FILE} not found", next_step=next_step)
     return parse_table(RunHeader, read_json(path), where=str(path))
 
 
@@ -268,10 +267,8 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
             row = kind.model_validate_json(line)
         except ValidationError as error:
             why = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
-            raise BadConfig(
-                f"{path}, line {number}: {why}",
-                next_step="The run record is corrupt. Restore the file, or remove the lines from there on.",
-            ) from error
+            next_step = "The run record is corrupt. Restore the file, or remove the lines from there on."
+            raise BadConfig(f"{path}, line {number}: {why}", next_step=next_step) from error
         # The trainer writes finite numbers only.
         if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):
             rows.append(row)
@@ -310,14 +307,9 @@ class StartClock:
 
     def exit(self, code: int, reason: str, steps: int, checkpoint: str | None) -> RunExit:
         """Return the content of ``exit.json`` for a run that ends now."""
+        when: dict[str, Any] = {"seconds": self.total_s(), "finished_utc": utc_now()}
         return RunExit(
-            exit_code=code,
-            reason=reason,
-            requeue=code == REQUEUE,
-            steps=steps,
-            checkpoint=checkpoint,
-            seconds=self.total_s(),
-            finished_utc=utc_now(),
+            exit_code=code, reason=reason, requeue=code == REQUEUE, steps=steps, checkpoint=checkpoint, **when
         )
 
     def startup(self) -> StartUp:

@@ -11,35 +11,25 @@ from trainer.config.tables import StrictTable
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, append_whole, open_locked, write_atomically
 from trainer.health.events import EventRow, happened
-from trainer.record.run_record import (
-    EARLIER_DIRECTORY,
-    EVALUATIONS_FILE,
-    EVENTS_FILE,
-    EXIT_FILE,
-    LOCK_FILE,
-    RUN_FILE,
-    STARTUP_FILE,
-    STEPS_FILE,
-    EvaluationRow,
-    RunExit,
-    RunHeader,
-    StartUp,
-    StepRow,
-)
+from trainer.record import run_record
+from trainer.record.run_record import EXIT_FILE, RUN_FILE, EvaluationRow, RunExit, RunHeader, StartUp, StepRow
 
 Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]
 """Callback on rank 0 that shows the run header, and then each row."""
 
-_FILES: Mapping[type[Row], str] = {StepRow: STEPS_FILE, EvaluationRow: EVALUATIONS_FILE, EventRow: EVENTS_FILE}
+_FILES: Mapping[type[Row], str] = {
+    StepRow: run_record.STEPS_FILE,
+    EvaluationRow: run_record.EVALUATIONS_FILE,
+    EventRow: run_record.EVENTS_FILE,
+}
 _LOCK_TIMEOUT_S = 30.0
 
 
 class RunWriter:
     """Writes and shows a run record; on ranks other than 0 (not ``active``), only ``finish`` has an effect.
 
-    Raises ``BadConfig`` if the directory has a run already, unless ``again``, which resumes it, or if another process
-    uses the run.
+    Raises ``BadConfig`` if the directory has a run already, unless ``again`` (resume), or if another process uses it.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
@@ -55,18 +45,14 @@ class RunWriter:
             return
         there = (directory / RUN_FILE).exists()
         if there and not again:
-            raise BadConfig(
-                f"{directory} already contains a run",
-                next_step="Resume it with --resume auto, or choose another --out.",
-            )
+            next_step = "Resume it with --resume auto, or choose another --out."
+            raise BadConfig(f"{directory} already contains a run", next_step=next_step)
         directory.mkdir(parents=True, exist_ok=True)
         try:  # DataLoader workers of a killed process hold its lock for a moment
-            self._lock = open_locked(directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+            self._lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
         except LockHeld as error:
-            raise BadConfig(
-                f"another process is using {directory}",
-                next_step="Wait until it ends, or choose another --out.",
-            ) from error
+            next_step = "Wait until it ends, or choose another --out."
+            raise BadConfig(f"another process is using {directory}", next_step=next_step) from error
         # The exit.json of a start that ended before its run.json counts as a start too.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
@@ -77,7 +63,7 @@ class RunWriter:
         return self._lock is not None
 
     def _put_earlier_aside(self) -> None:
-        place = self.directory / EARLIER_DIRECTORY
+        place = self.directory / run_record.EARLIER_DIRECTORY
         place.mkdir(exist_ok=True)
         self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
         earlier = place / str(self.attempt - 1)
@@ -87,7 +73,7 @@ class RunWriter:
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(self.directory / RUN_FILE, partial)
             partial.rename(earlier / RUN_FILE)
-        for name in (STARTUP_FILE, EXIT_FILE):
+        for name in (run_record.STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
         for name in _FILES.values():  # end a partial last line
@@ -105,7 +91,7 @@ class RunWriter:
         """Write ``startup.json``; on a disk error, training continues without it."""
         if self._active:
             try:
-                self._write(STARTUP_FILE, startup)
+                self._write(run_record.STARTUP_FILE, startup)
             except OSError as error:
                 self.trouble = error.strerror or str(error)
 

@@ -15,17 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from trainer.data import dataset as disk
 from trainer.data.batch_plan import permute
-from trainer.data.dataset import (
-    MANIFEST_NAME,
-    PREPARED_NAME,
-    REJECTS_NAME,
-    TOKENIZER_NAME,
-    Manifest,
-    TokenDataset,
-    open_npy,
-    read_manifest,
-)
+from trainer.data.dataset import MANIFEST_NAME, TOKENIZER_NAME, Manifest, TokenDataset, read_manifest
 from trainer.errors import BadConfig
 from trainer.files import sync
 from trainer.record.progress import Update
@@ -114,7 +106,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
     hashes[TOKENIZER_NAME] = manifest.tokenizer_sha256
-    hashes |= {name: None for name in (REJECTS_NAME, PREPARED_NAME) if (source / name).is_file()}
+    hashes |= {name: None for name in (disk.REJECTS_NAME, disk.PREPARED_NAME) if (source / name).is_file()}
     hashes[MANIFEST_NAME] = None
     files = []
     for name, sha256 in hashes.items():
@@ -143,8 +135,8 @@ def is_intact(directory: Path, manifest: Manifest) -> bool:
             return False
         for shard in (*manifest.train.shards, *manifest.validation.shards):
             # One at a time, as a large dataset may exceed the limit on open files.
-            os.close(open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
-            os.close(open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
+            os.close(disk.open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
+            os.close(disk.open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
         with (directory / TOKENIZER_NAME).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == manifest.tokenizer_sha256
     except (BadConfig, OSError):
@@ -174,12 +166,8 @@ def copy_files(
     if read_manifest(target) != manifest:
         raise _corrupt(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
-    return CopyFigures(
-        size_bytes=total_bytes,
-        seconds=time.perf_counter() - started_s,
-        read_s=sum(read_s for read_s, _ in taken),
-        write_s=sum(write_s for _, write_s in taken),
-    )
+    seconds, (read_s, write_s) = time.perf_counter() - started_s, map(sum, zip(*taken, strict=True))
+    return CopyFigures(size_bytes=total_bytes, seconds=seconds, read_s=read_s, write_s=write_s)
 
 
 def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]) -> tuple[float, float]:
@@ -222,10 +210,7 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
 
 
 def seconds_per_sample(directory: Path) -> float | None:
-    """Measure the mean time to read a random training sample with a cold page cache; None without samples.
-
-    The samples are the same every time, so that two directories can be compared.
-    """
+    """Return the mean time to read some random samples, always the same, with a cold page cache; None without any."""
     with contextlib.closing(TokenDataset.open(directory)) as dataset:
         count = min(_MEASURED_SAMPLES, len(dataset))
         if not count:
@@ -239,8 +224,5 @@ def seconds_per_sample(directory: Path) -> float | None:
 
 
 def _corrupt(source: Path, name: str, what: str) -> BadConfig:
-    """Return the error for a corrupt file of the source."""
-    return BadConfig(
-        f"{source / name}: {what}",
-        next_step=f"The source is corrupt or was modified meanwhile. Find all faults: autotune data verify {source}",
-    )
+    next_step = f"The source is corrupt or was modified meanwhile. Find all faults: autotune data verify {source}"
+    return BadConfig(f"{source / name}: {what}", next_step=next_step)

@@ -148,10 +148,9 @@ def stage(
     ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the next one copies. Raises
     ``BadConfig`` if the source is corrupt, writing to the local disk fails, or the wait exceeds ``timeout_s``.
     """
-    place = CacheDirectory(local, read_manifest(source))
-    found = Staged(
-        directory=place.directory, dataset_hash=place.manifest.dataset_hash, samples=place.manifest.train.samples
-    )
+    manifest = read_manifest(source)
+    place = CacheDirectory(local, manifest)
+    found = Staged(directory=place.directory, dataset_hash=manifest.dataset_hash, samples=manifest.train.samples)
     with place.writing():
         place.prepare()
         try:
@@ -193,10 +192,7 @@ def stage_data(
     environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
 ) -> ResolvedConfig:
-    """Return the configuration with its dataset staged on local disk, if ``train.data.stage_to`` is set.
-
-    Raises ``BadConfig`` like ``stage``, and if the setting names an environment variable that is not set.
-    """
+    """Return the configuration, its dataset staged if ``stage_to`` is set; raise ``BadConfig`` as ``stage`` does."""
     wanted = resolved.config.data.stage_to
     if wanted is None:
         return resolved

@@ -49,7 +49,5 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
         return None
     # An hour of tuned training replaces ``speedup`` hours, so it saves the difference.
     speedups = (row.speedup, row.speedup_high, row.speedup_low)
-    value, low, high = (
-        None if speedup is None or speedup <= 1 else cost_rank_s / 3600 / (speedup - 1) for speedup in speedups
-    )
+    value, low, high = (None if one is None or one <= 1 else cost_rank_s / 3600 / (one - 1) for one in speedups)
     return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)

@@ -40,10 +40,7 @@ class Recipe:
 
 
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """Return transformers' Trainer with its own defaults: each micro-batch padded to its longest sample.
-
-    The global batch keeps the number of non-padding tokens of the ``tuned`` settings.
-    """
+    """Return transformers' Trainer with its own defaults: each micro-batch is padded to its longest sample."""
     config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0)
     return Recipe(name="hf-trainer", config=config, because={})
 
@@ -54,10 +51,8 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
     Its micro-batch starts at the tuned size and is halved until it fits. ``most_workers`` limits the DataLoader workers
     of a rank, for the reason in ``limit``.
     """
-    workers = min(PAPER_WORKERS, most_workers)
-    config = _plain(
-        tuned, global_batch_tokens, layout="padded", micro_batch_size=tuned.micro_batch_size, num_workers=workers
-    )
+    workers, rows = min(PAPER_WORKERS, most_workers), tuned.micro_batch_size
+    config = _plain(tuned, global_batch_tokens, layout="padded", micro_batch_size=rows, num_workers=workers)
     because = {}
     if workers < PAPER_WORKERS:
         because["data.num_workers"] = f"the paper's {PAPER_WORKERS} exceed the limit of this machine: {limit}"
@@ -72,13 +67,9 @@ def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit
 def _plain(tuned: TrainConfig, global_batch_tokens: int, *, num_workers: int, **step: Any) -> TrainConfig:  # noqa: ANN401 - settings
     loading = {name: DataSettings.model_fields[name].default for name in _OF_LOADING}
     parallel = ParallelSettings(timeout_s=tuned.parallel.timeout_s, gradient_as_bucket_view=False)
-    rest = {
-        "data": tuned.data.model_copy(update=loading | {"num_workers": num_workers}),
-        "parallel": parallel,
-        "global_batch_tokens": global_batch_tokens,
-        "global_batch_samples": None,
-    }
-    return tuned.model_copy(update=_PLAIN_STEP | step | rest)
+    data = tuned.data.model_copy(update=loading | {"num_workers": num_workers})
+    batch = {"global_batch_tokens": global_batch_tokens, "global_batch_samples": None}
+    return tuned.model_copy(update=_PLAIN_STEP | step | batch | {"data": data, "parallel": parallel})
 
 
 def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[SettingDifference]:

@@ -7,7 +7,7 @@ a baseline from before this program used a GPU; listed processes are only a hint
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from autotune.base.units import format_bytes, format_seconds
@@ -26,14 +26,8 @@ _GPM_SHARES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuHolders:
-    """Memory in use on one GPU at one moment, and the processes that the driver lists."""
-
-    gpu: str
-    """Name of the GPU in messages, such as ``GPU 0``."""
-    used_bytes: int | Unavailable
-    processes: tuple[GpuProcess, ...] | Unavailable
+Holders = tuple[GpuProcess, ...] | Unavailable
+"""Processes that the driver lists on a GPU."""
 
 
 def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unavailable) -> bool:
@@ -43,12 +37,12 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
     return used_bytes - baseline_bytes > MEMORY_TOLERANCE_BYTES
 
 
-def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
+def describe_growth(
+    gpu: str, used_bytes: int | Unavailable, holders: Holders, baseline_bytes: int | Unavailable, waited_s: float
+) -> str:
     """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
-    return (
-        f"{use.gpu} still holds {_shown(use.used_bytes)} after a wait of {format_seconds(waited_s)}, "
-        f"up from {_shown(baseline_bytes)} before the first trial ({_holders(use.processes)})"
-    )
+    before = f"{_shown(baseline_bytes)} before the first trial ({_named(holders)})"
+    return f"{gpu} still holds {_shown(used_bytes)} after a wait of {format_seconds(waited_s)}, up from {before}"
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
@@ -81,21 +75,20 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     return outcome
 
 
-def describe_other_users(use: GpuHolders) -> str | None:
+def describe_other_users(gpu: str, used_bytes: int | Unavailable, holders: Holders) -> str | None:
     """Describe the use of a GPU before this program uses it; return None if only the driver's reserve is in use."""
-    listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
-    taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > MAX_UNEXPLAINED_GPU_BYTES
+    listed = not isinstance(holders, Unavailable) and bool(holders)
+    taken = not isinstance(used_bytes, Unavailable) and used_bytes > MAX_UNEXPLAINED_GPU_BYTES
     if not (listed or taken):
         return None
-    return f"{use.gpu} is already in use: {_shown(use.used_bytes)} allocated ({_holders(use.processes)})"
+    return f"{gpu} is already in use: {_shown(used_bytes)} allocated ({_named(holders)})"
 
 
-def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
-    if isinstance(processes, Unavailable):
-        return f"processes cannot be listed: {processes.reason}"
-    if not processes:
-        return "no visible process, perhaps another user's"
-    return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
+def _named(holders: Holders) -> str:
+    if isinstance(holders, Unavailable):
+        return f"processes cannot be listed: {holders.reason}"
+    named = ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in holders)
+    return named or "no visible process, perhaps another user's"
 
 
 def _shown(used_bytes: int | Unavailable) -> str:

@@ -26,10 +26,8 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
     last = _last(losses)
     if last < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
-    told = (
-        f"not checked: with {name} the loss went from {losses[0]:.4f} to {last:.4f} in {len(losses)} steps, too little "
-        "to show a difference"
-    )
+    fall = f"from {losses[0]:.4f} to {last:.4f} in {len(losses)} steps"
+    told = f"not checked: with {name} the loss went {fall}, too little to show a difference"
     return LossVerdict(equal=False, message=told)
 
 

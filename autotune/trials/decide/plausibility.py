@@ -34,11 +34,7 @@ class GpuRate:
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
-    """Reject rates that the named GPU cannot reach; a CPU, or a GPU that is not in the table, has no limit.
-
-    Raises:
-        Undecided: If a rate exceeds its limit; the message names the GPU, the rate and the limit.
-    """
+    """Raise ``Undecided`` if the named GPU cannot reach a rate; a CPU, or an unknown GPU, has no limit."""
     for rate in rates:
         if gpu_name is None:
             return
@@ -65,11 +61,7 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
 
 
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
-    """Reject a rate of a pretended GPU, whose kernels do nothing.
-
-    Raises:
-        MachineLacks: If the GPU is a pretended one; the message names it and its driver.
-    """
+    """Raise ``MachineLacks`` if a rate is to be of a pretended GPU, whose kernels do nothing."""
     if is_pretended(driver):
         raise MachineLacks(
             f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}): its kernels do nothing",
@@ -92,9 +84,8 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
         yield from (GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
         moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
-        yield from (
-            GpuRate(what=what, per_s=one, of="links") for one in [*moved, *figures.get("neighbours_bytes_per_s", ())]
-        )
+        moved += figures.get("neighbours_bytes_per_s", ())
+        yield from (GpuRate(what=what, per_s=one, of="links") for one in moved)
 
 
 def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
@@ -115,12 +106,7 @@ def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, A
 
 
 def check_profile(profile: Profile) -> None:
-    """Reject a profile that contains a rate which its GPU cannot reach.
-
-    Raises:
-        Undecided: If it does.
-        MachineLacks: If its GPU is a pretended one, and it contains any rate.
-    """
+    """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` for any rate of a pretended GPU."""
     here, evidence, probe = profile.fingerprint, profile.evidence, profile.evidence.probe
     kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
     if any(one is not None for one in kept) or (probe is not None and (probe.curve or probe.sustained)):
@@ -169,21 +155,13 @@ def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, in
 
 
 def check_run(run: Run) -> None:
-    """Reject the record of a training on a pretended GPU, and rates that its GPU cannot reach.
-
-    Raises:
-        Undecided: If it holds such a rate.
-        MachineLacks: If its GPU is a pretended one.
-    """
+    """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` if that is a pretended one."""
     header, what = run.header, f"the run {run.directory.name}"
     check_real(header.device, header.driver, f"{what}: its tokens/s")
     least, of = least_flops_per_token(settings_of(header.config), header.parameters), _format(header.config)
+    peak = header.peak_flops_per_s or 0.0
     flops_per_s = [
-        max(
-            row.model_flops_per_s_per_rank,
-            least * row.tokens_per_s / header.world_size,
-            (row.mfu or 0.0) * (header.peak_flops_per_s or 0.0),
-        )
+        max(row.model_flops_per_s_per_rank, least * row.tokens_per_s / header.world_size, (row.mfu or 0.0) * peak)
         for row in run.steps
     ]
     check_rates(header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])

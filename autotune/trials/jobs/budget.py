@@ -26,16 +26,11 @@ def keep_one_arena() -> None:
 
 
 def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> "Budget":
-    """Start to enforce a memory budget; None only measures.
+    """Start to enforce a memory budget of one rank; None only measures.
 
-    Args:
-        budget_bytes: Budget of one rank.
-        ranks: All ranks, joined: memory for their communication exists already, and does not count as the model's.
-        device_used_before_bytes: Memory in use on this rank's GPU before this process, from NVML; None on a CPU or if
-            unknown.
-
-    Raises:
-        DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
+    ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
+    the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. Raise
+    ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
     # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
@@ -113,12 +108,7 @@ class CudaBudget:
         return torch.cuda.max_memory_reserved(self._device) + self.non_pytorch_bytes
 
     def check(self) -> None:
-        """Check that a long run's work would succeed as the work so far did.
-
-        Raises:
-            torch.OutOfMemoryError: If the allocator had to free cached blocks and retry, or the peak exceeds the
-                budget.
-        """
+        """Raise ``OutOfMemoryError`` if the allocator had to free cached blocks, or the peak exceeds the budget."""
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
@@ -145,11 +135,7 @@ Budget = CpuBudget | CudaBudget
 
 
 def hold_device_memory(size_bytes: int) -> None:
-    """Hold memory of the current CUDA device until this process ends.
-
-    Raises:
-        RuntimeError: If the device has less.
-    """
+    """Hold memory of the current CUDA device until this process ends; raise ``RuntimeError`` if the device has less."""
     if size_bytes:
         code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
         if code:

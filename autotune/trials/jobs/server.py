@@ -83,14 +83,10 @@ class RankProcess:
 
 
 def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> dict[str, Any]:
-    """Run a trial in as many processes as it has local ranks.
+    """Run a trial in as many processes as it has local ranks; return what ``classify`` reads, and ``timed_out``.
 
-    Args:
-        request: ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``, the trial's own.
-        parent_gone: Function that waits for some seconds, and returns True if the parent no longer wants the answer.
-
-    Returns:
-        ``timed_out``, ``killed_by_kernel`` and ``ranks``, as ``classify`` reads them.
+    ``request`` has ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``, the trial's own. ``parent_gone``
+    waits for some seconds, and returns True if the parent no longer wants the answer.
     """
     kills_before, server = _kernel_kills(), os.getpid()
     local_ranks = request["measured"].get("local_ranks", 1)
@@ -101,11 +97,9 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
             _child(request, rank, local_ranks, server)
         ranks.append(RankProcess(pid=pid))
     timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
-    return {
-        "timed_out": timed_out,
-        "killed_by_kernel": _kernel_kills() > kills_before,
-        "ranks": [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)],
-    }
+    killed = _kernel_kills() > kills_before
+    accounts = [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)]
+    return {"timed_out": timed_out, "killed_by_kernel": killed, "ranks": accounts}
 
 
 def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
@@ -131,8 +125,8 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
 
 def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]:
     """Return the account of a rank for ``classify``; without a result, it ended when its end was noticed."""
-    result_file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
-    result = json.loads(result_file.read_text()) if result_file.exists() else None
+    file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
+    result = json.loads(file.read_text()) if file.exists() else None
     return {
         "result": result,
         "exit_code": process.exit_code,
@@ -208,17 +202,10 @@ _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Bro
 def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[str, Any], *more: object) -> bool:
     """Run a job and write how it ended: ``status``, its details, and ``ended_s`` on the monotonic clock.
 
-    Args:
-        job: The name of a job, or a module by its full name, whose ``run`` returns figures.
-        result_file: Path of the account.
-        measured: ``measured`` of the trial.
-        local: ``local`` of the trial. With ``first_attempt`` the trial is tried again after a crash; a fault that may
-            or may not be of memory is then a crash: near the limit little is free, and a broken kernel would pass for a
-            smaller limit.
-        more: Further arguments of ``run``.
-
-    Returns:
-        True if the job measured its figures.
+    ``job`` names a job, or a module by its full name, whose ``run`` gets ``measured`` and ``local`` of the trial and
+    ``more``, and returns figures. With ``first_attempt`` in ``local``, the trial is tried again after a crash. A fault
+    that may not be of memory is then a crash: near the limit little is free, and a broken kernel would pass for a
+    smaller limit. Return True if the job measured its figures.
     """
     result: dict[str, Any]
     try:

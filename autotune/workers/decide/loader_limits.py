@@ -42,19 +42,15 @@ class LoaderLimits:
 
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
         """Return the reason why ``workers`` do not fit; None if they do."""
+        need = f"{workers} DataLoader workers on each of {self.local_ranks} ranks need"
         needed, there = self.ram_bytes(workers, worker_bytes), self.host.ram_available_bytes
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
-            return (
-                f"{workers} DataLoader workers on each of {self.local_ranks} ranks need about {format_bytes(needed)} "
-                f"({source}), but only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
-            )
+            free = f"only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
+            return f"{need} about {format_bytes(needed)} ({source}), but {free}"
         shared, room = self.shm_bytes(workers), self.host.shm_free_bytes
         if room is not None and shared > USABLE_SHARE * room:
-            return (
-                f"{workers} DataLoader workers on each of {self.local_ranks} ranks need {format_bytes(shared)} of "
-                f"/dev/shm, but only {format_bytes(room)} are free"
-            )
+            return f"{need} {format_bytes(shared)} of /dev/shm, but only {format_bytes(room)} are free"
         return None
 
     def most(self) -> tuple[int, str]:
@@ -68,9 +64,8 @@ class LoaderLimits:
             return wanted, because
         fitting = self.fitting(wanted)
         if self.asked is not None:
-            raise ExceedsMemory(
-                refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory for the job."
-            )
+            next_step = f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory for the job."
+            raise ExceedsMemory(refusal, next_step=next_step)
         return fitting, refusal
 
     def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:

@@ -122,7 +122,6 @@ class WorkersRule:
 
     @property
     def _below(self) -> int | None:
-        """Largest measured count under the candidate."""
         return max((count for count in self.seen if count < self.candidate), default=None)
 
     def choose(self) -> WorkersChoice:
@@ -139,7 +138,7 @@ class WorkersRule:
             undecided_between=() if decided else undecided,
             ratios={count: self.interval(count, None) for count in self.seen},
             verdicts=verdicts,
-            keeps_up=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
+            keeps_up=self._low(chosen) >= ENOUGH_SHARE or self._waits_too_little(chosen),
             proof=self._proof(chosen),
             next_smaller=self._next_smaller(),
         )
@@ -148,7 +147,7 @@ class WorkersRule:
         """Return the verdict on a measured count."""
         if count <= self._refuted:
             return "refuted"
-        if self._low(count, None) >= ENOUGH_SHARE or self._waits_too_little(count):
+        if self._low(count) >= ENOUGH_SHARE or self._waits_too_little(count):
             return "verified"
         if self._explored and not self._is_young(count):
             rival = self._larger_rival(count)
@@ -262,7 +261,10 @@ class WorkersRule:
         return differences
 
     def _about(self, differences: Sequence[float], reference: Count = None) -> Interval:
-        residuals = None if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
+        residuals = None
+        if len(differences) < OWN_RESIDUALS:  # those of all counts, each about its own location
+            groups = [self._differences(count, reference) for count in self.seen if count != reference]
+            residuals = [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
         found = of_windows(differences, scale="linear", residuals=residuals)
         return replace(found, value=math.exp(found.value), scale="log").ratio()
 
@@ -284,10 +286,10 @@ class WorkersRule:
         differences = self._differences(count, reference)
         return math.exp(location(differences)) if differences else math.nan
 
-    def _low(self, count: int, reference: Count) -> float:
-        if len(self._common(count, reference)) < FIRST_ROUNDS or self._value(count, reference) < ENOUGH_SHARE:
+    def _low(self, count: int) -> float:
+        if self._is_young(count) or self._value(count, None) < ENOUGH_SHARE:
             return 0.0  # avoids the cost of an interval that cannot decide
-        return self.interval(count, reference).low or 0.0
+        return self.interval(count, None).low or 0.0
 
     def _common(self, count: int, reference: Count) -> list[int]:
         others = self._logs.get(reference, {})
@@ -296,14 +298,9 @@ class WorkersRule:
     def _differences(self, count: int, reference: Count) -> list[float]:
         return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
 
-    def _pooled(self, reference: Count) -> list[float]:
-        """Return the residuals of all counts compared with the reference, each about its own location."""
-        groups = [self._differences(count, reference) for count in self.seen if count != reference]
-        return [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
-
     def _proof(self, chosen: int) -> str:
         """Return the reason why the chosen count is sufficient, or the evidence so far."""
-        low = self._low(chosen, None)
+        low = self._low(chosen)
         if low >= ENOUGH_SHARE:
             return f"at least {format_share(low)} of the throughput on cached batches, the upper bound"
         if self._waits_too_little(chosen):

@@ -17,9 +17,8 @@ MODERNBERT = PRESETS["modernbert-base"] | {"num_hidden_layers": 2, "local_attent
 BERT = TrainConfig(model=ModelSettings(name="m", config=PRESETS["bert-120m"]))
 
 
-SLIDING = [
-    MODERNBERT | {"layer_types": [first, "sliding_attention"]} for first in ("full_attention", "sliding_attention")
-]
+KINDS = ("full_attention", "sliding_attention")
+SLIDING = [MODERNBERT | {"layer_types": [first, "sliding_attention"]} for first in KINDS]
 
 
 @pytest.mark.parametrize(

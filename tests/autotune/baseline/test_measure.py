@@ -37,9 +37,8 @@ class Trained(FakeMachine):
             if fate is not None and (outcome := fate(name, trial.measured["round"])) is not None:
                 return outcome
             speed = SPEEDS[name] * noise(name, trial.measured["round"])
-            return Measured(
-                figures=figures_of(trial, lambda _: 1.0, padded_tokens_per_s=speed, tokens_per_s=0.6 * speed)
-            )
+            figures = figures_of(trial, lambda _: 1.0, padded_tokens_per_s=speed, tokens_per_s=0.6 * speed)
+            return Measured(figures=figures)
 
         super().__init__(simulate)
 
@@ -114,13 +113,10 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (OutOfMemory, "out of memory"),
-        (HostOutOfMemory, "killed: host out of memory"),
-        (TimedOut, "timed out"),
-        (Crashed, "crashed"),
-        (Contaminated, "contaminated"),
+        (OutOfMemory, "out of memory"), (HostOutOfMemory, "killed: host out of memory"), (TimedOut, "timed out"),
+        (Crashed, "crashed"), (Contaminated, "contaminated"),
     ],
-)
+)  # fmt: skip
 def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, kind, said):
     machine = Trained(fate=lambda name, number: kind(detail="") if (name, number) == ("hf-trainer", 1) else None)
     rows = rows_of(comparison(machine, tmp_path).run())

@@ -15,10 +15,8 @@ def trial(job, seconds, **measured):
 
 
 def baseline(speedup, low=None, high=None):
-    row = RecipeRow(
-        name="hf-trainer", tokens_per_s=[1.0], speedup=speedup, speedup_low=low, speedup_high=high,
-        outcome="ran",
-    )  # fmt: skip
+    bounds = {"speedup_low": low, "speedup_high": high}
+    row = RecipeRow(name="hf-trainer", tokens_per_s=[1.0], speedup=speedup, outcome="ran", **bounds)
     return BaselineEvidence(rows=[row], local_ranks=2, window_s=1.0, windows=1, seconds=1.0)
 
 

@@ -17,29 +17,14 @@ TINY = {
 }  # fmt: skip
 SHIPPED = str(min(Path("profiles").resolve().glob("*-cpu.toml")))
 QUICK = [
-    "doctor",
-    "data inspect data",
-    "data stage data --to local",
-    "profile show p.toml",
-    "compare p.toml q.toml",
-    f"compare p.toml {SHIPPED} q.toml",
-    "profile verify p.toml",
-    "profile show p.toml --explain",
-    f"profile show {SHIPPED} --explain",
-    "advise p.toml",
-    "advise p.toml --apply",
-    "advise runs/a",
-    "advise --rules",
-    "report p.toml --run runs/a",
-    "compare runs/a runs/b --fail-if-slower 50%",
-    "profile approve p.toml --reject --by reviewer --note why",
-    "status",
-    "profile export p.toml --to hf-trainer",
-    f"profile export {SHIPPED} --to hf-trainer",
-    f"network --predict {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
-    f"plan {SHIPPED} --tokens 1M",
-    "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
-]
+    "doctor", "data inspect data", "data stage data --to local", "profile show p.toml", "compare p.toml q.toml",
+    f"compare p.toml {SHIPPED} q.toml", "profile verify p.toml", "profile show p.toml --explain",
+    f"profile show {SHIPPED} --explain", "advise p.toml", "advise p.toml --apply", "advise runs/a", "advise --rules",
+    "report p.toml --run runs/a", "compare runs/a runs/b --fail-if-slower 50%",
+    "profile approve p.toml --reject --by reviewer --note why", "status", "profile export p.toml --to hf-trainer",
+    f"profile export {SHIPPED} --to hf-trainer", f"network --predict {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
+    f"plan {SHIPPED} --tokens 1M", "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
+]  # fmt: skip
 MADE = ["data prepare text:text --out made", "data verify made"]
 SUBMITTED = ["workers p.toml --slurm", "train p.toml --out runs/c --slurm"]
 _SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-micro-batch-size 4"

@@ -23,10 +23,9 @@ WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
         (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
         (["workers", "--slurm", "s.toml", "p.toml"], ["workers", "--slurm", "s.toml", "p.toml"]),
         (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
-        (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]),
-        ([], []),
+        (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]), ([], []),
     ],
-)
+)  # fmt: skip
 def test_an_option_without_its_value_means_the_default(typed, plain):
     assert plain_arguments(typed) == tuple(plain)
 

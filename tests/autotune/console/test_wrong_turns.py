@@ -32,8 +32,7 @@ def profiles(here, monkeypatch, patterned_dataset):
     [
         (PLAN, ["--tokens", "1B", "--duration", "3h"], 2, "--tokens cannot be used with --duration"),
         (PLAN, ["--tokens", "2X"], 2, "Write --tokens 45.2B"),
-        (PLAN, ["--duration", "0h"], 2, "--duration 0h is not positive"),
-        (PLAN, ["--epochs", "3"], 3, "--data DIR"),
+        (PLAN, ["--duration", "0h"], 2, "--duration 0h is not positive"), (PLAN, ["--epochs", "3"], 3, "--data DIR"),
         (PLAN, ["--gpu", "l40"], 3, "Did you mean l40s-48gb"),
         (PLAN, ["--model", "bert-120m"], 2, "--model cannot be used with 'planned.toml'"),
         (PLAN, ["--seq-length", "128"], 2, "a profile sets its own"),
@@ -43,8 +42,7 @@ def profiles(here, monkeypatch, patterned_dataset):
         (["plan"], ["--model", "bert-12m", "--gpu", "h200", "--duration", "1h"], 3, "Did you mean 'bert-120m'?"),
         (["plan"], ["--model", "bert-120m", "--duration", "1h"], 2, "--gpu with one of"),
         (["plan"], ["--model", "bert-120m", "--gpu", "h200"], 2, "--epochs 3 --data DIR"),
-        (["plan"], ["none.toml"], 3, "none.toml"),
-        (["plan"], [SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
+        (["plan"], ["none.toml"], 3, "none.toml"), (["plan"], [SHIPPED, "--price-per-gpu-hour", "3"], 2, "has no GPU"),
         (PREDICT, ["--nodes", "1,two"], 2, "--nodes 1,2,4"),
         (PREDICT, ["--bandwidth", "many"], 2, "'many' is not a line rate"),
         (PREDICT, ["--bandwidth", "25Gbit", "--latency", "25"], 2, "next: Write --latency 25us"),
@@ -56,17 +54,14 @@ def profiles(here, monkeypatch, patterned_dataset):
         (NETWORK, ["p.toml", "--nodes", "2"], 3, "Submit a job of 2 nodes"),
         (NETWORK, ["p.toml", "--slurm"], 5, "sbatch not found"),
         (NETWORK, ["p.toml", "--wait"], 2, "--wait means nothing without --slurm"),
-        (NETWORK, ["unprobed.toml"], 6, "autotune probe"),
-        (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),
+        (NETWORK, ["unprobed.toml"], 6, "autotune probe"), (WORKERS, ["--dry-run"], 2, "means nothing without --slurm"),
         (WORKERS, ["--window", "3"], 2, "--window '3' has no unit\n  next: Write --window 3s"),
         (WORKERS, ["--time-limit", "0min"], 2, "--time-limit '0min' is less than 1s"),
-        (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"),
-        (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
-        (WORKERS, ["--step-time", "60"], 2, "Write --step-time 60ms"),
-        (BASELINE, ["--rounds", "0"], 2, "--rounds"),
+        (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"), (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
+        (WORKERS, ["--step-time", "60"], 2, "Write --step-time 60ms"), (BASELINE, ["--rounds", "0"], 2, "--rounds"),
         (BASELINE, ["--ranks", "0"], 2, "--ranks"),
     ],
-)
+)  # fmt: skip
 def test_wrong_turns_say_what_to_do(says, profiles, command, options, code, said):
     before = sorted(profiles.rglob("*"))
     assert said in says(*command, *options, code=code)

@@ -3,8 +3,10 @@
 Then what it cannot show of the process: windows end to end, its faults, and its end.
 """
 
+import contextlib
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
@@ -21,6 +23,13 @@ UUIDS = ("GPU-one", "GPU-two")
 
 def scripted_monitor() -> FakeGpuMonitor:
     return FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS]) for uuid in UUIDS])
+
+
+@contextlib.contextmanager
+def started(sampler: GpuSampler) -> Iterator[GpuSampler]:
+    sampler.start()
+    yield sampler
+    sampler.stop()
 
 
 SCRIPTED = [
@@ -82,7 +91,7 @@ def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_
 
 
 def test_scripted_readings_arrive_unchanged_from_another_process():
-    with GpuSampler(UUIDS[:1], program=SCRIPTED) as there:
+    with started(GpuSampler(UUIDS[:1], program=SCRIPTED)) as there:
         there.take()
         time.sleep(0.3)
         (series,) = there.take().values()
@@ -153,14 +162,14 @@ def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one
 
 def test_without_gpus_nothing_is_started(no_child_left):
     before = psutil.Process().children()  # of other tests
-    with GpuSampler([]) as sampler:
+    with started(GpuSampler([])) as sampler:
         assert psutil.Process().children() == before
         assert sampler.take() == {}
 
 
 @pytest.mark.parametrize("program", [DIES, BREAKS_OFF, DIES_LATE])
 def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
-    with sampler_of(program) as sampler:
+    with started(sampler_of(program)) as sampler:
         if program is DIES_LATE:
             assert sampler.take()["0"].lacking == "asleep"
         assert sampler.take() == both("the process that samples the GPUs has exited")
@@ -173,7 +182,7 @@ def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_no
 def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypatch, no_child_left):
     monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
     monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
-    with sampler_of(program) as sampler:
+    with started(sampler_of(program)) as sampler:
         hung = sampler._process
         if reads:
             assert sampler.take()["0"].lacking == "asleep"
@@ -196,7 +205,7 @@ def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itse
 
 def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
     assert GpuSampler(["0"]).take() == both("the sampler was not started")
-    with GpuSampler(["GPU-none"]) as sampler:
+    with started(GpuSampler(["GPU-none"])) as sampler:
         series = sampler.take()["GPU-none"]
     assert (series.samples, series.gpm) == ((), ())
     assert series.lacking
@@ -204,7 +213,7 @@ def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
 
 def test_readings_that_nobody_takes_are_bounded(monkeypatch):
     monkeypatch.setattr(gpu_sampler, "MOST_READINGS", 3)
-    with sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()") as sampler:
+    with started(sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()")) as sampler:
         sampler.take()
         time.sleep(0.5)
         assert len(sampler._readings) <= 3

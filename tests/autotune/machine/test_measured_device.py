@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, MachineLacks
+from autotune.machine import measured_device
 from autotune.machine.gpu_models import RESERVE_BYTES, find_gpu_model
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, look_at_node, memory_budget, open_device
 from autotune.machine.values import GpuFacts
@@ -51,13 +52,10 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one
         ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
         ((), None, "no GPU was found", "autotune estimate"),
         (
-            (H200,),
-            120 * 10**9,
-            r"112 GiB\) exceeds .* NVL: 93\.6 GiB",
-            "Use at most --memory 93.5GiB",
+            (H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB",
         ),
     ],
-)
+)  # fmt: skip
 def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
     with pytest.raises(BadInput, match=said) as refused:
         memory_budget(site(gpus), asked_bytes, NVL)
@@ -88,7 +86,8 @@ def opened(tmp_path, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: unreadable)
         fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
-        return open_device(choice, tmp_path, FakeHost(), fake, without_gpu=without, torch_gpus=lambda: torch_gpus)
+        monkeypatch.setattr(measured_device, "gpus_of_torch", lambda: torch_gpus)
+        return open_device(choice, tmp_path, FakeHost(), fake, without_gpu=without)
 
     return open_here
 

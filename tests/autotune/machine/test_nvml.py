@@ -26,33 +26,20 @@ class SimulatedNvml(ModuleType):
         self.__dict__.update(vars(pynvml))
         self.live_samples = 0
         gpu_model = {
-            "nvmlInit": None,
-            "nvmlShutdown": None,
-            "nvmlDeviceGetCount": 1,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetUUID": "GPU-0",
-            "nvmlDeviceGetName": "GpuModel",
-            "nvmlSystemGetDriverVersion": "550.1",
+            "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetUUID": "GPU-0", "nvmlDeviceGetName": "GpuModel", "nvmlSystemGetDriverVersion": "550.1",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=3 * GIB, free=77 * GIB),
-            "nvmlDeviceGetMigMode": [0, 0],
-            "nvmlDeviceGetEnforcedPowerLimit": 350_000,
-            "nvmlDeviceGetComputeMode": 0,
+            "nvmlDeviceGetMigMode": [0, 0], "nvmlDeviceGetEnforcedPowerLimit": 350_000, "nvmlDeviceGetComputeMode": 0,
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10),
-            "nvmlDeviceGetPowerUsage": 312_500,
-            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500,
-            "nvmlDeviceGetClockInfo": 1700,
-            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10), "nvmlDeviceGetPowerUsage": 312_500,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500, "nvmlDeviceGetClockInfo": 1700,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)],
-            "nvmlDeviceGetP2PStatus": 0,
-            "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
-            "nvmlGpmSampleGet": None,
-            "nvmlGpmSampleAlloc": self._alloc,
-            "nvmlGpmSampleFree": self._free,
+            "nvmlDeviceGetP2PStatus": 0, "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
+            "nvmlGpmSampleGet": None, "nvmlGpmSampleAlloc": self._alloc, "nvmlGpmSampleFree": self._free,
             "nvmlGpmMetricsGet": self._metrics,
-        }
+        }  # fmt: skip
         for name, answer in (gpu_model | answers).items():
             does = answer if callable(answer) or isinstance(answer, Exception) else None
             setattr(self, name, Mock(side_effect=does, return_value=answer))
@@ -190,14 +177,11 @@ def test_every_nvml_error_becomes_a_reason(name):
 @pytest.mark.parametrize(
     ("function", "field"),
     [
-        ("nvmlDeviceGetUtilizationRates", "utilisation"),
-        ("nvmlDeviceGetPowerUsage", "power_w"),
-        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
-        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
-        ("nvmlDeviceGetTemperature", "temperature_c"),
-        ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
+        ("nvmlDeviceGetUtilizationRates", "utilisation"), ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"), ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"), ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
     ],
-)
+)  # fmt: skip
 def test_one_figure_that_is_not_supported_is_none_alone(function, field):
     sample = simulated(**{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}).sample("GPU-0")
     assert getattr(sample, field) is None

@@ -16,10 +16,12 @@ from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.values import FinishedTrial, GpuUse, Measured, Outcome, OutOfMemory, Trial
 from autotune.workers.values import WorkersEvidence, WorkersRow
+from tests.trainer.checkpoint.checkpoints import end_of, header_of
+from tests.trainer.rows import evaluation_of, row_of, startup_of
 from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.health.events import EventRow
-from trainer.record.run_record import EvaluationRow, Run, RunExit, RunHeader, StartUp, StepRow
+from trainer.record.run_record import Run, StepRow
 
 GIB = 2**30
 ROW_TOKENS, FILL = 512, 0.994
@@ -319,43 +321,29 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
         )
         for number in range(30)
     )  # fmt: skip
-    header = RunHeader(
-        schema_version=5, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
-        started_utc="2026-11-22T03:50:00Z", config={}, sources={},
-        profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, gradient_accumulation_steps=16,
-        global_batch_size=2048, parameters=119_547_648, layout="packed",
-        attention=f"varlen{note}", attention_reason=f"bf16 on an H100{note}",
-        recipe_changes=[f"attention dropout 0 instead of 0.1{note}"], device="cuda", peak_flops_per_s=PEAK_FLOPS,
-        versions={"torch": f"2.13.0{note}"},
+    header = header_of(
+        name="bert-120m", job="4712", profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS,
+        gradient_accumulation_steps=16, global_batch_size=2048, parameters=119_547_648, attention=f"varlen{note}",
+        attention_reason=f"bf16 on an H100{note}", recipe_changes=[f"attention dropout 0 instead of 0.1{note}"],
+        device="cuda", peak_flops_per_s=PEAK_FLOPS, versions={"torch": f"2.13.0{note}"},
     )  # fmt: skip
-    end = RunExit(
-        exit_code=0, reason=f"finished{note}", requeue=False, steps=steps, checkpoint=None, seconds=1250.0,
-        finished_utc="2026-11-22T04:12:00Z",
-    )  # fmt: skip
-    evaluated = EvaluationRow(
-        step=steps, loss=2.21, perplexity=9.1, masked_accuracy=0.58, predicted_tokens=150_000, rows=2048, seconds=9.0
-    )
-    startup = StartUp(**dict.fromkeys(StartUp.model_fields, 4.0))
-    return Run(
-        directory=directory, header=header, steps=rows, evaluations=(evaluated,), events=events, startup=startup,
-        end=end,
-    )  # fmt: skip
+    end = end_of(reason=f"finished{note}", steps=steps, seconds=1250.0)
+    evaluated = evaluation_of(steps)
+    told = {"evaluations": (evaluated,), "events": events, "startup": startup_of(), "end": end}
+    return Run(directory=directory, header=header, steps=rows, **told)
 
 
 def _step(number: int) -> StepRow:
     speed = 2 * PER_RANK_TOKENS * 0.968 * (1 + 0.004 * math.sin(1.7 * number)) * (0.7 if number == 1 else 1.0)
     real = round(2048 * ROW_TOKENS * FILL)
     step_s = real / speed
-    return StepRow(
-        step=number, loss=2.1 + 7.6 * math.exp(-number / 60) + 0.05 * math.sin(number), grad_norm=0.8,
-        learning_rate=1e-4, step_s=step_s, data_wait_s=0.008 * step_s, compute_s=0.862 * step_s,
-        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, non_padding_tokens=real,
-        padded_tokens=2048 * ROW_TOKENS,
-        packing_efficiency=FILL, tokens_per_s=speed, tokens_per_s_per_rank=speed / RANKS,
-        padded_tokens_per_s=speed / FILL, padded_tokens_per_s_per_rank=speed / FILL / RANKS,
-        model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(19.6 * GIB),
-        gradient_noise_scale_tokens=4e5, head_overflows=0, recompilations=0, skipped_steps=0, slowest_rank=1,
-        slowest_rank_ratio=1.01,
+    return row_of(
+        number, loss=2.1 + 7.6 * math.exp(-number / 60) + 0.05 * math.sin(number), step_s=step_s,
+        data_wait_s=0.008 * step_s, compute_s=0.862 * step_s, communication_s=0.07 * step_s, optimizer_s=0.03 * step_s,
+        non_padding_tokens=real, padded_tokens=2048 * ROW_TOKENS, packing_efficiency=FILL, tokens_per_s=speed,
+        tokens_per_s_per_rank=speed / RANKS, padded_tokens_per_s=speed / FILL,
+        padded_tokens_per_s_per_rank=speed / FILL / RANKS, model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344,
+        mfu_6n=0.402, peak_memory_bytes=round(19.6 * GIB), gradient_noise_scale_tokens=4e5,
     )  # fmt: skip
 
 
@@ -380,7 +368,5 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
     )  # fmt: skip
     directory = Path(f"runs/20261122T034808Z{note.replace('/', ' ')[:40]}")
     run = example_run(directory, one.content_sha256, manifest.dataset_hash, note)
-    reported = ReportedRun(
-        run=run, profile_path=path, matched_by="the profile's hash", bottlenecks=(example_bottleneck("run", note),)
-    )
-    return (one, other), (reported,)
+    found = (example_bottleneck("run", note),)
+    return (one, other), (ReportedRun(run=run, profile_path=path, matched_by="the profile's hash", bottlenecks=found),)

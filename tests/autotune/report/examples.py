@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from autotune.base.document import Section, blocks_of
+from autotune.base.document import Beside, Document, Section
 from autotune.report.values import ReportedProfile, ReportedRun
 from tests.autotune.profiles.examples import example_profile
 from tests.trainer.checkpoint.checkpoints import end_of, header_of
@@ -28,6 +28,14 @@ def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **change
     )  # fmt: skip
     matched = None if profile_path is None else "the profile's hash"
     return ReportedRun(run=run, profile_path=profile_path, matched_by=matched)
+
+
+def blocks_of(whole):
+    """Every block in reading order, sections and groups before their contents."""
+    for block in whole.sections if isinstance(whole, Document) else whole.blocks:
+        yield block
+        if isinstance(block, Section | Beside):
+            yield from blocks_of(block)
 
 
 def of_kind(whole, kind):

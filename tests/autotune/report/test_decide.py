@@ -30,8 +30,7 @@ def curve(*rates):
 @pytest.mark.parametrize(
     ("evidence", "grade", "reason", "stage"),
     [
-        ({}, "high", "", None),
-        (baseline(windows=4), "medium", "only 4 windows per recipe", "baseline"),
+        ({}, "high", "", None), (baseline(windows=4), "medium", "only 4 windows per recipe", "baseline"),
         (baseline(windows=2), "low", "only 2 windows per recipe", "baseline"),
         (baseline(window_s=0.5), "medium", "windows of only 500 ms", "baseline"),
         (baseline(speedup=1.1, speedup_low=0.9, speedup_high=1.3), "low", "includes 1", "baseline"),
@@ -41,7 +40,7 @@ def curve(*rates):
         ({"workers": None}, "medium", "DataLoader workers were not measured", "workers"),
         ({"probe": None}, "low", "not probed", "probe"),
     ],
-)
+)  # fmt: skip
 def test_doubts_lower_the_grade_and_name_the_command_that_measures_again(evidence, grade, reason, stage):
     changes = dict(evidence)
     trials = changes.pop("trials", ())

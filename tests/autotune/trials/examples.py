@@ -53,8 +53,6 @@ def records_of_example() -> tuple[TrialRecord, ...]:
         record("step", None, {"micro_batch_size": 2}, budget_bytes=2**30, key="fits"),
         record("step", {"kind": "out_of_memory", "detail": ""}, {"micro_batch_size": 3}, budget_bytes=2**30, key="no"),
     ]
-    windows = [
-        record("training", {"kind": "measured", "figures": FEED | {"padded_tokens_per_s": rate}}, key=f"f{rate}")
-        for rate in (99.0, 100.0, 101.0, 102.0)
-    ]
+    feeds = [FEED | {"padded_tokens_per_s": rate} for rate in (99.0, 100.0, 101.0, 102.0)]
+    windows = [record("training", {"kind": "measured", "figures": one}, key=f"f{n}") for n, one in enumerate(feeds)]
     return (*bounds, *steps, *windows)

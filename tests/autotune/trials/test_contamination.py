@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from autotune.machine.values import GpmWindow, GpuProcess, GpuSample, GpuSeries, Unavailable
 from autotune.trials.decide import contamination
-from autotune.trials.decide.contamination import GpuHolders, gpu_use, is_above_baseline, judge, with_gpus
+from autotune.trials.decide.contamination import gpu_use, is_above_baseline, judge, with_gpus
 from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 HOLDER = GpuProcess(pid=42, used_bytes=GIB // 4)
-FREE = GpuHolders(gpu="GPU 3", used_bytes=GIB // 2, processes=())
+FREE = {"used_bytes": GIB // 2, "holders": ()}
 SAMPLE = GpuSample(
     time_s=10.0, utilisation=0.5, used_bytes=100, power_w=300.0, sm_clock_mhz=1500, throttle_reasons=(),
     temperature_c=50, process_count=1,
@@ -29,8 +29,8 @@ def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_tol
     assert is_above_baseline(baseline, baseline + difference) == (difference > contamination.MEMORY_TOLERANCE_BYTES)
     assert not is_above_baseline(UNKNOWN, baseline)
     assert not is_above_baseline(baseline, UNKNOWN)
-    use = replace(FREE, used_bytes=int(3.5 * GIB), processes=(HOLDER, GpuProcess(pid=7, used_bytes=None)))
-    assert contamination.describe_growth(use, GIB // 2, 30.0) == (
+    holders = (HOLDER, GpuProcess(pid=7, used_bytes=None))
+    assert contamination.describe_growth("GPU 3", int(3.5 * GIB), holders, GIB // 2, 30.0) == (
         "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the first trial "
         "(pid 42: 256 MiB, pid 7: n/a)"
     )
@@ -71,12 +71,10 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
     ("counts", "words"),
     [
         ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
-        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"),
-        ((1, 0), None),
-        ((None,), None),
+        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"), ((1, 0), None), ((None,), None),
         ((), None),
     ],
-)
+)  # fmt: skip
 def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
     samples = [replace(SAMPLE, process_count=count) for count in counts]
     assert contamination.describe_other_processes("GPU 3", samples) == words
@@ -94,21 +92,21 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
     ("changes", "words"),
     [
         ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
-        ({"processes": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
-        ({"used_bytes": UNKNOWN, "processes": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
+        ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
+        ({"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
         (
-            {"used_bytes": 3 * GIB, "processes": UNKNOWN},
+            {"used_bytes": 3 * GIB, "holders": UNKNOWN},
             "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
         ),
         ({}, None),
         ({"used_bytes": UNKNOWN}, None),
-        ({"processes": UNKNOWN}, None),
+        ({"holders": UNKNOWN}, None),
         ({"used_bytes": 2 * GIB}, None),
         ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
     ],
 )
 def test_users_of_a_gpu_are_named(changes, words):
-    found = contamination.describe_other_users(replace(FREE, **changes))
+    found = contamination.describe_other_users("GPU 3", **FREE | changes)
     assert found == (words and f"GPU 3 is already in use: {words}")
 
 
@@ -151,19 +149,15 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_th
     ],
 )
 def test_power_is_what_the_energy_between_first_and_last_sample_makes(energies_j, power_w):
-    samples = [
-        replace(SAMPLE, time_s=10.0 + second, power_w=300.0 + 100 * second, energy_j=energy_j)
-        for second, energy_j in enumerate(energies_j)
-    ]
+    at = enumerate(energies_j)
+    samples = [replace(SAMPLE, time_s=10.0 + s, power_w=300.0 + 100 * s, energy_j=energy_j) for s, energy_j in at]
     assert gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
 
 
 def test_only_what_lies_in_the_window_counts_for_each_gpu():
     outcome = Measured(figures={"window_start_s": 10.0, "window_end_s": 11.0, "steps": 3})
-    one = GpuSeries(
-        samples=(replace(SAMPLE, time_s=9.9, utilisation=1.0), SAMPLE, replace(SAMPLE, time_s=11.1)),
-        gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)),
-    )
+    around = (replace(SAMPLE, time_s=9.9, utilisation=1.0), SAMPLE, replace(SAMPLE, time_s=11.1))
+    one = GpuSeries(samples=around, gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)))
     found = with_gpus(outcome, [one, GpuSeries(lacking="lost")]).figures
     first, lost = found["gpus"]
     assert found["steps"] == 3

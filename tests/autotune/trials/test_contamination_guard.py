@@ -105,10 +105,8 @@ def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
 def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
     hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
-    fits, timed = (
-        replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": steps})
-        for warmup, steps in (FIT_STEPS, CURVE_STEPS["cuda"])
-    )
+    both = (FIT_STEPS, CURVE_STEPS["cuda"])
+    fits, timed = (replace(TRIAL, measured={"rows": 8, "warmup_steps": w, "timed_steps": t}) for w, t in both)
     assert Watchdog(hot, outcome=outcome).machine.run(fits) is outcome
     assert isinstance(Watchdog(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
     for trial in (TRIAL, timed):

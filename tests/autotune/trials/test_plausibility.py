@@ -109,14 +109,11 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     ("part", "rows", "changes"),
     [
         ("workers", "rows", {"model_flops_per_s_per_rank": [], "padded_tokens_per_s": [1e15]}),
-        ("explore", "rows", {"tokens_per_s": 1e15}),
-        ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
-        ("network", "scaling", {"tokens_per_s": 1e15}),
-        ("network", "links", {"bytes_per_s": 1e13}),
-        ("baseline", "rows", {"tokens_per_s": [1e15]}),
-        ("probe", "curve", {"padded_tokens_per_s": 1e15}),
+        ("explore", "rows", {"tokens_per_s": 1e15}), ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
+        ("network", "scaling", {"tokens_per_s": 1e15}), ("network", "links", {"bytes_per_s": 1e13}),
+        ("baseline", "rows", {"tokens_per_s": [1e15]}), ("probe", "curve", {"padded_tokens_per_s": 1e15}),
     ],
-)
+)  # fmt: skip
 def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
     profile = tuned_profile("d")
     check_profile(profile)

@@ -8,9 +8,8 @@ from autotune.tune.values import BUDGET_WEIGHTS, Stage
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 STATUSES = st.sampled_from(["waiting", "done", "skipped", "failed"])
 NAMED = st.sampled_from(NAMES)
-STAGES = st.lists(
-    st.builds(Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100)), min_size=1
-)
+STAGE = st.builds(Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100))
+STAGES = st.lists(STAGE, min_size=1)
 LEFT = st.floats(-100, 3600)
 
 

@@ -1,7 +1,6 @@
 """Feed trials that are computed, and sweeps over them, for tests of the search."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
 
 
 def runner_on(machine: FakeMachine, trial_log: Path, clock: FakeClock, **changes: Any) -> TrialRunner:
-    return TrialRunner(
-        **{"machine": machine, "trial_log": TrialLog(trial_log, "w"), "clock": clock, "site": "here"} | changes
-    )
+    usual = {"machine": machine, "trial_log": TrialLog(trial_log, "w"), "clock": clock, "site": "here"}
+    return TrialRunner(**usual | changes)
 
 
 NO_JOB = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
@@ -82,17 +80,11 @@ LIMITS = LoaderLimits(host=FakeHost().facts([]), local_ranks=1, batch_bytes=2**2
 
 
 def windows_of(
-    config: TrainConfig = CONFIG,
-    *,
-    limits: LoaderLimits = LIMITS,
-    budget_s: float = 600.0,
-    storage: str = "",
-    **changes,
+    config: TrainConfig = CONFIG, *, limits: LoaderLimits = LIMITS, budget_s: float = 600.0, storage="", **changes
 ) -> TrainingWindows:
-    request = SweepRequest(
-        data=Path("data"), reports=Path("r"), minutes=budget_s / 60, window_s=1.0, trial_timeout_s=10.0
-    )
-    return TrainingWindows(request=replace(request, **changes), config=config, limits=limits, storage=storage)
+    usual = {"data": Path("data"), "reports": Path("r"), "minutes": budget_s / 60, "window_s": 1.0}
+    request = SweepRequest(**usual | {"trial_timeout_s": 10.0} | changes)
+    return TrainingWindows(request=request, config=config, limits=limits, storage=storage)
 
 
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:

@@ -267,10 +267,8 @@ def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_
     with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
     assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
     others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
-    windows = [
-        TimedWindow(name=name, config=with_data(CONFIG, {"num_workers": count, "prefetch_factor": ahead}))
-        for name, (count, ahead) in others.items()
-    ]
+    loaders = {name: {"num_workers": count, "prefetch_factor": ahead} for name, (count, ahead) in others.items()}
+    windows = [TimedWindow(name=name, config=with_data(CONFIG, loader)) for name, loader in loaders.items()]
     sweep.read_round(100, [TimedWindow(name="without its ceiling", config=with_data(CONFIG, {"num_workers": 1}))])
     sweep.read_round(101, [TimedWindow(name="ceiling", config=CONFIG, cached=True), *windows])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")

@@ -162,10 +162,8 @@ def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not(
 @settings(max_examples=10, deadline=None)
 def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
     _, rounds = decide(Feed(rising(3), noise=0.02, seed=seed), 8, most_windows=60)
-    drifted = [
-        {count: one._replace(tokens_per_s=one.tokens_per_s * scale * 1.1**number) for count, one in figures.items()}
-        for number, figures in enumerate(rounds)
-    ]
+    drifts = [(scale * 1.1**number, figures.items()) for number, figures in enumerate(rounds)]
+    drifted = [{count: one._replace(tokens_per_s=one.tokens_per_s * by) for count, one in read} for by, read in drifts]
     plain, moved = worker_count.WorkersRule(rounds, 8).choose(), worker_count.WorkersRule(drifted, 8).choose()
     assert (plain.workers, plain.undecided_between) == (moved.workers, moved.undecided_between)
     assert plain.verdicts == moved.verdicts

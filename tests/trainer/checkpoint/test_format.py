@@ -13,20 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.checkpoints import CONTENT, entries, refusing, state_of, write_checkpoint
 from trainer.checkpoint import format
-from trainer.checkpoint.format import (
-    BadCheckpoint,
-    CheckpointManifest,
-    CheckpointWriter,
-    checkpoint_name,
-    clear_leftovers,
-    list_checkpoints,
-    manifest_text,
-    newest_checkpoint,
-    parse_manifest,
-    prune,
-    read_checkpoint,
-    step_of,
-)
+from trainer.checkpoint.format import BadCheckpoint, checkpoint_name, list_checkpoints, prune, read_checkpoint
 from trainer.config.tables import canonical_sha256
 from trainer.errors import BadConfig, DiskTrouble
 
@@ -34,7 +21,7 @@ from trainer.errors import BadConfig, DiskTrouble
 def write_share(root, rank, writers, begin=0, end=4, *, content=CONTENT, timeout_s=10.0, **options):
     """Write the rows from ``begin`` to ``end`` of the checkpoint of step 5, as one of several writers."""
     name = checkpoint_name(5, 0)
-    writer = CheckpointWriter(root, name, attempt=1, rank=rank, writers=writers, timeout_s=timeout_s, **options)
+    writer = format.CheckpointWriter(root, name, attempt=1, rank=rank, writers=writers, timeout_s=timeout_s, **options)
     writer.write(memoryview(content), entries(rank, begin, end), state_of())
 
 
@@ -47,7 +34,7 @@ def changed(path, change):
 
 
 def steps_in(root):
-    return [step_of(path.name) for path in list_checkpoints(root)]
+    return [format.step_of(path.name) for path in list_checkpoints(root)]
 
 
 def test_what_was_written_is_read_back_and_replaces_what_the_step_had_before(tmp_path):
@@ -60,7 +47,7 @@ def test_what_was_written_is_read_back_and_replaces_what_the_step_had_before(tmp
     (file,) = manifest.files
     assert (path / file.name).read_bytes() == CONTENT
     assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == [path.name]
-    assert parse_manifest(json.loads(manifest_text(manifest)), "told") == manifest
+    assert format.parse_manifest(json.loads(format.manifest_text(manifest)), "told") == manifest
 
 
 def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_path):
@@ -116,17 +103,17 @@ def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path
 
 def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
     old, middle, new = (write_checkpoint(tmp_path, step, good=step == 1) for step in (1, 2, 3))
-    assert newest_checkpoint(tmp_path)[0][0] == new
-    found, corrupt = newest_checkpoint(tmp_path, good=True)
+    assert format.newest_checkpoint(tmp_path)[0][0] == new
+    found, corrupt = format.newest_checkpoint(tmp_path, good=True)
     assert (found[0], corrupt) == (old, [])
     (new / "rank-00000.safetensors").write_bytes(CONTENT[:-1])
     (middle / "manifest.json").unlink()
-    (found, manifest), corrupt = newest_checkpoint(tmp_path)
+    (found, manifest), corrupt = format.newest_checkpoint(tmp_path)
     assert (found, manifest.state.step) == (old, 1)
     assert [path for path, _ in corrupt] == [new, middle]
     assert "1,023 bytes, expected 1,024" in corrupt[0][1]
     (old / "manifest.json").write_text("")
-    assert newest_checkpoint(tmp_path)[0] is None
+    assert format.newest_checkpoint(tmp_path)[0] is None
 
 
 def test_shares_of_several_writers_are_joined_in_order(tmp_path):
@@ -153,7 +140,7 @@ def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, 
             write_share(tmp_path, 1, [0, 1])
     else:
         name = checkpoint_name(5, 0)
-        CheckpointWriter(tmp_path, name, attempt=1, rank=1, writers=[0, 1], timeout_s=1.0).give_up(error)
+        format.CheckpointWriter(tmp_path, name, attempt=1, rank=1, writers=[0, 1], timeout_s=1.0).give_up(error)
     with pytest.raises(OSError, match="rank 1 could not write its file") as caught:
         write_share(tmp_path, 0, [0, 1])
     # What is then done about it depends on that.
@@ -199,7 +186,7 @@ def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-00000.safetensors").write_bytes(b"x")
-    clear_leftovers(tmp_path)
+    format.clear_leftovers(tmp_path)
     assert {one.name for one in tmp_path.iterdir()} == kept
     read_checkpoint(path)
 
@@ -244,12 +231,12 @@ def refused(path, raw):
     (path / "manifest.json").write_bytes(raw)
     with pytest.raises(BadCheckpoint):
         read_checkpoint(path)
-    assert newest_checkpoint(path.parent)[0] is None
+    assert format.newest_checkpoint(path.parent)[0] is None
     prune(path.parent, keep_last=1, keep_every_steps=None)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(CheckpointManifest.model_fields)), JSON)
+@given(st.sampled_from(sorted(format.CheckpointManifest.model_fields)), JSON)
 def test_a_manifest_with_any_value_in_place_of_its_own_is_refused(hostile, key, value):
     path = write_checkpoint(hostile.parent)
     table = json.loads((path / "manifest.json").read_text())
@@ -282,7 +269,7 @@ def test_a_file_system_that_fails_or_refuses_says_nothing_about_a_checkpoint(tmp
         with pytest.raises(DiskTrouble, match=os.strerror(number)) as caught:
             read_checkpoint(path)
         with pytest.raises(DiskTrouble):  # and no older one is taken in its place
-            newest_checkpoint(tmp_path)
+            format.newest_checkpoint(tmp_path)
         if name == "manifest.json":  # nor any removed, as the newest good one may be among them
             with pytest.raises(DiskTrouble, match=os.strerror(number)):
                 prune(tmp_path, keep_last=1, keep_every_steps=None)

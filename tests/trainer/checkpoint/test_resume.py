@@ -178,14 +178,11 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
 OTHERS = {
     "model.config": {"model": ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "relu"})},
     "model.null_keys": {"model": ModelSettings(name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"])},
-    "seq_length_tokens": {"seq_length_tokens": 32},
-    "layout": {"layout": "padded"},
-    "global_batch_size": {"global_batch_size": 16},
-    "global_batch_tokens": {"global_batch_tokens": 512},
-    "global_batch_samples": {"global_batch_samples": 8},
-    "seed": {"seed": 1},
+    "seq_length_tokens": {"seq_length_tokens": 32}, "layout": {"layout": "padded"},
+    "global_batch_size": {"global_batch_size": 16}, "global_batch_tokens": {"global_batch_tokens": 512},
+    "global_batch_samples": {"global_batch_samples": 8}, "seed": {"seed": 1},
     "another dataset": {"data": DataSettings(dataset_hash="e" * 64)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", OTHERS)

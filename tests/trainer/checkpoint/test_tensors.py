@@ -139,10 +139,8 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
         torch.ones(3, dtype=torch.uint8), torch.full((3, 1), 2.5), torch.tensor(7), torch.zeros(0, 4),
         torch.full((5,), 1.5, dtype=torch.bfloat16), torch.tensor([True]), torch.full((1,), 9.0, dtype=torch.float64),
     ]  # fmt: skip
-    held = [
-        TensorShard(name=str(number), local=value, shape=tuple(value.shape), begin=0, saved_here=True, shared=True)
-        for number, value in enumerate(values)
-    ]
+    whole = {"begin": 0, "saved_here": True, "shared": True}
+    held = [TensorShard(name=str(n), local=one, shape=tuple(one.shape), **whole) for n, one in enumerate(values)]
     copy = HostCopy(held, FILE, pinned=False)
     copy.take(held)
     read = load(bytes(copy.content))

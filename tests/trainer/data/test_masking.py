@@ -16,9 +16,8 @@ def mask(ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None) -> t
     corrupted = np.array(ids, dtype=np.uint16)
     lengths = np.array(tokens if tokens is not None else [len(corrupted)], dtype=np.int64)
     places = np.cumsum(lengths) - lengths
-    predicted, originals = Masker(rule, seed).corrupt(
-        corrupted, places, lengths, epochs=np.array(epochs, dtype=np.int64), samples=np.array(samples, dtype=np.int64)
-    )
+    of = {"epochs": np.array(epochs, dtype=np.int64), "samples": np.array(samples, dtype=np.int64)}
+    predicted, originals = Masker(rule, seed).corrupt(corrupted, places, lengths, **of)
     labels = np.full(len(corrupted), -100, dtype=np.int64)
     labels[predicted] = originals
     return corrupted.astype(np.int64), labels

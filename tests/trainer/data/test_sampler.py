@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Callable
 from itertools import islice
 
@@ -214,9 +215,8 @@ def test_a_permutation_hits_every_index_once_and_answers_for_single_ones_of_mill
 
 def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_far_apart():
     indices = np.arange(10_000, dtype=np.uint64)
-    orders = [
-        batch_plan.permute(indices, 10_000, seed, epoch).astype(np.int64) for seed in range(3) for epoch in range(3)
-    ]
+    numbers = itertools.product(range(3), repeat=2)
+    orders = [batch_plan.permute(indices, 10_000, *one).astype(np.int64) for one in numbers]
     assert len({order.tobytes() for order in orders}) == 9
     # Of a random permutation the mean distance is a third of the size.
     assert abs(np.abs(np.diff(orders[0])).mean() - 10_000 / 3) < 200

@@ -69,9 +69,8 @@ def events():
 @pytest.fixture
 def ranks():
     """The first of two, whose other has samples 90 and 91."""
-    return Mock(
-        rank=0, device=torch.device("cpu"), all_gather_object=Mock(side_effect=lambda own: [own, np.array([91, 90])])
-    )
+    gather = Mock(side_effect=lambda own: [own, np.array([91, 90])])
+    return Mock(rank=0, device=torch.device("cpu"), all_gather_object=gather)
 
 
 @pytest.fixture

@@ -10,18 +10,13 @@ from trainer.health.failures import explain, out_of_memory
 
 MIB = 2**20
 OUTRIGHT = [
-    "CUDA out of memory. Tried to allocate 20.00 MiB",
-    "CUDA error: out of memory",
-    "Triton Error [CUDA]: out of memory",
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA out of memory. Tried to allocate 20.00 MiB", "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "Cuda failure 2 'out of memory'",
     "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
-    "std::bad_alloc",
-    "could not create a memory object",
-    "could not create a primitive",
-]
+    "std::bad_alloc", "could not create a memory object", "could not create a primitive",
+]  # fmt: skip
 PERHAPS = [
     f"{library} error: {library.upper()}_STATUS_{status}"
     for library in ("CUBLAS", "cuDNN")

@@ -326,10 +326,8 @@ def whole_course(health, first_step, course, saved):
         found = look(health, step, loss, norm, applied=applied and math.isfinite(loss) and math.isfinite(norm))
         if Action.ROLL_BACK in actions(found) and Action.GIVE_UP not in actions(found):
             health.roll_back(saved, at_step=step, to_step=1)
-        # As text, because nan is not itself.
-        seen.append(
-            repr((found, health.calm, health.limits(), health.recovery.rollbacks, health.learning_rate_share(step)))
-        )
+        share, rollbacks = health.learning_rate_share(step), health.recovery.rollbacks
+        seen.append(repr((found, health.calm, health.limits(), rollbacks, share)))  # text, because nan is not itself
     return seen
 
 

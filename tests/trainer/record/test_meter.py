@@ -105,10 +105,8 @@ def rows_of(rig):
     batch = next(batches)
 
     def make(count=3, departed_s=0.5, **others):
-        ranks = _ThreeRanks(
-            rank=0, local_rank=0, local_world_size=3, world_size=3, device=torch.device("cpu"), **others
-        )
-        meter, rows = Meter(training.work, ranks), []
+        first = {"rank": 0, "local_rank": 0, "local_world_size": 3, "world_size": 3}
+        meter, rows = Meter(training.work, _ThreeRanks(**first, device=torch.device("cpu"), **others)), []
         for step in range(1, count + 1):
             meter.add([batch], result_of(computed_s=1.0, departed_s=departed_s))
             rows.append(_close(meter, step))
@@ -184,11 +182,8 @@ FINE = [1.0, 1.0, 1.0, 1.0]
 def told(rows):
     """Number, counted from 1, and kind of what is said of rows of (waits, compute)."""
     pace = PaceMonitor()
-    return [
-        (number, one.kind)
-        for number, (waits, compute) in enumerate(rows, start=1)
-        for one in pace.look(step_s=1.0, data_wait_s=waits, compute_s=compute)
-    ]
+    found = (pace.look(step_s=1.0, data_wait_s=waits, compute_s=compute) for waits, compute in rows)
+    return [(number, one.kind) for number, of_row in enumerate(found, start=1) for one in of_row]
 
 
 def waiting(share, rows):
@@ -221,7 +216,7 @@ def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_wha
     assert slow.values == {"rank": 4.0, "ratio": 3.0, "compute_s": 3.0, "median_s": 1.0}
     assert re.search(r"rank 4 takes 3\.00 times.*also slow: 3", slow.message)
     assert "nvidia-smi -q -d PERFORMANCE" in slow.next_step
-    assert any("heat" in cause for cause in slow.causes)
+    assert any("heat" in cause for cause in slow.event(1).causes)
     assert starved.values == {"rank": 2.0, "share": 0.25, "data_wait_s": 0.5, "step_s": 2.0}
     assert "rank 2 (n2) waits for data 25% of the time" in starved.message
     for said in ("autotune workers PROFILE", "train.data.num_workers", "train.data.stage_to"):
