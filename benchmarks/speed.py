@@ -8,6 +8,7 @@ are in 16 bits, or whose data is not padded to the stated length. On this machin
 """
 
 import contextlib
+import itertools
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +18,17 @@ from unittest import mock
 
 from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
-from autotune.memory.estimate import DEFAULT_SPECIAL_IDS
-from autotune.memory.values import StepRequest, Trace, TraceRequest
+from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, traced_work
+from autotune.memory.values import StepRequest, TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed, rank_order_share
 from autotune.speed.measure import measure_rates
-from autotune.speed.values import MachineRates
-from autotune.trials.fork_server import ForkServerMachine, Machine
-from autotune.trials.values import Measured, Trial
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.values import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
 from tests.simulators.programs import CannotMeasure
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.health.events import utc_now
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "published_figures": ("figures", ">=", 8),
@@ -174,7 +175,7 @@ CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "bert-mini, full checkpointing": {"activation_checkpointing": "full"},
     "bert-mini, 4 micro-batches": {"micro_batches": 4},
-    "bert-mini, bf16": {"precision": "bf16"},
+    "bert-mini, large vocabulary": {"vocab_size": 32_000},
     "bert-small": {"model": "bert-small", "micro_batch_size": 8},
     "bert-small, 512 tokens": {"model": "bert-small", "micro_batch_size": 4, "seq_length_tokens": 512},
     "modernbert-tiny": {"model": _TINY},
@@ -247,33 +248,26 @@ def compare_published(one: Published) -> dict[str, Any]:
 
 def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return predicted and measured step times of the trainer on this machine, and the machine's constants."""
-    vocab_size = 8192
-    requests = {}
-    for name, changes in CPU_CONFIGURATIONS.items():
-        rows, length = changes.get("micro_batch_size", 16), changes.get("seq_length_tokens", 128)
-        micro_batches = changes.get("micro_batches", 1)
-        model = changes.get("model", "bert-mini")
-        config = TrainConfig.model_validate(
-            {"model": model_settings(model), "device": "cpu", "layout": "packed", "micro_batch_size": rows,
-             "seq_length_tokens": length, "global_batch_size": rows * micro_batches}
-            | {key: value for key, value in changes.items() if key not in {"model", "micro_batches"}}
-        )  # fmt: skip
-        requests[name] = config
+    requests = {name: _settings(**changes) for name, changes in CPU_CONFIGURATIONS.items()}
     measured: dict[str, list[float]] = {name: [] for name in requests}
+    predicted = {}
     with ForkServerMachine() as machine:
         machine.start()
-        host = SystemHost().facts(())
-        rates = measure_rates(machine, "cpu", host.cpu_model or "cpu", when_utc="in this run")
-        predicted = {name: _predicted_s(machine, config, vocab_size, rates) for name, config in requests.items()}
-        for _ in range(rounds):
-            for name, config in requests.items():
-                request = StepRequest(
-                    config=config, vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, memory_budget_bytes=None,
-                    warmup_steps=2, timed_steps=5, local_ranks=1, documents_per_sequence=2.0,
-                )  # fmt: skip
-                seconds = _figures(machine, request.trial(timeout_s=TIMEOUT_S))["step_s"]
-                measured[name].append(statistics.median(seconds))
-                sys.stderr.write(f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n")
+        cpu = SystemHost().facts(()).cpu_model or "cpu"
+        rates = measure_rates(machine, "cpu", cpu, when_utc=utc_now())
+        for name, (config, more) in requests.items():
+            micro_batches = config.global_batch_size // config.micro_batch_size
+            request = TraceRequest(config=config, micro_batches=micro_batches, ranks=1, **more)
+            predicted[name] = predict_speed(traced_work(request, machine), rates, config).step_s.value
+        for _, (name, (config, more)) in itertools.product(range(rounds), requests.items()):
+            step = StepRequest(
+                config=config, memory_budget_bytes=None, warmup_steps=2, timed_steps=5, local_ranks=1, **more
+            )
+            outcome = machine.run(step.trial(timeout_s=TIMEOUT_S))
+            if not isinstance(outcome, Measured):
+                raise CannotMeasure(f"{name}: {outcome}")
+            measured[name].append(statistics.median(outcome.figures["step_s"]))
+            sys.stderr.write(f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n")
     rows_found = [
         {
             "name": name,
@@ -287,20 +281,18 @@ def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return rows_found, rates.model_dump(mode="json")
 
 
-def _predicted_s(machine: Machine, config: TrainConfig, vocab_size: int, rates: MachineRates) -> float:
-    request = TraceRequest(
-        config=config, vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=2.0,
-        micro_batches=config.global_batch_size // config.micro_batch_size, ranks=1, sizes=[config.micro_batch_size],
-    )  # fmt: skip
-    work = Trace.of(_figures(machine, request.trial(timeout_s=TIMEOUT_S))["traces"][0]).work
-    return predict_speed(work, rates, config).step_s.value
-
-
-def _figures(machine: Machine, trial: Trial) -> Mapping[str, Any]:
-    outcome = machine.run(trial)
-    if not isinstance(outcome, Measured):
-        raise CannotMeasure(f"{trial.job}: {outcome}")
-    return outcome.figures
+def _settings(
+    model: str = "bert-mini",
+    vocab_size: int = 8192,
+    micro_batches: int = 1,
+    **changes: Any,  # noqa: ANN401 - settings
+) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the trainer's settings, and what else its trials and traces ask for."""
+    config = TrainConfig.model_validate(
+        {"model": model_settings(model), "layout": "packed", "micro_batch_size": 16, "seq_length_tokens": 128} | changes
+    )
+    config = config.model_copy(update={"global_batch_size": config.micro_batch_size * micro_batches})
+    return config, {"vocab_size": vocab_size, "special_ids": DEFAULT_SPECIAL_IDS, "documents_per_sequence": 2.0}
 
 
 @contextlib.contextmanager
