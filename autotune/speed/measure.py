@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from autotune.errors import MachineLacks
+from autotune.errors import MachineLacks, Undecided
 from autotune.speed.decide import data_sheet_rates
 from autotune.speed.values import MachineRates, RatesRequest
 from autotune.trials.fork_server import Machine
@@ -14,6 +14,8 @@ from trainer.files import write_atomically
 
 DIRECTORY = Path("reports/machines")
 TIMEOUT_S = 300.0
+MOST_SPREAD = 1.2
+"""Largest ratio of medians to shortest times; an idle machine stays below 1.1."""
 MEASURED_RANGE_SHARE = 0.15
 """Share by which predictions from measured constants may be off; ``docs/benchmarks.md``."""
 
@@ -40,6 +42,7 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
 
     Raises:
         MachineLacks: If the trial failed.
+        Undecided: If something else used the machine meanwhile.
     """
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
@@ -47,13 +50,19 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
             f"the machine's constants could not be measured: {describe(outcome)}",
             next_step="Run autotune doctor, and try again on an idle machine.",
         )
+    rates = dict(outcome.figures)
+    if (spread := rates.pop("spread")) > MOST_SPREAD:
+        raise Undecided(
+            f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median",
+            next_step="Stop what else uses the machine, and try again.",
+        )
     told = {
         "device": device,
         "source": f"measured on this machine, {when_utc[:10]}",
         "host_runs_ahead": kind == "cuda",
         "range_share": MEASURED_RANGE_SHARE,
     }
-    return parse_table(MachineRates, outcome.figures | told, where="measured constants")
+    return parse_table(MachineRates, rates | told, where="measured constants")
 
 
 def write_rates(rates: MachineRates, directory: Path = DIRECTORY) -> Path:

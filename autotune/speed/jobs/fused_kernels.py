@@ -52,7 +52,8 @@ def kernels_of(
         if call is not None:
             calls += 1
             args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
-            kernel = counter.kernel_of(call[0], args, {}, node.meta["val"])
+            # A wrapper that saves the random state has no value; those of its attention are in its users.
+            kernel = counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))
             if kernel is not None:
                 yield kernel
         elif node in stored:

@@ -22,7 +22,8 @@ from autotune.speed.values import AttentionRates, KernelKind, MatmulRates, PassR
 from trainer.distributed.ranks import pick_device
 from trainer.model.sparse_last_layer import attend_documents
 
-REPEATS = 5
+REPEATS, FEWEST, LONG_S = 7, 3, 0.5
+"""Repeats of a measurement; of one that takes this long in all, the fewest."""
 _MIB = 2**20
 _GPU_PASSES_MIB, _CPU_PASSES_MIB = (256,), (1, 8, 64)
 _GPU_TOKENS, _CPU_TOKENS = (4096, 32_768), (512, 4096)
@@ -50,13 +51,16 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
         measured: A ``RatesRequest``.
 
     Returns:
-        The fields of ``MachineRates`` that are measured.
+        The fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise.
     """
     kind = RatesRequest.of(measured).device
     device = pick_device(kind, 0)
     bench = _Bench(device)
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    return {
+    dtypes = {"fp32": torch.float32}
+    # Without instructions for bf16 a CPU takes minutes for a step.
+    if kind == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        dtypes["bf16"] = torch.bfloat16
+    measured_rates: dict[str, Any] = {
         "matmul": {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()},
         "attention": {
             f"{kernel} {direction} {name}": rates.model_dump()
@@ -66,24 +70,31 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
         "passes": {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)},
         **bench.host(),
     }
+    return measured_rates | {"spread": statistics.median(bench.spreads)}
 
 
 class _Bench:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
+        self.spreads: list[float] = []
+        """Ratio of each median to the shortest time, which other processes raise."""
 
     def seconds(self, work: Callable[[], object], repeats: int = REPEATS) -> float:
         """Return the median time of a piece of work, after one that is not timed."""
         work()
         times = []
         for _ in range(repeats):
+            if len(times) >= FEWEST and sum(times) > LONG_S:
+                break
             self._wait()
             began = time.perf_counter()
             work()
             self._wait()
             times.append(time.perf_counter() - began)
-        return statistics.median(times)
+        middle = statistics.median(times)
+        self.spreads.append(middle / min(times))
+        return middle
 
     def _wait(self) -> None:
         if self._cuda:

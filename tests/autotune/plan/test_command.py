@@ -38,7 +38,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
     assert len(lines) <= 45
     assert max(len(line) for line in lines) <= 100
     assert "128 nodes reach" in text
-    assert "ModernBERT" in text
+    assert "roofline" in text
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 

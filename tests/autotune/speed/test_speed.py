@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from autotune.errors import MachineLacks
+from autotune.errors import MachineLacks, Undecided
 from autotune.memory.jobs.trace import trace_steps
 from autotune.speed import decide
 from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed, rank_order_share
@@ -133,7 +133,7 @@ def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_pat
     path = write_rates(rates, tmp_path)
     assert path == rates_path("AMD EPYC", tmp_path)
     assert known_rates("AMD EPYC", tmp_path) == rates
-    assert {"cpu forward fp32", "cpu backward bf16"} <= set(rates.attention)
+    assert {"cpu forward fp32", "cpu backward fp32"} <= set(rates.attention)
     assert rates.source == "measured on this machine, 2026-11-26"
     work = work_of(device="cpu", precision="fp32")
     assert math.isfinite(predict_speed(work, rates, config()).step_s.value)
@@ -145,6 +145,9 @@ def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_pat
 def test_an_unknown_machine_has_no_constants_and_a_failed_measurement_is_told(tmp_path):
     assert known_rates("AMD EPYC", tmp_path) is None
     assert isinstance(known_rates(H100, tmp_path), MachineRates)
+    busy = FakeMachine(lambda _: Measured(figures={"spread": 1.9}))
+    with pytest.raises(Undecided, match=r"1\.9 times"):
+        measure_rates(busy, "cpu", "AMD EPYC", when_utc="2026")
     with pytest.raises(MachineLacks, match="could not be measured"):
         measure_rates(FakeMachine(lambda _: Crashed(detail="x")), "cpu", "AMD EPYC", when_utc="2026")
 
