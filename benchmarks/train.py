@@ -6,6 +6,9 @@ Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of
 same samples per optimizer step, the same schedule and dropout (the paper drops no attention weights), fp32. Contenders
 interleave their optimizer steps, each with its own loop, loader and logging; a figure is a ratio of medians of
 non-padding tokens per second.
+
+``--families`` instead compares packed ESM and EuroBERT, of the same size, with their padded way: one sample per
+sequence of 512 and a dense MLM head.
 """
 
 import statistics
@@ -34,6 +37,17 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "train_hf_recipe_difference_share": ("share", "<=", 0.1),
     "train_loss_difference_share": ("share", "<=", 0.01),
     "train_step_overhead_share": ("share", "<=", 0.03),
+}
+_SIZES = {
+    "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE,
+}  # fmt: skip
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SHAPES: dict[str, dict[str, Any]] = {
+    "esm": _NO_DROPOUT | {"position_embedding_type": "rotary", "token_dropout": True},
+    "eurobert": {"num_key_value_heads": 2},
+}
+FAMILY_BARS: dict[str, tuple[str, Direction, float]] = {
+    f"train_{name}_against_padded_ratio": ("ratio", ">=", 3.0) for name in SHAPES
 }
 
 
@@ -74,7 +88,10 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of = parser("train", "The step against its references.")
     options_of.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
     options_of.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
+    options_of.add_argument("--families", action="store_true", help="only packed ESM and EuroBERT against padded ones")
     options = options_of.parse_args(arguments)
+    if options.families:
+        return _families(options.json, options.turns)
     import accelerate  # noqa: F401 - transformers' Trainer asks for it
 
     settings = (
@@ -89,6 +106,41 @@ def main(arguments: Sequence[str] | None) -> int:
     bars = make_bars(found[settings[0].name])
     shown = "\n".join(f"{name}\n{_table(one)}" for name, one in found.items())
     return finish(options.json, bars, {"settings": {name: _json(one) for name, one in found.items()}}, shown)
+
+
+def _families(file: Path | None, turns: int) -> int:
+    """Let packed and padded sequences of each family take turns; return the exit code."""
+    from benchmarks.rivals import Ours
+
+    rates: dict[str, dict[str, list[float]]] = {}
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory(prefix="train-") as place:
+            setting = Setting(dropout=0.0, vocab_size=22_016, turns=turns)
+            match = make_match(Path(place), setting, turns + 2, {"model_type": name} | _SIZES | shape)
+            padded = {"layout": "padded", "mlm_head": "dense", "last_layer": "dense"}
+            before = replace(match, config=match.config.model_copy(update=padded))
+            contenders = {"packed": Ours(match), "padded": Ours(before)}
+            rates[name] = _interleave(name, contenders, turns)
+            for contender in contenders.values():
+                contender.finish()
+    medians = {name: {way: statistics.median(found) for way, found in one.items()} for name, one in rates.items()}
+    bars = bars_of(FAMILY_BARS, {
+        bar: one["packed"] / one["padded"] for bar, one in zip(FAMILY_BARS, medians.values(), strict=True)
+    })  # fmt: skip
+    rows = [[name, *(f"{one[way]:,.0f}" for way in ("packed", "padded"))] for name, one in medians.items()]
+    return finish(file, bars, {"tokens_per_s": rates}, text_table(["", "packed, tokens/s", "padded, tokens/s"], rows))
+
+
+def _interleave(name: str, contenders: Mapping[str, Any], turns: int) -> dict[str, list[float]]:
+    """Return the non-padding tokens per second of each contender's steps, the first left out, as it warms caches."""
+    rates: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for turn in range(turns + 1):
+        for contender, trainer in contenders.items():
+            done = trainer.step()
+            if turn:
+                rates[contender].append(done.non_padding_tokens / done.seconds)
+        sys.stderr.write(f"{name}: turn {turn} of {turns}\n")
+    return rates
 
 
 def make_bars(found: Found) -> list[Bar]:
@@ -118,13 +170,7 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
         "HF Trainer": theirs,
         "hf-trainer recipe": Ours(hf_recipe),
     }
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(setting.turns + 1):
-        for name, contender in contenders.items():
-            done = contender.step()
-            if turn:  # the first warms caches
-                rates[name].append(done.non_padding_tokens / done.seconds)
-        sys.stderr.write(f"{setting.name}: turn {turn} of {setting.turns}\n")
+    rates = _interleave(setting.name, contenders, setting.turns)
     for name in ("paper", "paper recipe", "hf-trainer recipe"):
         contenders[name].finish()
     losses: dict[str, float] = {}
@@ -144,8 +190,8 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
     return Found(tokens_per_s=rates, ceiling=flop_ratio(match), overhead=overhead, losses=losses)
 
 
-def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN401 - a Match, which needs torch
-    """A dataset and what the contenders have in common."""
+def make_match(place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - a Match, which needs torch
+    """A dataset and what the contenders have in common; without a ``shape`` they train BERT."""
     from benchmarks.rivals import Match
     from trainer.config.train_config import EvaluationSettings, ModelSettings, TrainConfig
     from trainer.distributed.ranks import join_ranks
@@ -156,17 +202,9 @@ def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN40
         real_lengths(VALIDATION_SAMPLES, seed=1),
         vocab_size=setting.vocab_size,
     )
-    shape = {
-        "model_type": "bert",
-        "num_hidden_layers": LAYERS,
-        "hidden_size": HIDDEN,
-        "num_attention_heads": HEADS,
-        "intermediate_size": INTERMEDIATE,
-        "hidden_dropout_prob": setting.dropout,
-        "attention_probs_dropout_prob": setting.dropout,
-    }
+    dropout = {"hidden_dropout_prob": setting.dropout, "attention_probs_dropout_prob": setting.dropout}
     config = TrainConfig(
-        model=ModelSettings(name="bench", config=shape),
+        model=ModelSettings(name="bench", config=shape or {"model_type": "bert"} | _SIZES | dropout),
         evaluation=EvaluationSettings(max_sequences=VALIDATION_SAMPLES),
         layout="packed",
         seq_length_tokens=ROW_TOKENS,

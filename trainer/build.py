@@ -18,9 +18,11 @@ from trainer.distributed.ranks import Ranks, SharedModule, share_module
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.model.attention import VARLEN_NAME, choose_attention, dropout_key
-from trainer.model.encoder import build_config, build_model, family_of, model_layers, window_tokens
+from trainer.model.encoder import build_config, build_model, model_head, model_layers, window_tokens
+from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
+from trainer.model.packing import prove_packing
 
 WARM_UP_STEPS = 3
 """Number of first optimizer steps in which compilation is expected."""
@@ -125,7 +127,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         seq_length_tokens=config.seq_length_tokens,
     )
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
-    attention = choose_attention(config, model_config, ranks.device)
+    attention = choose_attention(config, model_config, ranks.device, prove_packing(model_config))
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
@@ -137,11 +139,10 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
-    layers = model_layers(model)
     if config.compile:
         # It would split every layer at bucket boundaries for overlap that separate layers already have.
         torch._dynamo.config.optimize_ddp = False
-        for layer in layers:  # identical layers share one graph
+        for layer in module.layers:  # identical layers share one graph
             layer.compile(fullgraph=True)
     changes, key = [], dropout_key(own)
     if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
@@ -149,7 +150,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients are synchronised in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are sharded
-    shared = share_module(module, layers, config, ranks)
+    shared = share_module(module, module.layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
     return Training(
         module=module,
@@ -164,16 +165,13 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
 def model_work(model: PreTrainedModel) -> ModelWork:
     """Return the work that a model's loss requires, counted from its matrices, independent of the configuration.
 
-    For an unknown architecture, all matrices but the head's count as layers. The weights must not be sharded yet.
+    All matrices but the head's count as layers. The weights must not be sharded yet.
     """
-    family, config = family_of(model.config), model.config
-    head: list[nn.Module | None] = [model.get_output_embeddings()]
-    if family is not None:
-        head = [model.get_submodule(name) for name in family.head]
-    in_head = _weights(head)
+    config = model.config
+    in_head = _weights(model_head(model))
     window = window_tokens(config)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    narrow = family is not None and kinds[-1] == "full_attention"
+    narrow = FAMILIES.get(config.model_type) is not None and kinds[-1] == "full_attention"
     # Keys and values of the last layer are needed for every token.
     predicted_only = _weights(model_layers(model)[-1:]) - 2 * config.hidden_size**2 if narrow else 0
     return ModelWork(
@@ -186,7 +184,7 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     )
 
 
-def _weights(parts: Sequence[nn.Module | None]) -> int:
+def _weights(parts: Sequence[nn.Module]) -> int:
     """Return the number of elements of all linear weights in the modules."""
-    modules = [module for part in parts if part is not None for module in part.modules()]
+    modules = [module for part in parts for module in part.modules()]
     return sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear))

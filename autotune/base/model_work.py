@@ -1,4 +1,4 @@
-"""Cost of a built-in architecture from its config: FLOPs, and gradients in the order of backward. Pure."""
+"""Cost of an architecture with known layers from its config: FLOPs, and gradients in the order of backward. Pure."""
 
 from autotune.network.values import GradientPart
 from trainer.config.train_config import TrainConfig
@@ -20,12 +20,12 @@ _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
 
 def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> ModelWork | None:
     """Return the matmul and attention work of a model; None for other architectures."""
-    family = FAMILIES.get(train.model.config["model_type"])
-    if family is None:
+    layout = FAMILIES.get(train.model.config["model_type"])
+    if layout is None:
         return None
     hidden, layers, of_layer = _shape(train)
     table = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
-    reaches = _reaches(train, layers) if family.layer == "modernbert" else (None,) * layers
+    reaches = _reaches(train, layers) if layout == "modernbert" else (None,) * layers
     narrow = reaches[-1] is None
     predicted_only = of_layer - 2 * hidden**2 if narrow else 0  # all of the last layer but keys and values
     return ModelWork(
@@ -40,12 +40,12 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
 
 def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
     """Return the embedding rows to within 1 or 2 %, from the parameters that the rest leaves; None if unknown."""
-    family = FAMILIES.get(train.model.config["model_type"])
-    if family is None:
+    layout = FAMILIES.get(train.model.config["model_type"])
+    if layout is None:
         return None
     hidden, layers, of_layer = _shape(train)
     beside = layers * of_layer + hidden**2
-    if family.layer == "bert":
+    if layout == "bert":
         biases_and_norms = 9 * hidden + int(of_model(train, "intermediate_size", 4 * hidden))
         beside += layers * biases_and_norms + hidden * int(of_model(train, "max_position_embeddings", 512))
     return max(1, (parameters - beside) // (hidden + 1))
@@ -103,7 +103,7 @@ def position_share(train: TrainConfig, parameters: int | None) -> float:
     The rest (sparse head, ten of the last layer's twelve parts) grows with the positions to predict. Counted in
     multiply-adds with weights, without attention's own matmuls. Without ``parameters`` the share is 1.
     """
-    if parameters is None or train.mlm_head == "dense" or train.model.config["model_type"] not in FAMILIES:
+    if parameters is None or train.mlm_head == "dense" or FAMILIES.get(train.model.config["model_type"]) is None:
         return 1.0
     hidden, layers, of_layer = _shape(train)
     body = layers * of_layer

@@ -152,7 +152,7 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
     if "layout" in asked.model_fields_set:
         leave_out("layout", f"you set {train.layout}")
     elif train.model.config["model_type"] not in FAMILIES:
-        leave_out("layout", f"packed requires model_type {' or '.join(FAMILIES)}", "padded", "bucketed")
+        leave_out("layout", f"{train.model.config['model_type']} cannot be packed", "padded", "bucketed")
     compilers = COMPILERS[bench.site.device]
     if not any(map(shutil.which, compilers)):
         leave_out("compile", f"no compiler found ({', '.join(compilers)})")

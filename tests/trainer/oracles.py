@@ -26,6 +26,10 @@ SHAPES = {
 }  # fmt: skip
 SHAPES["roberta"] = SHAPES["bert"] | {"model_type": "roberta", "max_position_embeddings": 514}
 SHAPES["xlm-roberta"] = SHAPES["roberta"] | {"model_type": "xlm-roberta"}
+SHAPES["megatron-bert"] = SHAPES["bert"] | {"model_type": "megatron-bert"}
+SHAPES["esm"] = SHAPES["bert"] | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
+SHAPES["eurobert"] = _SMALL | {"model_type": "eurobert", "num_hidden_layers": 2, "intermediate_size": 48,
+                               "num_key_value_heads": 1}  # fmt: skip
 SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size": 32}
 
 

@@ -1,24 +1,25 @@
 """Attention within documents: no cross-document attention in a packed sequence.
 
 ``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``sdpa`` computes whole sequences
-under a mask, on any device; ``row``, for other architectures, uses transformers' own padding mask.
+under a mask, on any device; ``row``, for architectures that cannot be packed, uses transformers' own padding mask.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
 head, K slots of the MLM head, R slots of a sequence.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.attention import current_flash_attention_impl
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model.families import FAMILIES
 from trainer.model.sparse_last_layer import DocumentQueries, SequenceQueries, attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
@@ -30,11 +31,24 @@ _MOST_HEAD_DIMENSIONS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Ways in which an architecture takes packed sequences."""
+
+    first_position: int = 0
+    """Position id of a document's first token: RoBERTa's begin after the padding id."""
+    embeds_first: bool = False
+    """True if the encoder must get embeddings, as its own embedding layer multiplies them by the padding mask."""
+    against_varlen: str | None = None
+    """Reason why attention document by document cannot replace the encoder's own; None if it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenAttention:
     """Kind of attention, with the reason for it."""
 
     kind: AttentionKind
     reason: str
+    packing: Packing = Packing()
 
 
 def dropout_key(model_config: PretrainedConfig) -> str | None:
@@ -43,30 +57,38 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
     return next((key for key in keys if hasattr(model_config, key)), None)
 
 
-def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
-    """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible."""
-    if model_config.model_type not in FAMILIES:  # others may ignore the document mask
+def choose_attention(
+    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing | str
+) -> ChosenAttention:
+    """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible.
+
+    ``packing`` is what ``prove_packing`` returned.
+    """
+    if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
-                f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention",
+                f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}",
                 next_step="Use --set train.layout=bucketed --set train.attention=auto, or a bert, roberta or "
                 "modernbert model.",
             )
-        return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}")
+        return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}: {packing}")
+    choice = functools.partial(ChosenAttention, packing=packing)
     if config.attention == "sdpa":
-        return ChosenAttention(kind="sdpa", reason="set by train.attention")
-    against = _against_varlen(config, model_config, device)
+        return choice(kind="sdpa", reason="set by train.attention")
+    against = _against_varlen(config, model_config, device, packing)
     if against is None:
-        return ChosenAttention(kind="varlen", reason="no cross-document attention")
+        return choice(kind="varlen", reason="no cross-document attention")
     if config.attention == "varlen":
         raise BadConfig(f"train.attention = 'varlen' cannot be used: {against[0]}", next_step=against[1])
-    return ChosenAttention(kind="sdpa", reason=against[0])
+    return choice(kind="sdpa", reason=against[0])
 
 
 def _against_varlen(
-    config: TrainConfig, model_config: PretrainedConfig, device: torch.device
+    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing
 ) -> tuple[str, str] | None:
     """Return the reason why varlen cannot be used and the next step, or None if it can."""
+    if packing.against_varlen is not None:
+        return f"with varlen {packing.against_varlen}", "Use --set train.attention=sdpa."
     if config.device != "cuda":  # not the device's type: a model that is traced without a GPU is on no device
         return "varlen requires a GPU", "Use --set train.attention=sdpa."
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -80,7 +102,8 @@ def _against_varlen(
             f"varlen does not support attention dropout, and the model's is {dropout:g}",
             "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa.",
         )
-    head_dimensions = model_config.hidden_size // model_config.num_attention_heads
+    head_dimensions = getattr(model_config, "head_dim", None)
+    head_dimensions = head_dimensions or model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
         return f"varlen does not support a head dimension of {head_dimensions}", "Use --set train.attention=sdpa."
     # Packed sequences have empty documents, on which the backward pass of other kernels hangs: flash-attention #1254.
@@ -104,13 +127,16 @@ def attend_within_documents(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    attend: Callable[..., torch.Tensor] = attend_documents,
     **_: Any,  # noqa: ANN401 - other arguments from transformers
 ) -> tuple[torch.Tensor, None]:
     """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention supports neither dropout nor masks")
+    if (heads_per_key := query_BHSE.shape[1] // key_BHSE.shape[1]) > 1:  # grouped queries share keys and values
+        key_BHSE, value_BHSE = (tensor.repeat_interleave(heads_per_key, 1) for tensor in (key_BHSE, value_BHSE))
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
-    attended_THE = attend_documents(
+    attended_THE = attend(
         query_THE,
         key_THE,
         value_THE,
@@ -156,26 +182,29 @@ class EncoderInputs:
 
 
 def encoder_inputs(
-    batch: MicroBatch, kind: AttentionKind, *, dtype: torch.dtype, first_position: int, window_tokens: int | None
+    batch: MicroBatch,
+    kind: AttentionKind,
+    packing: Packing,
+    model: PreTrainedModel,
+    *,
+    dtype: torch.dtype,
+    window_tokens: int | None,
 ) -> EncoderInputs:
     """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
-    ``first_position`` is the position id of a document's first token: RoBERTa's begin after the padding id.
     ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers.
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
         return EncoderInputs(arguments=arguments)
     document_BS, position_BS = document_places(batch)
-    positions_BS = position_BS + first_position
+    arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": position_BS + packing.first_position}
+    if packing.embeds_first:
+        arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
     if kind == "varlen":
         edges = _document_edges(batch)
-        arguments = {
-            "input_ids": batch.wide_ids_BS().reshape(1, -1),
-            "position_ids": positions_BS.reshape(1, -1),
-            "cu_seq_lens_q": edges,
-            "max_length_q": batch.ids_BS.shape[1],
-        }
+        long = {name: tensor.flatten(0, 1).unsqueeze(0) for name, tensor in arguments.items() if tensor is not None}
+        arguments = long | {"cu_seq_lens_q": edges, "max_length_q": batch.ids_BS.shape[1]}
         return EncoderInputs(arguments=arguments, document_BS=document_BS, edges=edges)
     mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     mask: Any = _additive(mask_BSS, dtype)
@@ -183,8 +212,34 @@ def encoder_inputs(
         place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
         near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
         mask = {"full_attention": mask, "sliding_attention": _additive(mask_BSS & near_SS, dtype)}
-    arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": positions_BS, "attention_mask": mask}
-    return EncoderInputs(arguments=arguments, document_BS=document_BS)
+    return EncoderInputs(arguments=arguments | {"attention_mask": mask}, document_BS=document_BS)
+
+
+def _embedded(
+    model: PreTrainedModel,
+    document_BS: torch.Tensor,
+    documents: int,
+    *,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> dict[str, torch.Tensor | None]:
+    """Return the encoder's arguments with embeddings instead of ids.
+
+    ESM's token dropout zeroes the embeddings of mask tokens and scales the others by their share of the document, which
+    it would take of the whole sequence: (1 - 0.15 x 0.8) / (1 - share), as in ``EsmEmbeddings``.
+    """
+    encoder: Any = model.base_model
+    embeds_BSD = encoder.get_input_embeddings()(input_ids)
+    if getattr(model.config, "token_dropout", False):
+        masked_BS, number_T = input_ids == model.config.mask_token_id, document_BS.flatten()
+        counts_N2 = embeds_BSD.new_zeros((documents + 1, 2), dtype=torch.float32)
+        ones_BS = torch.ones_like(masked_BS)
+        counts_N2.index_add_(0, number_T, torch.stack([masked_BS, ones_BS], -1).flatten(0, 1).float())
+        share_BS = (counts_N2[:, 0] / counts_N2[:, 1])[document_BS]
+        scale_BS = torch.where(masked_BS, 0.0, (1 - 0.15 * 0.8) / (1 - share_BS))
+        embeds_BSD = (embeds_BSD * scale_BS.unsqueeze(-1)).to(embeds_BSD.dtype)
+    embedded = encoder.embeddings(inputs_embeds=embeds_BSD, position_ids=position_ids)
+    return {"input_ids": None, "inputs_embeds": embedded}
 
 
 def document_queries(inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor) -> DocumentQueries:

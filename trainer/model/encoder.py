@@ -1,11 +1,13 @@
 """Encoders with fresh weights, built from transformers' own modules."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer as _Layer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from trainer.config.tables import nearest
@@ -13,7 +15,7 @@ from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.errors import BadConfig
 from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropout_key
-from trainer.model.families import FAMILIES, Family
+from trainer.model.families import FAMILIES
 
 VOCAB_MULTIPLE = 64
 """Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra ids never occur."""
@@ -25,11 +27,6 @@ _POSITIONS_START_AFTER_PAD = {
 }  # fmt: skip
 
 
-def family_of(config: PretrainedConfig) -> Family | None:
-    """Return the parts of an architecture, or None if it is not built in."""
-    return FAMILIES.get(config.model_type)
-
-
 def window_tokens(config: PretrainedConfig) -> int | None:
     """Return the reach of sliding-window layers to either side, in tokens; None without such layers."""
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
@@ -39,11 +36,36 @@ def window_tokens(config: PretrainedConfig) -> int | None:
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """Return the layers of a model; empty if its architecture is not built in."""
-    family = family_of(model.config)
-    if family is None:
-        return ()
-    return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
+    """Return the layers of the encoder; empty if they are not a list of transformers' own kind of layer."""
+    lists = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
+    return next((list(one) for one in lists if one and all(isinstance(part, _Layer) for part in one)), ())
+
+
+def model_head(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the parts of a model after its encoder, which turn hidden states into logits."""
+    return [part for part in model.children() if part is not model.base_model]
+
+
+class HeadInputs:
+    """Context in which a model's own head gets only the hidden states of ``position_K``, int64, as one sequence.
+
+    Positions are those in the flattened sequences. None leaves the encoder's output as it is.
+    """
+
+    def __init__(self, model: PreTrainedModel, position_K: torch.Tensor | None) -> None:
+        self._encoder, self._position_K = model.base_model, position_K
+
+    def __enter__(self) -> None:
+        self._handle = self._encoder.register_forward_hook(self._select)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _select(self, _: nn.Module, __: object, output: Any) -> Any:  # noqa: ANN401 - transformers' output
+        if self._position_K is not None:
+            hidden = output.last_hidden_state.flatten(0, 1).index_select(0, self._position_K)
+            output.last_hidden_state = hidden.unsqueeze(0)
+        return output
 
 
 def build_config(
@@ -99,15 +121,25 @@ def build_config(
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
     """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match.
 
-    An architecture without a choice of ``implementation`` uses ``eager`` attention, as ``model.config`` then shows.
+    An architecture without SDPA uses ``eager`` attention, as ``model.config`` then shows.
     """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
+    model = fresh_model(config, device)
+    model.train()
+    if device.type != "meta" and FAMILIES.get(config.model_type) is None:
+        _freeze_unused(model)
+    if implementation != "sdpa":
+        model.config._attn_implementation = implementation
+    return model
+
+
+def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
+    """Return transformers' model with fresh weights in fp32; raise ``BadConfig`` if its sizes do not match."""
+    model: PreTrainedModel
     with torch.device(device):
         try:
             try:
-                model: PreTrainedModel = AutoModelForMaskedLM.from_config(
-                    config, attn_implementation=implementation, dtype=torch.float32
-                )
+                model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
             except ValueError as error:
                 # transformers' error for an architecture without SDPA.
                 if "scaled_dot_product_attention" not in str(error):
@@ -117,9 +149,6 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
             raise BadConfig(
                 f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
             ) from error
-    model.train()
-    if device.type != "meta" and family_of(config) is None:
-        _freeze_unused(model)
     return model
 
 

@@ -16,7 +16,8 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, head_slots
 from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, sequence_queries
-from trainer.model.encoder import family_of, model_layers, window_tokens
+from trainer.model.encoder import HeadInputs, model_layers, window_tokens
+from trainer.model.families import FAMILIES
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
@@ -34,11 +35,10 @@ class MaskedLM(nn.Module):
         self.attention = attention
         self.overflows = 0
         """Micro-batches that needed more than the fixed number of slots."""
-        family = family_of(model.config)
-        self._family = family
+        self.layers = () if attention.kind == "row" else model_layers(model)
+        """Layers of the encoder, to compile and shard one at a time; empty if it cannot be packed."""
         self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
-        self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
         self._compiled = config.compile
         # Fuses its passes over the logits into one each way.
@@ -53,10 +53,11 @@ class MaskedLM(nn.Module):
         """Context manager in which encoder and head are computed, by the type of device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
         wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
-        self.narrow = wanted and attention.kind != "row" and kinds[-1] == "full_attention"
+        layout = FAMILIES.get(model.config.model_type)
+        self.narrow = wanted and attention.kind != "row" and layout is not None and kinds[-1] == "full_attention"
         """True if the last layer is computed at the positions to predict only."""
-        if self.narrow and family is not None:
-            make_sparse_layer(model_layers(model)[-1], family)
+        if self.narrow and layout is not None:
+            make_sparse_layer(self.layers[-1], layout)
 
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast rejects the meta device, which computes nothing.
@@ -79,8 +80,9 @@ class MaskedLM(nn.Module):
             inputs = encoder_inputs(
                 batch,
                 self.attention.kind,
+                self.attention.packing,
+                self.model,
                 dtype=self._dtype,
-                first_position=self._first_position,
                 window_tokens=self._window_tokens,
             )
             self._let_vary(inputs.edges)
@@ -96,17 +98,12 @@ class MaskedLM(nn.Module):
         return torch.bfloat16 if self._bf16 else self.model.dtype
 
     def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
-        if self._family is None:
+        if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
-        encoder = getattr(self.model, self._family.encoder)
-        if self.narrow:
-            asked = self._asked(position_K, inputs, batch)
-            output: torch.Tensor = encoder(**inputs.arguments, asked=asked).last_hidden_state.squeeze(0)
-        else:
-            output = encoder(**inputs.arguments).last_hidden_state.flatten(0, 1).index_select(0, position_K)
-        for name in self._family.head:
-            output = getattr(self.model, name)(output)
-        return output
+        asked = {"asked": self._asked(position_K, inputs, batch)} if self.narrow else {}
+        with HeadInputs(self.model, None if self.narrow else position_K):
+            logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
+        return logits.flatten(0, 1)
 
     def _asked(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
         if self.attention.kind == "varlen":

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from trainer.model.families import Family
+from trainer.model.families import LayerLayout
 
 
 def attend_documents(
@@ -117,9 +117,9 @@ class DocumentQueries:
 LastLayerQueries = SequenceQueries | DocumentQueries
 
 
-def make_sparse_layer(layer: nn.Module, family: Family) -> None:
+def make_sparse_layer(layer: nn.Module, layout: LayerLayout) -> None:
     """Let a full-attention layer compute query positions only, if its forward gets them as ``asked``."""
-    answer = _bert_answer if family.layer == "bert" else _modernbert_answer
+    answer = _bert_answer if layout == "bert" else _modernbert_answer
     # On the instance: names of parameters and what transformers saves stay as they are.
     layer.forward = functools.partial(_forward, layer, answer)
 

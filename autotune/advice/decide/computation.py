@@ -97,7 +97,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     Its queries, output and MLP are 10 of 12 parts; keys and values are needed at all positions.
     """
     train = now.train
-    if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_model:
+    if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_layers:
         return None
     layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
@@ -119,7 +119,7 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     train = now.train
     if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
         return None
-    if now.attention_dropout == 0 or train.attention == "sdpa" or not now.knows_the_model:
+    if now.attention_dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
         return None
     share = train.seq_length_tokens / (6 * now.hidden_size + train.seq_length_tokens)
     name = "share of a layer in attention matmuls over whole sequences"

@@ -226,6 +226,11 @@ class TrainingContext:
         """True if the architecture is known to this project: only such models can be packed or have a sparse head."""
         return self.train is not None and self.train.model.config["model_type"] in FAMILIES
 
+    @property
+    def knows_the_layers(self) -> bool:
+        """True if the layout of the model's layers is known: only such models can have a sparse last layer."""
+        return self.train is not None and FAMILIES.get(self.train.model.config["model_type"]) is not None
+
     def of_model(self, key: str, default: float) -> float:
         """Return a number of the model's config; the default if nothing is known of the model."""
         return default if self.train is None else of_model(self.train, key, default)

@@ -26,7 +26,7 @@ from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL
 from trainer.distributed.ranks import Ranks
-from trainer.model.encoder import family_of, model_layers
+from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
 
 META = torch.device("meta")
@@ -84,7 +84,7 @@ def trace_steps(
             _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
-        own_by_module(tape, training.module, _head_of(training), inside)
+        own_by_module(tape, training.module, model_head(training.model), inside)
         _tell_phases(training, parameters, tape, inside)
         buckets = GradientBuckets(training.module, config, tape)
         if ranks > 1:
@@ -92,7 +92,7 @@ def trace_steps(
         shards = None
         if ranks > 1 and config.parallel.strategy == "fsdp2":
             together = config.parallel.shard_ranks or ranks
-            shards = Shards(training, model_layers(training.model), together, tape)
+            shards = Shards(training, training.module.layers, together, tape)
             shards.keep(inside)
         elif ranks > 1:
             buckets.keep(inside)
@@ -149,7 +149,7 @@ def _work_of(training: Training, batch: MicroBatch, batches_per_step: int, tape:
 def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:
     """Replace compiled layers and loss by graphs without kernels."""
     graphs: dict[Any, Any] = {}
-    for layer in model_layers(training.model):
+    for layer in training.module.layers:
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
     training.module.loss = Compiled(_cross_entropy, None, tape, graphs)
 
@@ -159,14 +159,6 @@ def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Ten
     likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
     nothing = likelihood_K1.new_zeros(())
     return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
-
-
-def _head_of(training: Training) -> list[torch.nn.Module]:
-    family = family_of(training.model.config)
-    if family is None:
-        embeddings = training.model.get_output_embeddings()
-        return [] if embeddings is None else [embeddings]
-    return [training.model.get_submodule(name) for name in family.head]
 
 
 def _tell_phases(

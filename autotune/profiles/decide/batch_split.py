@@ -27,7 +27,7 @@ class MicroBatchChoice:
 
 
 def default_layout(model: ModelSettings) -> Layout:
-    """Return ``packed`` if this project knows the architecture's attention, else ``padded``."""
+    """Return ``packed`` if the architecture takes packed sequences, else ``padded``."""
     return "packed" if model.config["model_type"] in FAMILIES else "padded"
 
 

@@ -51,7 +51,7 @@ def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_ar
     assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (None, "random")
 
 
-@pytest.mark.parametrize(("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("esm", None)])
+@pytest.mark.parametrize(("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("deberta", None)])
 def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(model_type, dropout):
     model = ModelSettings(name="m", config={"model_type": model_type})
     config = papers(TUNED.model_copy(update={"model": model}))
@@ -82,8 +82,8 @@ def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tune
     found = told(dataclasses.replace(recipe, config=smaller, because=because))
     assert found["data.num_workers"] == (3, 3, "the paper's 8 exceed the limit of this machine: 3 CPUs")
     assert found["micro_batch_size"] == (32, 64, "64 do not fit")
-    other = TUNED.model_copy(update={"model": TUNED.model.model_copy(update={"config": {"model_type": "esm"}})})
-    assert "this setting of esm" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
+    other = TUNED.model_copy(update={"model": TUNED.model.model_copy(update={"config": {"model_type": "deberta"}})})
+    assert "this setting of deberta" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, sparse_last_layer
-from trainer.model.attention import attend_within_documents, choose_attention, document_places
+from trainer.model.attention import Packing, attend_within_documents, choose_attention, document_places
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
+from trainer.model.packing import prove_packing
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 META = torch.device("meta")
@@ -37,6 +38,13 @@ def varlen(monkeypatch):
     monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
 
 
+def _choose_varlen(monkeypatch):
+    def choose(*known):
+        return dataclasses.replace(choose_attention(*known), kind="varlen")
+
+    monkeypatch.setattr("trainer.build.choose_attention", choose)
+
+
 @pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
 def test_a_document_never_influences_another(family, way, dataset, varlen):
@@ -46,7 +54,7 @@ def test_a_document_never_influences_another(family, way, dataset, varlen):
     training = oracles.training_of(config, dataset)
     if way == "varlen":
         training.model.config._attn_implementation = attention.VARLEN_NAME
-    training.module.attention = attention.ChosenAttention(kind=way, reason="test")
+    training.module.attention = dataclasses.replace(training.module.attention, kind=way)
     training.module.eval()
     (batch,) = oracles.micro_batches(dataset, config)
     chosen = len(batch.starts_N) // 2
@@ -71,15 +79,14 @@ def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a
 ):
     config = oracles.config_of(family, layout=layout, last_layer=last_layer)
     under_a_mask = oracles.learned(config, dataset)
-    chosen = attention.ChosenAttention(kind="varlen", reason="test")
-    monkeypatch.setattr("trainer.build.choose_attention", lambda *_: chosen)
+    _choose_varlen(monkeypatch)
     oracles.check_alike(oracles.learned(config, dataset), under_a_mask, gradient=1e-5)
 
 
 @pytest.mark.parametrize("family", oracles.FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(family, precision="bf16", device="cuda")
-    chosen = choose_attention(config, model_config, META)
+    chosen = choose_attention(config, model_config, META, prove_packing(model_config))
     assert chosen.kind == "varlen"
     model = build_model(model_config, META, attention.VARLEN_NAME).to(torch.bfloat16)
     loss = MaskedLM(model, config, chosen)(batch.to(META))
@@ -107,8 +114,9 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
 def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
     config, model_config = _model_config(attention="varlen", **changes)
     with pytest.raises(BadConfig, match=reason):
-        choose_attention(config, model_config, torch.device(device))
-    chosen = choose_attention(config.model_copy(update={"attention": "auto"}), model_config, torch.device(device))
+        choose_attention(config, model_config, torch.device(device), Packing())
+    auto = config.model_copy(update={"attention": "auto"})
+    chosen = choose_attention(auto, model_config, torch.device(device), Packing())
     assert chosen.kind == "sdpa"
     assert reason in chosen.reason
 
@@ -117,19 +125,20 @@ def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_d
     config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
     for active in (None, "FA2"):
         monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
-        assert choose_attention(config, model_config, META).kind == "varlen"
+        assert choose_attention(config, model_config, META, Packing()).kind == "varlen"
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
     with pytest.raises(BadConfig, match="FA3 is active") as refused:
-        choose_attention(config, model_config, META)
+        choose_attention(config, model_config, META, Packing())
     assert "restore_flash_attention_impl" in refused.value.next_step
 
 
-def test_an_unknown_encoder_takes_padded_rows_only():
-    config, model_config = _model_config("electra")
-    with pytest.raises(BadConfig, match="neither packed sequences"):
-        choose_attention(config, model_config, torch.device("cpu"))
+def test_an_encoder_that_cannot_be_packed_takes_padded_rows_only():
+    config, model_config = _model_config()
+    with pytest.raises(BadConfig, match=r"neither packed sequences .*: for a reason"):
+        choose_attention(config, model_config, torch.device("cpu"), "for a reason")
     padded = config.model_copy(update={"layout": "padded"})
-    assert choose_attention(padded, model_config, torch.device("cpu")).kind == "row"
+    chosen = choose_attention(padded, model_config, torch.device("cpu"), "for a reason")
+    assert (chosen.kind, chosen.reason) == ("row", "padding mask of bert: for a reason")
 
 
 def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
@@ -232,19 +241,18 @@ def test_compiled_layers_compute_the_same_in_machine_code(dataset):
 @pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize(
     ("family", "activation_checkpointing"),
-    [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full")],
+    [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full"), ("esm", "full")],
 )
 def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activation_checkpointing, dataset):
     _check_compiled(oracles.config_of(family, activation_checkpointing=activation_checkpointing), dataset)
 
 
 @pytest.mark.usefixtures("aot_eager")
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
 def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
     expected = oracles.learned(oracles.config_of(family), dataset)
     monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
-    chosen = attention.ChosenAttention(kind="varlen", reason="test")
-    monkeypatch.setattr("trainer.build.choose_attention", lambda *_, **__: chosen)
+    _choose_varlen(monkeypatch)
     oracles.check_alike(oracles.learned(oracles.config_of(family), dataset), expected)
     _check_compiled(oracles.config_of(family), dataset)
 

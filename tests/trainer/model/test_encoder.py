@@ -8,8 +8,7 @@ from trainer.config.presets import PRESETS, model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.errors import BadConfig
-from trainer.model.encoder import build_config, build_model, model_layers
-from trainer.model.families import FAMILIES
+from trainer.model.encoder import build_config, build_model
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
@@ -104,16 +103,3 @@ def test_an_encoder_builds_from_its_type_with_those_parameters_frozen_that_no_lo
     assert bool(frozen) == bool(unused)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model.config.pad_token_id == 0
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_every_known_architecture_has_its_parts_where_they_are_said_to_be(model_type):
-    model = build_model(_config(_small(model_type, layers=3)), torch.device("cpu")).eval()
-    family = FAMILIES[model_type]
-    assert len(model_layers(model)) == 3
-    ids = torch.randint(5, 100, (2, 16))
-    with torch.no_grad():
-        output = getattr(model, family.encoder)(input_ids=ids).last_hidden_state
-        for name in family.head:
-            output = getattr(model, name)(output)
-        assert torch.equal(output, model(input_ids=ids).logits)
