@@ -50,12 +50,8 @@ def main() -> int:
     try:
         for number in heard_signals():  # until the watchdog handles them, they end the process cleanly
             signal.signal(number, _raise_signalled)
-        resolved = resolve(
-            arguments.profile,
-            assignments=arguments.set,
-            data=arguments.data,
-            expect_sha256=arguments.expect_profile_sha256,
-        )
+        data, expected = arguments.data, arguments.expect_profile_sha256
+        resolved = resolve(arguments.profile, assignments=arguments.set, data=data, expect_sha256=expected)
         if resolved.config.device == "cpu":
             # Before torch is imported: its threads spin while they wait, which takes the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -144,15 +140,9 @@ class _Job:
             with progress("train") as update:
                 show = ProgressScreen(update, self.resolved.config.max_steps).show
                 ending = train(
-                    self.resolved,
-                    ranks,
-                    writer,
-                    show,
-                    start=self.start,
-                    watch=self._watch,
-                    clock=self.clock,
+                    self.resolved, ranks, writer, show, start=self.start, watch=self._watch, clock=self.clock,
                     environment=os.environ,
-                )
+                )  # fmt: skip
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
             code, reason, next_step, docs = error.exit_code, error.message, error.next_step, error.docs
@@ -261,14 +251,9 @@ class _Job:
 
 
 def _record(
-    writer: RunWriter | None,
-    code: int,
-    reason: str,
-    clock: StartClock,
-    *,
-    steps: int = 0,
+    writer: RunWriter | None, code: int, reason: str, clock: StartClock, *, steps: int = 0,
     ending: RunExit | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write ``exit.json`` from ``ending``, or else from the other values; report a disk error, but do not raise it."""
     if writer is None:
         return

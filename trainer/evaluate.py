@@ -17,27 +17,18 @@ from trainer.record.run_record import EvaluationRow
 
 
 def evaluate(
-    module: MaskedLM,
-    validation: TokenDataset,
-    config: TrainConfig,
-    ranks: Ranks,
-    step: int,
-    *,
+    module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, step: int, *,
     progressed: Callable[[], None] = lambda: None,
-) -> EvaluationRow:
+) -> EvaluationRow:  # fmt: skip
     """Evaluate the model on the same sequences and masks every time, for any number of ranks; a collective.
 
     ``module`` is not wrapped in DDP, as there are no gradients; ``progressed`` is called before each micro-batch.
     """
     started_s = time.perf_counter()
     # All sequences as one optimizer step, without DataLoader workers, which take longer to start than they save.
-    config = config.model_copy(
-        update={
-            "global_batch_size": min(config.evaluation.max_sequences, len(validation)),
-            "max_epochs": 1,
-            "data": config.data.model_copy(update={"num_workers": 0}),
-        }
-    )
+    rows = min(config.evaluation.max_sequences, len(validation))
+    data = config.data.model_copy(update={"num_workers": 0})
+    config = config.model_copy(update={"global_batch_size": rows, "max_epochs": 1, "data": data})
     plan = make_plan(config, len(validation), ranks.world_size)
     plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
     # This rank's loss, hits, tokens to predict, and sequences.
@@ -66,11 +57,6 @@ def evaluate(
     loss, hits, predicted, rows_seen = sums.tolist()
     loss /= max(1.0, predicted)
     return EvaluationRow(
-        step=step,
-        loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        masked_accuracy=hits / max(1.0, predicted),
-        predicted_tokens=round(predicted),
-        rows=round(rows_seen),
-        seconds=time.perf_counter() - started_s,
-    )
+        step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)), masked_accuracy=hits / max(1.0, predicted),
+        predicted_tokens=round(predicted), rows=round(rows_seen), seconds=time.perf_counter() - started_s,
+    )  # fmt: skip

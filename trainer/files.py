@@ -123,10 +123,7 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file so that readers see either the old content or the new one, never a part.
-
-    Its directory must exist; an error leaves no temporary file. ``durable`` waits until the file is on disk.
-    """
+    """Write a file so that readers see the old or the new content, never a part; ``durable`` waits for the disk."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
@@ -142,10 +139,7 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Append all of the content or nothing, so that a full disk leaves no partial line.
-
-    ``durable`` waits until the content is on disk.
-    """
+    """Append all or nothing, so that a full disk leaves no partial line; ``durable`` waits for the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         before = os.fstat(fd).st_size
@@ -191,10 +185,7 @@ def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> i
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
-    """Hold the lock of ``open_locked`` during the block, which receives the file descriptor.
-
-    The file is not removed, as another process may be waiting for its inode.
-    """
+    """Hold the lock of ``open_locked`` for the block; the file stays, as another process may wait for its inode."""
     fd = open_locked(path, timeout_s, needed=needed)
     try:
         yield fd

@@ -32,16 +32,9 @@ from trainer.record.writer import RunWriter, Show
 
 
 def train(
-    resolved: ResolvedConfig,
-    ranks: Ranks,
-    writer: RunWriter,
-    show: Show,
-    *,
-    start: Start | None = None,
-    watch: Watchdog | None = None,
-    clock: StartClock | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> RunExit:
+    resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, show: Show, *, start: Start | None = None,
+    watch: Watchdog | None = None, clock: StartClock | None = None, environment: Mapping[str, str] | None = None,
+) -> RunExit:  # fmt: skip
     """Train to the end, evaluate and export the model; or, on a signal or time limit, save the state and return.
 
     All ranks call it, with the same ``start``; by default it starts from scratch. Raise ``BadConfig`` if dataset, model
@@ -57,16 +50,9 @@ class _Run:
     """State of a run, and the phases of training."""
 
     def __init__(
-        self,
-        resolved: ResolvedConfig,
-        ranks: Ranks,
-        writer: RunWriter,
-        show: Show,
-        *,
-        start: Start,
-        watch: Watchdog,
+        self, resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, show: Show, *, start: Start, watch: Watchdog,
         clock: StartClock,
-    ) -> None:
+    ) -> None:  # fmt: skip
         transformers_logging.disable_progress_bar()  # the run has its own progress bar
         self._resolved, self._ranks, self._writer = resolved, ranks, writer
         self._start, self._watch, self._clock = start, watch, clock
@@ -86,14 +72,9 @@ class _Run:
         writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told, attempt = writer.append, writer.attempt
         self._checkpoints = CheckpointManager(
-            writer.directory,
-            config,
-            self._training,
-            ranks,
-            attempt=attempt,
-            tell_event=told,
+            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told,
             progressed=watch.heartbeat,
-        )
+        )  # fmt: skip
         self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
@@ -148,11 +129,9 @@ class _Run:
             return
         state = manifest.state
         if state.dataset_hash != self._dataset.manifest.dataset_hash:
-            raise BadConfig(
-                f"dataset {self._resolved.data_dir} does not match checkpoint {path}, whose dataset has the hash "
-                f"{state.dataset_hash[:12]}…",
-                next_step="Pass that dataset with --data DIR, or start from scratch with another --out.",
-            )
+            what = f"dataset {self._resolved.data_dir} does not match checkpoint {path}, whose dataset has the hash "
+            next_step = "Pass that dataset with --data DIR, or start from scratch with another --out."
+            raise BadConfig(f"{what}{state.dataset_hash[:12]}…", next_step=next_step)
         self._checkpoints.restore(path, manifest)
         self._done, self._loader.position = state.step, state.position
         self._controller.go_on(state.health, state.skipped_steps)
@@ -248,41 +227,30 @@ class _Run:
         self._meter.forget()
         self._loader.start_at(behind)
         values = {
-            "from_step": undone,
-            "to_step": to.step,
-            "first_row_left_out": to.position.rows,
-            "first_row_after": behind.rows,
-            "learning_rate_share": self._controller.health.learning_rate_share(to.step),
+            "from_step": undone, "to_step": to.step, "first_row_left_out": to.position.rows,
+            "first_row_after": behind.rows, "learning_rate_share": self._controller.health.learning_rate_share(to.step),
             "rollbacks": self._controller.health.recovery.rollbacks,
-        }
+        }  # fmt: skip
         message = (
             f"rolled back from step {undone} to {path.name}; sequences {to.position.rows:,} to {behind.rows:,} are "
             f"skipped, and the learning rate is {values['learning_rate_share']:.3g} of its schedule for now"
         )
-        next_step = trouble.next_step
-        self._writer.append(
-            happened(
-                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
-            )
-        )
+        done, next_step = "rolled_back", trouble.next_step
+        event = happened(to.step, done, message, level="error", action="rollback", next_step=next_step, values=values)
+        self._writer.append(event)
         self._save()
 
     # Saving and exit.
 
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
-            step=self._done,
-            position=self._loader.whole_position(),
-            config=self._resolved.config.model_dump(mode="json"),
-            config_sha256=self._resolved.config_sha256,
-            dataset_hash=self._dataset.manifest.dataset_hash,
-            world_size=self._ranks.world_size,
-            good=self._controller.health.calm,
-            health=self._controller.health.to_json(),
-            noise_scale=self._meter.noise.parts,
-            head_overflows=self._training.module.overflows,
+            step=self._done, position=self._loader.whole_position(),
+            config=self._resolved.config.model_dump(mode="json"), config_sha256=self._resolved.config_sha256,
+            dataset_hash=self._dataset.manifest.dataset_hash, world_size=self._ranks.world_size,
+            good=self._controller.health.calm, health=self._controller.health.to_json(),
+            noise_scale=self._meter.noise.parts, head_overflows=self._training.module.overflows,
             skipped_steps=self._controller.skipped_steps,
-        )
+        )  # fmt: skip
         self._checkpoints.save(state, rollbacks=self._controller.health.recovery.rollbacks, wait=wait)
 
     def _leave(self, reason: str) -> RunExit:
@@ -314,13 +282,10 @@ class _Run:
         self._writer.close()
         self._watch.heartbeat()
         export_model(
-            self._training.module,
-            dataset_dir=self._resolved.data_dir,
-            special_ids=self._dataset.manifest.special_ids,
-            seq_length_tokens=self._config.seq_length_tokens,
-            directory=self._writer.directory / MODEL_DIRECTORY,
+            self._training.module, dataset_dir=self._resolved.data_dir, special_ids=self._dataset.manifest.special_ids,
+            seq_length_tokens=self._config.seq_length_tokens, directory=self._writer.directory / MODEL_DIRECTORY,
             leads=self._ranks.leads,
-        )
+        )  # fmt: skip
         return self._ending(0, "finished")
 
     def _ending(self, exit_code: int, reason: str) -> RunExit:
@@ -330,12 +295,9 @@ class _Run:
 
     def _close_row(self) -> None:
         self._meter.close(
-            self._done,
-            learning_rate=self._lr,
-            head_overflows=self._training.module.overflows,
-            recompilations=self._graphs.recompilations,
-            skipped_steps=self._controller.skipped_steps,
-        )
+            self._done, learning_rate=self._lr, head_overflows=self._training.module.overflows,
+            recompilations=self._graphs.recompilations, skipped_steps=self._controller.skipped_steps,
+        )  # fmt: skip
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:
         for row in self._meter.rows(all_of_them=all_of_them):
@@ -346,13 +308,9 @@ class _Run:
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
             row = evaluate(
-                self._training.module,
-                self._validation,
-                self._config,
-                self._ranks,
-                self._done,
+                self._training.module, self._validation, self._config, self._ranks, self._done,
                 progressed=self._watch.heartbeat,
-            )
+            )  # fmt: skip
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 

@@ -60,26 +60,18 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
 def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
     """Return the host of a rank, and the facts by which ranks are compared."""
     return {
-        "host": platform.node(),
-        "configuration": resolved.config_sha256,
-        "code": code_sha256(),
-        "dataset": dataset_hash,
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
-        "python": platform.python_version(),
-        "device": ranks.device_name,
-        "device_memory_bytes": str(ranks.device_memory_bytes),
+        "host": platform.node(), "configuration": resolved.config_sha256, "code": code_sha256(),
+        "dataset": dataset_hash, "torch": importlib.metadata.version("torch"),
+        "transformers": importlib.metadata.version("transformers"), "python": platform.python_version(),
+        "device": ranks.device_name, "device_memory_bytes": str(ranks.device_memory_bytes),
         "allotted_cpus": str(allotted_cpus(ranks.cpus_before_binding)),
-    }
+    }  # fmt: skip
 
 
 def allotted_cpus(
     unbound: int | None = None, environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the number of CPUs for this process: the least of affinity, cgroup quota (v2 or v1) and SLURM.
-
-    ``unbound`` is the number by affinity before CPU binding; None counts now.
-    """
+    """Return the CPUs of this process: the least of affinity (or ``unbound``), cgroup quota (v2, v1) and SLURM."""
     found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
     with contextlib.suppress(OSError, ValueError):
         group = Path("/proc/self/cgroup").read_text()
@@ -91,9 +83,7 @@ def allotted_cpus(
                 if quota != "max":
                     found.append(max(1, int(quota) // int(period)))
     with contextlib.suppress(OSError, ValueError):
-        quota_us, period_us = (
-            int((root / "cpu" / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        )
+        quota_us, period_us = (int((root / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         if quota_us > 0:
             found.append(max(1, quota_us // period_us))
     with contextlib.suppress(ValueError):
@@ -106,14 +96,10 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
     for name, next_step in _MUST_AGREE.items():
         if found := _differing(facts, name):
             raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
-    return [
-        _remark(
-            f"ranks differ in their {name.replace('_', ' ')}: {found}; every step waits for the slowest",
-            "Request nodes of one kind, with the same number of CPU cores.",
-        )
-        for name in _SHOULD_AGREE
-        if (found := _differing(facts, name))
-    ]
+    slow = {name.replace("_", " "): found for name in _SHOULD_AGREE if (found := _differing(facts, name))}
+    next_step = "Request nodes of one kind, with the same number of CPU cores."
+    what = "ranks differ in their {}: {}; every step waits for the slowest"
+    return [_remark(what.format(*one), next_step) for one in slow.items()]
 
 
 def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
@@ -135,11 +121,9 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
     tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
         # NVML's total, which the profile has, is up to 3 % above torch's.
-        raise ProfileMismatch(
-            f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB; this one has only "
-            f"{int(here_bytes) / 2**30:.0f} GiB",
-            next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR",
-        )
+        had, has = (f"{size / 2**30:.0f} GiB" for size in (tuned_bytes, int(here_bytes)))
+        what = f"the profile was tuned for a GPU of {had}; this one has only {has}"
+        raise ProfileMismatch(what, next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR")
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
         remarks.append(_remark("the profile was tuned for a CPU, but this rank has a GPU", _PROBE_AGAIN))
@@ -167,8 +151,7 @@ def check_directory(
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
         message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
-        next_step = "Make sure that no other job resumes this run at the same time."
-        remarks.append(_remark(message, next_step))
+        remarks.append(_remark(message, "Make sure that no other job resumes this run at the same time."))
     return remarks
 
 
@@ -210,10 +193,8 @@ def check_room(
     message = f"{has}; {CHECKPOINTS_THAT_FIT} checkpoints require {taken}"
     if there:
         return [_remark(message, "Free disk space, or the next save will fail.")]
-    raise BadConfig(
-        message,
-        next_step="Free disk space, choose another --out, or disable checkpoints: --set train.checkpoint.enabled=false",
-    )
+    next_step = "Free disk space, choose another --out, or disable checkpoints: --set train.checkpoint.enabled=false"
+    raise BadConfig(message, next_step=next_step)
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
@@ -243,40 +224,23 @@ def driver_of(ranks: Ranks) -> str | None:
 
 
 def describe_run(
-    resolved: ResolvedConfig,
-    dataset: TokenDataset,
-    plan: BatchPlan,
-    training: Training,
-    *,
-    hosts: Sequence[str],
-    ranks: Ranks,
-    start: Start,
-) -> RunHeader:
+    resolved: ResolvedConfig, dataset: TokenDataset, plan: BatchPlan, training: Training, *, hosts: Sequence[str],
+    ranks: Ranks, start: Start,
+) -> RunHeader:  # fmt: skip
     """Return the content of ``run.json``, except for ``attempt``, which the run's writer sets."""
-    config = resolved.config
+    config, attention = resolved.config, training.module.attention
     return RunHeader(
-        **plan.model_dump(include=set(BatchSplit.model_fields)),
-        schema_version=RUN_SCHEMA_VERSION,
-        name=config.model.name,
-        resumed_from=start.origin,
+        **plan.model_dump(include=set(BatchSplit.model_fields)), schema_version=RUN_SCHEMA_VERSION,
+        name=config.model.name, job=job_name(os.environ), started_utc=utc_now(), resumed_from=start.origin,
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
-        job=job_name(os.environ),
-        started_utc=utc_now(),
-        config=config.model_dump(mode="json"),
-        sources=dict(resolved.sources),
-        profile_sha256=resolved.profile_sha256,
-        dataset_hash=dataset.manifest.dataset_hash,
-        parameters=training.work.parameters,
-        attention=training.module.attention.kind,
-        attention_reason=training.module.attention.reason,
-        recipe_changes=list(training.recipe_changes),
-        device=ranks.device_name,
-        driver=driver_of(ranks),
+        config=config.model_dump(mode="json"), sources=dict(resolved.sources), profile_sha256=resolved.profile_sha256,
+        dataset_hash=dataset.manifest.dataset_hash, parameters=training.work.parameters, attention=attention.kind,
+        attention_reason=attention.reason, recipe_changes=list(training.recipe_changes), hosts=list(hosts),
+        device=ranks.device_name, driver=driver_of(ranks),
         peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
-        hosts=list(hosts),
-    )
+    )  # fmt: skip
 
 
 def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own

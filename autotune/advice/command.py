@@ -89,12 +89,9 @@ def _default_place() -> Path:
     profiles = _profiles()
     if len(profiles) == 1:
         return profiles[0]
-    several = f"there are {len(profiles)} profiles in {_PROFILES}/"
-    raise UsageError(
-        several if profiles else f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/",
-        next_step="Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
-        "--model MODEL --data DIR",
-    )
+    several, none = f"there are {len(profiles)} profiles in", f"there is no run in {_RUNS}/ and no profile in"
+    next_step = "Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
+    raise UsageError(f"{several if profiles else none} {_PROFILES}/", next_step=f"{next_step}--model MODEL --data DIR")
 
 
 def _profiles() -> list[Path]:
@@ -111,16 +108,12 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     from trainer.health.events import utc_now
 
     if now.profile is None:
-        raise UsageError(
-            "--apply requires a profile",
-            next_step="Name it: autotune advise PROFILE --apply, or autotune advise RUN PROFILE --apply",
-        )
+        next_step = "Name it: autotune advise PROFILE --apply, or autotune advise RUN PROFILE --apply"
+        raise UsageError("--apply requires a profile", next_step=next_step)
     if not now.intact:
-        raise ProfileRejected(
-            f"--apply cannot be used with {str(now.profile_path)!r}: it was modified after it was measured",
-            next_step="Measure again: autotune tune; or see the changes: "
-            + shlex.join(["autotune", "profile", "verify", now.profile_path]),
-        )
+        what = f"--apply cannot be used with {str(now.profile_path)!r}: it was modified after it was measured"
+        verify = shlex.join(["autotune", "profile", "verify", now.profile_path])
+        raise ProfileRejected(what, next_step=f"Measure again: autotune tune; or see the changes: {verify}")
     changes = safe_changes(now.profile.train, found)
     old = Path(now.profile_path)
     if not changes:

@@ -31,23 +31,14 @@ from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 
 
 def context_of(
-    place: Path,
-    host: Host,
-    *,
-    profile: Path | None = None,
-    data: Path | None = None,
-    nodes: int | None = None,
-    reports: Path = Path("reports"),
-    candidates: Sequence[Path] = (),
-) -> TrainingContext:
+    place: Path, host: Host, *, profile: Path | None = None, data: Path | None = None, nodes: int | None = None,
+    reports: Path = Path("reports"), candidates: Sequence[Path] = (),
+) -> TrainingContext:  # fmt: skip
     """Return the facts about a profile (a file), a run, or a directory with data.
 
     Without ``profile``, the ``candidates`` are searched for the run's profile. Without ``data``, the profile names the
-    dataset. Without ``nodes``, predictions are for the nodes that the network was measured on.
-
-    Raises:
-        BadInput, TrainerError: If the path is none of these, or cannot be read.
-        ProfileRejected: If the run was not started from the profile.
+    dataset. Without ``nodes``, predictions are for the nodes that the network was measured on. Raise ``BadInput`` or
+    ``TrainerError`` if the path cannot be read, ``ProfileRejected`` if the run was not started from the profile.
     """
     if place.is_file():
         found = read_profile(place)
@@ -57,17 +48,14 @@ def context_of(
         run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
         if profile is not None and stored is not None and (others := other_settings_than(run, stored)):
-            raise ProfileRejected(
-                f"the settings of {place} do not match {profile}: {', '.join(others)}",
-                next_step=f"Name the profile that started the run, or leave it out: {command('advise', place)}",
-            )
+            what = f"the settings of {place} do not match {profile}: {', '.join(others)}"
+            next_step = f"Name the profile that started the run, or leave it out: {command('advise', place)}"
+            raise ProfileRejected(what, next_step=next_step)
         return context_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
     if facts is None or not (facts.prepared or facts.kinds):
-        raise BadInput(
-            f"'{place}' is not a profile, a run, or a directory with training data",
-            next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
-        )
+        what = f"'{place}' is not a profile, a run, or a directory with training data"
+        raise BadInput(what, next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.")
     return TrainingContext(train=None, data=facts)
 
 
@@ -92,38 +80,23 @@ def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContex
 
 
 def read_measured_run(directory: Path) -> Run:
-    """Read the record of a run whose rates are valid measurements.
-
-    Raises:
-        TrainerError: If the directory has no run, or one of another schema.
-        MachineLacks, Undecided: If its GPU is simulated, or cannot reach its rates.
-    """
+    """Read the record of a run; raise ``MachineLacks`` or ``Undecided`` if its rates are no valid measurements."""
     run = read_run(directory)
     check_run(run)
     return run
 
 
 def context_of_profile(
-    stored: StoredProfile,
-    trials: Sequence[FinishedTrial],
-    host: Host,
-    *,
-    data: Path | None = None,
+    stored: StoredProfile, trials: Sequence[FinishedTrial], host: Host, *, data: Path | None = None,
     nodes: int | None = None,
-) -> TrainingContext:
+) -> TrainingContext:  # fmt: skip
     """Return the facts after tuning, with predictions for the intended nodes."""
     profile = stored.profile
     return TrainingContext(
-        train=profile.train,
-        profile=profile,
-        profile_path=str(stored.path),
-        intact=stored.intact,
-        bottleneck=bottleneck_of_profile(profile),
-        trials=tuple(trials),
-        data=_data_of(stored, data, host),
-        spread=_spread(profile, nodes),
-        missing=_missing(stored, nodes),
-    )
+        train=profile.train, profile=profile, profile_path=str(stored.path), intact=stored.intact,
+        bottleneck=bottleneck_of_profile(profile), trials=tuple(trials), data=_data_of(stored, data, host),
+        spread=_spread(profile, nodes), missing=_missing(stored, nodes),
+    )  # fmt: skip
 
 
 def context_of_run(
@@ -132,14 +105,11 @@ def context_of_run(
     """Return the facts about a run and the profile that started it."""
     profile = None if stored is None else stored.profile
     return TrainingContext(
-        train=settings_of(run.header.config),
-        profile=profile,
-        profile_path="PROFILE" if stored is None else str(stored.path),
-        intact=stored is None or stored.intact,
-        run=run,
+        train=settings_of(run.header.config), profile=profile,
+        profile_path="PROFILE" if stored is None else str(stored.path), intact=stored is None or stored.intact, run=run,
         bottleneck=bottleneck_of_run(run, None if profile is None else counters_of_profile(profile)),
         data=_data_of(stored, data, host),
-    )
+    )  # fmt: skip
 
 
 def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> DataFacts | None:
@@ -183,15 +153,12 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
     manifest = read_manifest(directory) if (directory / MANIFEST_NAME).is_file() else None
     sizes = _raw_bytes(directory) if manifest is None else {}
     return DataFacts(
-        path=str(directory),
-        prepared=manifest is not None,
+        path=str(directory), prepared=manifest is not None,
         kinds=tuple(sizes if manifest is None else manifest.source.kinds),
         raw_bytes=(sum(sizes.values()) if sizes else None) if manifest is None else manifest.source.raw_bytes,
-        token_bytes=None if manifest is None else manifest.source.token_bytes,
-        filesystem=disk.filesystem_type,
-        on_network=disk.is_network,
-        vocab_size=None if manifest is None else manifest.vocab_size,
-    )
+        token_bytes=None if manifest is None else manifest.source.token_bytes, filesystem=disk.filesystem_type,
+        on_network=disk.is_network, vocab_size=None if manifest is None else manifest.vocab_size,
+    )  # fmt: skip
 
 
 _SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
@@ -226,29 +193,23 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
     return IntendedNodes(
-        nodes=meant,
-        efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
-        useful_nodes=scaling.useful_nodes,
-        useful_efficiency=predicted([scaling.useful_nodes]).rows[0].efficiency,
-        tokens_per_rank=batch_tokens / (meant * ranks_of(profile)),
-        least_tokens_per_rank=scaling.least_tokens_per_rank,
+        nodes=meant, efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
+        useful_nodes=scaling.useful_nodes, useful_efficiency=predicted([scaling.useful_nodes]).rows[0].efficiency,
+        tokens_per_rank=batch_tokens / (meant * ranks_of(profile)), least_tokens_per_rank=scaling.least_tokens_per_rank,
         twice_the_batch_efficiency=predicted([meant], 2 * batch_tokens).rows[0].efficiency,
         source="; ".join(scaling.sources),
-    )
+    )  # fmt: skip
 
 
 def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
     network = f"autotune network {path}"
+    between = nodes is not None and nodes > 1 and not joins_nodes(evidence.network)
     measurements = (
         (evidence.probe is None, "largest micro-batch", probe_command(stored.profile, str(stored.path))),
         (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
         (evidence.network is None and several_ranks, "gradient synchronisation", network),
-        (
-            nodes is not None and nodes > 1 and not joins_nodes(evidence.network),
-            f"links between nodes, required to predict {nodes} nodes",
-            f"{network} --slurm",
-        ),
+        (between, f"links between nodes, required to predict {nodes} nodes", f"{network} --slurm"),
     )
     return tuple((name, command) for is_missing, name, command in measurements if is_missing)

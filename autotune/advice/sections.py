@@ -14,15 +14,10 @@ _VALUE_CHARACTERS = 40
 
 
 CAUSE_NAMES: dict[Cause, str] = {
-    "compute": "compute",
-    "padding": "padding",
-    "data loading": "data loading",
-    "network": "gradient synchronisation",
-    "straggler": "the slowest rank",
-    "launch-bound": "CPU-bound kernel launches",
-    "memory": "GPU memory bandwidth",
+    "compute": "compute", "padding": "padding", "data loading": "data loading", "network": "gradient synchronisation",
+    "straggler": "the slowest rank", "launch-bound": "CPU-bound kernel launches", "memory": "GPU memory bandwidth",
     "optimizer step": "the optimizer step",
-}
+}  # fmt: skip
 """Names of the parts of a step for users, in the order of the report's bars."""
 
 
@@ -102,14 +97,9 @@ def _count(value: float) -> str:
 
 
 _FORMS: dict[Unit, Callable[[float], str]] = {
-    "share": format_share,
-    "ratio": "{:.3f}".format,
-    "bytes": format_bytes,
-    "bytes/s": per_s,
-    "s": format_seconds,
-    "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
-    "count": _count,
-}
+    "share": format_share, "ratio": "{:.3f}".format, "bytes": format_bytes, "bytes/s": per_s, "s": format_seconds,
+    "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s", "count": _count,
+}  # fmt: skip
 
 
 def change_text(change: SettingChange) -> str:

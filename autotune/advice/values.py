@@ -5,9 +5,8 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from autotune.base.interval import Interval
 
-Cause = Literal[
-    "data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step", "compute"
-]
+Cause = Literal["data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step",
+                "compute"]  # fmt: skip
 """Causes of the parts of a step's time.
 
 ``data loading``: GPUs wait for batches. ``padding``: compute on padding. ``network``: ranks wait for gradients.
@@ -63,14 +62,11 @@ Severity = Literal["error", "warning", "info"]
 """``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-Benefit = Literal[
-    "non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage", "GPU-hours"
-]
+Benefit = Literal["non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage",
+                  "GPU-hours"]  # fmt: skip
 """Quantities that a gain can be of. More of the first is better, less of all others."""
 
-Unit = Literal[
-    "share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "sequences", "count", "W", "°C"
-]
+Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "sequences", "count"]
 
 Known = Literal["measured", "predicted", "assumed", "allocator"]
 """Origins of a figure. ``allocator``: torch's allocator on a simulated GPU."""

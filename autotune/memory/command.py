@@ -50,12 +50,8 @@ def probe(
 
     requests = options.probes(
         job.reports,
-        {
-            "layout": layout,
-            "activation_checkpointing": activation_checkpointing,
-            "compile": compile,
-            "parallel": {"strategy": strategy},
-        },
+        {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
+        | {"parallel": {"strategy": strategy}},
         as_gpu=None if gpu is None else find_gpu_model(gpu),
         accumulate=accumulate,
         headroom_share=headroom,
@@ -121,9 +117,8 @@ def estimate(
 
     named = {name: model_settings(name) for name in options.model}
     length = options.seq_length
-    step = {
-        name: context.params[name] for name in ("layout", "precision", "attention_dropout", "activation_checkpointing")
-    }
+    of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing")
+    step = {name: context.params[name] for name in of_step}
     configs = [
         settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
         for one in named.values()
@@ -134,17 +129,11 @@ def estimate(
         answer, rejected = predict(asked, target, what_if=what_if, update=update)
     unfit = {name for name, error in rejected.items() if isinstance(error, ExceedsMemory)}
     probe = command(
-        "probe",
-        model=[text for text, one in named.items() if one.name not in unfit],
-        data=data or "DIR",
-        memory=memory_bytes and exact_bytes(memory_bytes),
-        device=device if device == "cpu" else None,
-        seq_length=length,
-        **step,
-        ranks=ranks if ranks > 1 else None,
-        max_micro_batch_size=options.max_micro_batch_size,
-        accumulate=accumulate,
-    )
+        "probe", model=[text for text, one in named.items() if one.name not in unfit], data=data or "DIR",
+        memory=memory_bytes and exact_bytes(memory_bytes), device=device if device == "cpu" else None,
+        seq_length=length, **step, ranks=ranks if ranks > 1 else None,
+        max_micro_batch_size=options.max_micro_batch_size, accumulate=accumulate,
+    )  # fmt: skip
     unlike = ["the sparse head"] * (mlm_head != "sparse") + ["its own choice of attention"] * (attention != "auto")
     if unlike:  # probe has no such options
         probe += f"  # measures {' and '.join(unlike)}"

@@ -58,18 +58,13 @@ class CannotTrace(NotCheckable):
 
 
 def estimate_model(
-    request: TraceRequest,
-    machine: Machine,
-    budget_bytes: float,
-    overheads: MemoryOverheads,
-    *,
+    request: TraceRequest, machine: Machine, budget_bytes: float, overheads: MemoryOverheads, *,
     max_micro_batch_size: int,
-) -> MemoryEstimate:
+) -> MemoryEstimate:  # fmt: skip
     """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
-    Raises:
-        CannotTrace: If the model cannot be traced, or allocates in another order at another size.
-        BadInput: If the configuration cannot be built.
+    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at another size; ``BadInput`` if the
+    configuration cannot be built.
     """
     fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
     for number in range(MOST_ROUNDS):
@@ -105,12 +100,7 @@ def _extended(
 
 
 def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
-    """Return the kernels of a step at the micro-batch size of its settings.
-
-    Raises:
-        CannotTrace: If the model cannot be traced.
-        BadInput: If the configuration cannot be built.
-    """
+    """Return the kernels of a step at its settings' micro-batch size; raise ``CannotTrace`` or ``BadInput``."""
     return Trace.of(_traced(request, machine, (request.config.micro_batch_size,))["traces"][0]).work
 
 
@@ -124,10 +114,8 @@ def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> M
 
 
 def _cannot(request: TraceRequest, why: str) -> CannotTrace:
-    return CannotTrace(
-        f"the memory of {request.config.model.name!r} cannot be predicted: {why}",
-        next_step="Measure it on the machine that will train: autotune probe",
-    )
+    what = f"the memory of {request.config.model.name!r} cannot be predicted: {why}"
+    return CannotTrace(what, next_step="Measure it on the machine that will train: autotune probe")
 
 
 def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> SequenceContents:
@@ -148,14 +136,9 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceC
     """Return the contents of a dataset's sequences, from a sample of it; raise ``TrainerError`` if it is no dataset."""
     any_model = ModelSettings(name="any", config={"model_type": "bert"})  # sequences do not depend on it
     rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
-    documents = rows.most_documents if layout == "packed" else 1.0
     said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}
-    return SequenceContents(
-        mean_non_padding_tokens=rows.mean_non_padding_tokens,
-        mean_samples=rows.mean_samples,
-        documents=documents,
-        **said,
-    )
+    said |= {name: getattr(rows, name) for name in ("mean_non_padding_tokens", "mean_samples")}
+    return SequenceContents(documents=rows.most_documents if layout == "packed" else 1.0, **said)
 
 
 def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Manifest]:
@@ -164,11 +147,7 @@ def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Mani
 
 
 def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
-    """Return non-padding tokens and samples per sequence, from a sample of the dataset or else from the profile.
-
-    Raises:
-        TrainerError: If ``data`` is no dataset.
-    """
+    """Return non-padding tokens and samples per sequence: a dataset's, by a sample of it, or else the profile's."""
     profile, directory = stored.profile, data or stored.data_here()
     if directory is None:
         packed = profile.train.layout == "packed"

@@ -13,14 +13,7 @@ from autotune.base.units import format_bytes
 from autotune.base.wording import plural
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.machine.gpu_models import GpuModel
-from autotune.memory.decide.batch_search import (
-    MAX_FAILURES,
-    Prediction,
-    SizeTrial,
-    bracket,
-    next_size,
-    predict_bytes,
-)
+from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_size, predict_bytes
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
@@ -106,13 +99,10 @@ class Probe:
     def trace(self, machine: Machine) -> MemoryEstimate:
         """Trace the model's step; predict its memory near the largest micro-batch. Raise ``CannotTrace`` on failure."""
         request = TraceRequest(
-            config=step_config(self, 1),
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
-            documents_per_sequence=self.documents_per_sequence,
-            micro_batches=self.micro_batches,
+            config=step_config(self, 1), vocab_size=self.manifest.vocab_size, special_ids=self.manifest.special_ids,
+            documents_per_sequence=self.documents_per_sequence, micro_batches=self.micro_batches,
             ranks=self.local_ranks,
-        )
+        )  # fmt: skip
         assert self.expected is not None
         budget, usual = self.memory_budget_bytes, self.expected.usual
         return estimate_model(request, machine, budget, usual, max_micro_batch_size=self.request.max_micro_batch_size)
@@ -232,23 +222,17 @@ class Search:
             if not isinstance(outcome, Crashed | Contaminated):
                 break
         if isinstance(outcome, OutOfMemory):
-            raise Undecided(
-                f"micro-batch size {rows} fitted at first, but not in the throughput trial: {outcome.detail}",
-                next_step="Leave more memory free: add --headroom 0.1",
-            )
+            what = f"micro-batch size {rows} fitted at first, but not in the throughput trial: {outcome.detail}"
+            raise Undecided(what, next_step="Leave more memory free: add --headroom 0.1")
         if not isinstance(outcome, Measured):
             raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
         figures = StepFigures.of(outcome)
         step_s = statistics.median(figures.step_s)
         spread = of_windows([figures.padded_tokens_per_step / seconds for seconds in figures.step_s]).interval()
         return CurvePoint(
-            micro_batch_size=rows,
-            padded_tokens_per_s=figures.padded_tokens_per_step / step_s,
-            step_s=step_s,
-            timed_steps=len(figures.step_s),
-            padded_tokens_per_s_low=spread.low,
-            padded_tokens_per_s_high=spread.high,
-        )
+            micro_batch_size=rows, padded_tokens_per_s=figures.padded_tokens_per_step / step_s, step_s=step_s,
+            timed_steps=len(figures.step_s), padded_tokens_per_s_low=spread.low, padded_tokens_per_s_high=spread.high,
+        )  # fmt: skip
 
     def does_not_fit(self) -> ExceedsMemory:
         """Return the error for a model of which not even one sequence fits: its memory, largest term, and remedies."""
@@ -285,10 +269,7 @@ def probe_model(
     """Predict, find and verify the largest micro-batch in fresh processes, and measure the throughput curve.
 
     ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the chosen micro-batch as well.
-
-    Raises:
-        ExceedsMemory: If not even one sequence fits.
-        Undecided: If trials failed for a reason unrelated to memory.
+    Raise ``ExceedsMemory`` if not even one sequence fits, ``Undecided`` if trials failed for another reason.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)
     search.predict()
@@ -335,25 +316,15 @@ def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) ->
 
 
 def step_trial(
-    probe: Probe,
-    rows: int,
-    steps: tuple[int, int],
-    budget_bytes: int | None,
-    *,
-    attempt: int = 0,
+    probe: Probe, rows: int, steps: tuple[int, int], budget_bytes: int | None, *, attempt: int = 0,
     micro_batches: int | None = None,
-) -> Trial:
+) -> Trial:  # fmt: skip
     """Return a trial of the trainer's step, without a limit if there is no budget. Each attempt is another trial."""
     asked = StepRequest(
-        config=step_config(probe, rows, micro_batches=micro_batches),
-        vocab_size=probe.manifest.vocab_size,
-        special_ids=probe.manifest.special_ids,
-        memory_budget_bytes=budget_bytes,
-        warmup_steps=steps[0],
-        timed_steps=steps[1],
-        local_ranks=probe.local_ranks,
-        documents_per_sequence=probe.documents_per_sequence,
+        config=step_config(probe, rows, micro_batches=micro_batches), vocab_size=probe.manifest.vocab_size,
+        special_ids=probe.manifest.special_ids, memory_budget_bytes=budget_bytes, warmup_steps=steps[0],
+        timed_steps=steps[1], local_ranks=probe.local_ranks, documents_per_sequence=probe.documents_per_sequence,
         attempt=attempt,
-    )
+    )  # fmt: skip
     used, timeout_s = probe.device_used_before_bytes, probe.request.trial_timeout_s
     return asked.trial(timeout_s=timeout_s, device_used_before_bytes=used, first_attempt=not attempt)

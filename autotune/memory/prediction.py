@@ -19,7 +19,6 @@ from autotune.machine.values import visible_devices
 from autotune.memory.decide.memory_model import (
     UNTRACED_SHARE,
     Expected,
-    MemoryOverheads,
     expected_on_cpu,
     expected_on_gpu,
     largest_micro_batch_size,
@@ -36,7 +35,7 @@ from autotune.memory.estimate import (
     traced_work,
 )
 from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
-from autotune.plan.values import Fleet, PlanFigure
+from autotune.plan.values import Basis, Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
 from autotune.speed.decide import predict_speed
@@ -72,13 +71,10 @@ def settings_of_step(
     """Return the trainer's settings, ``others`` included; None takes the default of the model or the device."""
     return TrainConfig.model_validate(
         {
-            "model": model,
-            "device": device,
-            "layout": layout or default_layout(model),
-            "precision": precision or default_precision(device),
-            **others,
+            "model": model, "device": device, "layout": layout or default_layout(model),
+            "precision": precision or default_precision(device), **others,
         }
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +91,7 @@ class Target:
 def predict(
     asked: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
-    """Predict every model; one that does not fit, or can only be measured, does not affect the others.
-
-    Raises:
-        BadInput: If the model cannot be built.
-        TrainerError: If ``asked.data`` is no dataset.
-    """
+    """Predict every model; one that does not fit, or can only be measured, does not affect the others."""
     predicted: list[PredictedModel] = []
     rejected: dict[str, AutotuneError] = {}
     with ForkServerMachine() as machine:
@@ -128,16 +119,13 @@ def predict(
 def find_target(asked: PredictionRequest) -> Target:
     """Return the GPU to predict for, with its memory budget.
 
-    Raises:
-        BadInput: If the GPU is not found, or the budget exceeds its memory.
-        UsageError: If the amount of memory is unknown, or a GPU is named for a CPU.
+    Raise ``BadInput`` if it is not found, or has less memory; ``UsageError`` if its memory is unknown, or it is a CPU.
     """
     budget = asked.memory_bytes
     if asked.configs[0].device == "cpu":
         if budget is None or asked.gpu is not None:
-            raise UsageError(
-                "--device cpu requires --memory, without --gpu", next_step="Try --device cpu --memory 2GiB."
-            )
+            what = "--device cpu requires --memory, without --gpu"
+            raise UsageError(what, next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _gpu_here() if budget is None else None
     if gpu_model is not None:
@@ -148,10 +136,8 @@ def find_target(asked: PredictionRequest) -> Target:
             expected=expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes),
         )
     if budget is None:
-        raise UsageError(
-            "no known GPU detected: --gpu or --memory is required",
-            next_step=f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB.",
-        )
+        next_step = f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB."
+        raise UsageError("no known GPU detected: --gpu or --memory is required", next_step=next_step)
     expected = expected_on_gpu(None, asked.ranks)
     return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
 
@@ -162,30 +148,11 @@ def _gpu_here() -> GpuModel | None:
     return gpu_model_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
-def _estimated(
-    config: TrainConfig,
-    contents: SequenceContents,
-    machine: Machine,
-    budget_bytes: int,
-    usual: MemoryOverheads,
-    *,
-    ranks: int,
-    micro_batches: int = 2,
-    max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE,
-) -> MemoryEstimate:
-    request = _trace_request(config, contents, micro_batches, ranks=ranks)
-    return estimate_model(request, machine, budget_bytes, usual, max_micro_batch_size=max_micro_batch_size)
-
-
 def _trace_request(config: TrainConfig, contents: SequenceContents, micro_batches: int, *, ranks: int) -> TraceRequest:
     return TraceRequest(
-        config=config,
-        vocab_size=contents.vocab_size,
-        special_ids=contents.special_ids,
-        documents_per_sequence=contents.documents,
-        micro_batches=micro_batches,
-        ranks=ranks,
-    )
+        config=config, vocab_size=contents.vocab_size, special_ids=contents.special_ids,
+        documents_per_sequence=contents.documents, micro_batches=micro_batches, ranks=ranks,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,42 +171,28 @@ class _Tracer:
         fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
         # With the assumed overheads at their highest, and at their lowest.
         uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(fit, 1, expected.usual))
-        low = largest_micro_batch_size(
-            fit, budget - uncertainty_bytes, expected.most, max_micro_batch_size=asked.max_micro_batch_size
-        )
-        high = largest_micro_batch_size(
-            fit, budget + uncertainty_bytes, expected.least, max_micro_batch_size=asked.max_micro_batch_size
+        low, high = (
+            largest_micro_batch_size(fit, budget + change, overheads, max_micro_batch_size=asked.max_micro_batch_size)
+            for change, overheads in ((-uncertainty_bytes, expected.most), (uncertainty_bytes, expected.least))
         )
         # Between this size and twice as much: for few sequences the peak may not depend on their number.
         peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
             shared = shares(
-                state_of_terms(found.terms_bytes),
-                asked.ranks,
-                largest_layer_bytes=int(fit.largest_parameter_bytes),
-                tensor_ranks=asked.tensor_ranks,
-                pipeline_stages=asked.pipeline_stages,
-                budget_bytes=budget,
-            )
+                state_of_terms(found.terms_bytes), asked.ranks, largest_layer_bytes=int(fit.largest_parameter_bytes),
+                tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages, budget_bytes=budget,
+            )  # fmt: skip
         told = {name: getattr(estimate, name) for name in ("parameters", "attention", "attention_reason")}
         return PredictedModel(
-            model=config.model.name,
-            config=config,
-            **told,
-            budget_bytes=budget,
-            micro_batch_size=rows,
-            micro_batch_size_low=min(low, rows),
-            micro_batch_size_high=max(high, rows),
-            limited=rows == asked.max_micro_batch_size,
-            breakdown=found,
+            model=config.model.name, config=config, **told, budget_bytes=budget, micro_batch_size=rows,
+            micro_batch_size_low=min(low, rows), micro_batch_size_high=max(high, rows),
+            limited=rows == asked.max_micro_batch_size, breakdown=found,
             bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
-            samples=None if hold.assumed else rows * hold.mean_samples,
-            traces=len(fit.rows),
-            speed=self._speed(config, estimate.work_near(rows), hold),
-            shares=shared,
-        )
+            samples=None if hold.assumed else rows * hold.mean_samples, traces=len(fit.rows),
+            speed=self._speed(config, estimate.work_near(rows), hold), shares=shared,
+        )  # fmt: skip
 
     def _speed(self, config: TrainConfig, work: StepWork, hold: SequenceContents) -> SpeedPrediction | None:
         rates = known_rates(self.target.name)
@@ -253,12 +206,8 @@ class _Tracer:
 
     def _traced(self, config: TrainConfig) -> MemoryEstimate:
         asked, budget, usual = self.asked, self.target.budget_bytes, self.target.expected.usual
-        several = {
-            "micro_batches": 2 if asked.accumulate else 1,
-            "ranks": asked.ranks,
-            "max_micro_batch_size": asked.max_micro_batch_size,
-        }
-        return _estimated(config, self.contents(config), self.machine, budget, usual, **several)
+        request = _trace_request(config, self.contents(config), 2 if asked.accumulate else 1, ranks=asked.ranks)
+        return estimate_model(request, self.machine, budget, usual, max_micro_batch_size=asked.max_micro_batch_size)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
         """Return the largest micro-batch with these settings, and a note: the reason if there is none."""
@@ -280,9 +229,8 @@ class _Tracer:
             if getattr(config, option) != value:
                 rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
                 helps += [f"--{option.replace('_', '-')} {value} (micro-batch size {rows})"] if rows else []
-        advice = "No single setting is predicted to suffice."
-        if helps:
-            advice = f"Predicted to fit with {' or '.join(helps)}."
+        none = "No single setting is predicted to suffice."
+        advice = f"Predicted to fit with {' or '.join(helps)}." if helps else none
         largest = int(estimate.fit.largest_parameter_bytes)
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
@@ -331,16 +279,10 @@ def _is_known(config: TrainConfig) -> bool:
 
 
 def predicted_gains(
-    train: TrainConfig,
-    vocab_size: int,
-    rates: MachineRates,
-    changes: Mapping[str, Mapping[str, object]],
+    train: TrainConfig, vocab_size: int, rates: MachineRates, changes: Mapping[str, Mapping[str, object]],
     update: Update,
-) -> dict[str, float]:
-    """Return the ratio of predicted tokens/s with each change of settings, by its name, to those without it.
-
-    A change that cannot be traced is left out; without a trace of the present settings the result is empty.
-    """
+) -> dict[str, float]:  # fmt: skip
+    """Return the ratio of predicted tokens/s with each change of settings to those without; if they can be traced."""
     found: dict[str, float] = {}
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
@@ -379,14 +321,9 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 
 
 def traced(
-    train: TrainConfig,
-    fleet: Fleet,
-    gpu_model: GpuModel | None,
-    contents: SequenceContents,
-    update: Update,
-    *,
+    train: TrainConfig, fleet: Fleet, gpu_model: GpuModel | None, contents: SequenceContents, update: Update, *,
     rows_per_rank: int,
-) -> MemoryPlan | CannotTrace:
+) -> MemoryPlan | CannotTrace:  # fmt: skip
     """Trace the trainer's step now, as ``autotune estimate`` does."""
     if fleet.device == "cpu":
         usual = expected_on_cpu().usual
@@ -402,19 +339,17 @@ def traced(
         machine.start()
         update(0, None, f"tracing {train.model.name}")
         try:
-            estimate = _estimated(config, contents, machine, fleet.memory_bytes, usual, ranks=fleet.ranks)
+            request, most = _trace_request(config, contents, 2, ranks=fleet.ranks), MAX_MICRO_BATCH_SIZE
+            estimate = estimate_model(request, machine, fleet.memory_bytes, usual, max_micro_batch_size=most)
         except CannotTrace as error:
             return error
     fit, parameters, most = estimate.fit, estimate.parameters, estimate.max_micro_batch_size
     fitting = with_headroom(most, HEADROOM_SHARE) if most else 0
     rows = max(1, min(fitting, rows_per_rank))
     told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
+    basis: Basis = "assumed" if contents.assumed else "predicted"
     return MemoryPlan(
-        parameters=PlanFigure(
-            value=parameters,
-            basis="assumed" if contents.assumed else "predicted",
-            source=f"counted in the traced model{told}",
-        ),
+        parameters=PlanFigure(value=parameters, basis=basis, source=f"counted in the traced model{told}"),
         state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes),
         micro_batch_size=rows,
         max_micro_batch_size=fitting,
@@ -432,13 +367,9 @@ def shared(
     # A trial verified that it fits, whatever a trace predicts.
     verified_bytes = memory.state.total_bytes if is_verified else 0
     found = shares(
-        memory.state,
-        fleet.ranks,
-        largest_layer_bytes=memory.largest_bytes,
-        tensor_ranks=tensor,
-        pipeline_stages=stages,
-        budget_bytes=max(fleet.memory_bytes, verified_bytes),
-    )
+        memory.state, fleet.ranks, largest_layer_bytes=memory.largest_bytes, tensor_ranks=tensor,
+        pipeline_stages=stages, budget_bytes=max(fleet.memory_bytes, verified_bytes),
+    )  # fmt: skip
     return replace(memory, shares=found)
 
 

@@ -86,22 +86,18 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
         **plain(one.evidence),
         "trials": [
             {
-                "micro_batch_size": done.trial.config["micro_batch_size"],
-                "label": done.label,
-                "seconds": round(done.seconds, 3),
-                "from_trial_log": done.from_trial_log,
-                "outcome": done.outcome,
+                "micro_batch_size": done.trial.config["micro_batch_size"], "label": done.label,
+                "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log, "outcome": done.outcome,
             }
             for done in one.trials
         ],
-    }
+    }  # fmt: skip
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
     """Return the answer for people: a line per model, reasons, paths of profiles, and next commands."""
-    found = [
-        (one.profile.train, one.evidence, one.evidence.promised(one.profile.train.micro_batch_size)) for one in probed
-    ]
+    known = [(one.profile.train, one.evidence) for one in probed]
+    found = [(train, evidence, evidence.promised(train.micro_batch_size)) for train, evidence in known]
     table = table_of(
         "", found,
         ("model", "l", lambda one: one[0].model.name),

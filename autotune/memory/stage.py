@@ -35,11 +35,7 @@ from trainer.health.events import utc_now
 
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
-    """Return settings of a step in which only the requested ones are set; None leaves one unset.
-
-    Raises:
-        BadConfig: If they cannot be used.
-    """
+    """Return settings of a step in which only the requested ones are set; None leaves one unset."""
     given = {name: value for name, value in settings.items() if value is not None}
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
@@ -51,25 +47,13 @@ def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> Non
 
 
 def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
-    """Probe each model, and write its profile before the next one is probed.
-
-    ``out`` is a profile file, or a directory.
-
-    Raises:
-        BadInput, UsageError: If the request cannot be met on this machine.
-        ExceedsMemory: If not even the smallest size of a model fits.
-        Undecided: If trials failed for a reason unrelated to memory.
-    """
+    """Probe each model, and write its profile, to the file or directory ``out``, before the next one is probed."""
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
     return [probe_one(bench, prepare(bench, request), path) for request, path in zip(requests, paths, strict=True)]
 
 
 def prepare(bench: Session, request: ProbeRequest) -> Probe:
-    """Complete the settings, read the dataset's statistics, and set the global batch, before any trial.
-
-    Raises:
-        BadInput: If the global batch has fewer sequences than there are ranks.
-    """
+    """Complete the settings, read the dataset's statistics, and set the global batch, before any trial."""
     probe = settled_probe(bench, request)
     rows = sequence_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
@@ -96,24 +80,17 @@ def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
     if "precision" not in config.model_fields_set:
         settled["precision"] = default_precision(site.device)
     return Probe(
-        request=request,
-        config=config.model_copy(update=settled),
-        manifest=bench.manifest,
+        request=request, config=config.model_copy(update=settled), manifest=bench.manifest,
         memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_gpu, ranks=together),
-        device_used_before_bytes=bench.used_before(together),
-        local_ranks=together,
+        device_used_before_bytes=bench.used_before(together), local_ranks=together,
         expected=expected if request.traced else None,
-    )
+    )  # fmt: skip
 
 
 def probe_one(
     bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
 ) -> ProbedModel:
-    """Probe one model and write its profile.
-
-    Raises:
-        OutOfTime: If ``budget_ends_s``, in seconds since 1970, passes before the largest micro-batch is verified.
-    """
+    """Probe one model and write its profile; raise ``OutOfTime`` after ``budget_ends_s``, in seconds since 1970."""
     check_writable(path.parent)
     profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
     profile = keep_workers(profile, path)
@@ -140,12 +117,9 @@ def profile_of_probe(
         ),
         fingerprint=here,
         provenance=Provenance(
-            tool_version=__version__,
-            created_utc=utc_now(),
-            commands=["probe"],
-            slurm_job_id=bench.site.slurm.job_id,
+            tool_version=__version__, created_utc=utc_now(), commands=["probe"], slurm_job_id=bench.site.slurm.job_id,
             **trial_log_provenance(runner, here, train.seq_length_tokens),
         ),
         evidence=Evidence(probe=found),
-    )
+    )  # fmt: skip
     return profile, tuple(runner.finished)

@@ -79,23 +79,16 @@ class Trace:
         terms = sorted({one.term for one in self.allocations})
         number = {term: index for index, term in enumerate(terms)}
         return {
-            "work": self.work.to_json(),
-            "predicted_tokens": self.predicted_tokens,
-            "terms": terms,
+            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": terms,
             "sizes_bytes": [one.size_bytes for one in self.allocations],
             "term_of": [number[one.term] for one in self.allocations],
-            "streams": [one.stream for one in self.allocations],
-            "events": list(self.events),
+            "streams": [one.stream for one in self.allocations], "events": list(self.events),
             "repeats_from": self.repeats_from,
-        }
+        }  # fmt: skip
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "Trace":
-        """Read the result of ``to_json``.
-
-        Raises:
-            KeyError, IndexError, TypeError: If it has another form.
-        """
+        """Read the result of ``to_json``; of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``."""
         terms: Sequence[str] = value["terms"]
         return cls(
             work=StepWork.of(value["work"]),

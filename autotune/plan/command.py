@@ -20,8 +20,7 @@ def plan(
     context: typer.Context,
     *,
     profile: Annotated[
-        Path | None,
-        typer.Argument(metavar="PROFILE", help="Profile (TOML), or --model.", autocompletion=opt.profiles),
+        Path | None, typer.Argument(metavar="PROFILE", help="Profile (TOML), or --model.", autocompletion=opt.profiles)
     ] = None,
     model: Annotated[
         str | None, opt.option("NAME", "Preset, or path of a config.json; requires --gpu.", autocompletion=opt.models)
@@ -69,15 +68,10 @@ def plan(
     from trainer.record.progress import progress
 
     asked = opt.make_request(
-        PlanRequest,
-        context,
-        source=_source(model, profile, seq_length, precision),
-        model_argument=model or "",
-        goal=_goal(context),
-        ranks_per_node=ranks,
-        price_per_device_hour=price_per_gpu_hour,
+        PlanRequest, context, source=_source(model, profile, seq_length, precision), model_argument=model or "",
+        goal=_goal(context), ranks_per_node=ranks, price_per_device_hour=price_per_gpu_hour,
         links=None if bandwidth is None else Assumed(bits_per_s=bandwidth),
-    )
+    )  # fmt: skip
     with progress("plan") as update:
         found = plan(asked, update)
     print(answer_json(found) if as_json else plan_text(found))
@@ -89,10 +83,8 @@ def _goal(context: typer.Context) -> "Goal | None":
     options = {kind: "--duration" if kind == "hours" else f"--{kind}" for kind in GOALS}
     given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:
-        raise UsageError(
-            f"{' cannot be used with '.join(options[kind] for kind in given)}: each sets the length of the training",
-            next_step="Give one of them; the plan shows the others.",
-        )
+        what = f"{' cannot be used with '.join(options[kind] for kind in given)}: each sets the length of the training"
+        raise UsageError(what, next_step="Give one of them; the plan shows the others.")
     for kind, said in given.items():
         name, amount = options[kind], said
         if kind == "hours":
@@ -120,10 +112,8 @@ def _source(
         )
     if profile is not None:
         if seq_length is not None or precision is not None:
-            raise UsageError(
-                "--seq-length and --precision require --model: a profile sets its own",
-                next_step="Remove them, or give --model instead of the profile.",
-            )
+            what = "--seq-length and --precision require --model: a profile sets its own"
+            raise UsageError(what, next_step="Remove them, or give --model instead of the profile.")
         return read_profile(profile)
     length = seq_length or SEQ_LENGTH_TOKENS
     settings = model_settings(model or "")

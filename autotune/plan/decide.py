@@ -74,11 +74,7 @@ class Plan:
 
 
 def plan_of(known: Plan) -> Plan:
-    """Return the plan with all results that follow from its inputs.
-
-    Raises:
-        BadInput: If the goal cannot be converted to tokens: epochs need a dataset, hours a rate, FLOPs a model size.
-    """
+    """Return the plan with all results of its inputs; raise ``BadInput`` if its goal cannot be converted to tokens."""
     goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_sequence, known.global_batch_size
     told = f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens ({per_row.source})"
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
@@ -94,6 +90,7 @@ def plan_of(known: Plan) -> Plan:
     devices, price = fleet.ranks * (fleet.cpus_per_rank or 1.0), known.price_per_device_hour
     told = f"wall time on {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
     hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
+    flops = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
     told = "at your price"
     plan = replace(
         known,
@@ -104,9 +101,7 @@ def plan_of(known: Plan) -> Plan:
         wall_s=wall,
         device_hours=hours,
         cost=None if price is None else _if_known(lambda one: one * price, hours, source=told),
-        flops_6n=_if_known(
-            lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D"
-        ),
+        flops_6n=flops,
         by_nodes=tuple(_by_nodes(known, tokens.value)),
     )
     return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
@@ -123,11 +118,8 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
     ways: dict[GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]] = {
         "steps": (batch, lambda steps, one: steps * one, "with this batch", "", ""),
         "epochs": (
-            known.tokens_per_pass,
-            lambda passes, one: passes * one,
-            "of the dataset",
-            "the tokens of an epoch require a dataset",
-            "Add --data DIR, or give the number of tokens: --tokens 45.2B",
+            known.tokens_per_pass, lambda passes, one: passes * one, "of the dataset",
+            "the tokens of an epoch require a dataset", "Add --data DIR, or give the number of tokens: --tokens 45.2B",
         ),
         "flops": (
             known.parameters,
@@ -143,7 +135,7 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
             known.rate_missing,
             "Give the throughput of one GPU: --tokens-per-s 100k",
         ),
-    }
+    }  # fmt: skip
     of, compute, told, missing, next_step = ways[known.goal.kind]
     if of is None:
         raise BadInput(f"{known.goal.source}: {missing}", next_step=next_step)
@@ -159,13 +151,9 @@ def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
         rate = known.rank_tokens_per_s.value * ranks * efficiency
         hours = tokens / rate * ranks * (fleet.cpus_per_rank or 1.0) / SECONDS_PER_HOUR
         yield NodesRow(
-            nodes=nodes,
-            efficiency=efficiency,
-            tokens_per_s=rate,
-            wall_s=tokens / rate,
-            device_hours=hours,
+            nodes=nodes, efficiency=efficiency, tokens_per_s=rate, wall_s=tokens / rate, device_hours=hours,
             cost=None if price is None else price * hours,
-        )
+        )  # fmt: skip
 
 
 def _warnings(plan: Plan) -> Iterator[str]:

@@ -4,10 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
-from autotune.base.model_work import (
-    gradients_of_shape,
-    vocab_size_of,
-)
+from autotune.base.model_work import gradients_of_shape, vocab_size_of
 from autotune.base.units import format_amount, percent
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution, SequenceContents
 from autotune.errors import UsageError
@@ -88,29 +85,20 @@ class _Rows:
 
 
 def plan(asked: PlanRequest, update: Update) -> Plan:
-    """Plan a training.
-
-    Raises:
-        AutotuneError: If the GPU, the model, the dataset or the goal cannot be used.
-    """
+    """Plan a training; raise ``AutotuneError`` if the GPU, the model, the dataset or the goal cannot be used."""
     goal = asked.goal or _goal_of(asked.source)
     subject = _subject(asked)
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
-        raise UsageError(
-            f"--price-per-gpu-hour cannot be used: {fleet.name} has no GPU", next_step="Remove it, or add --gpu."
-        )
+        what = f"--price-per-gpu-hour cannot be used: {fleet.name} has no GPU"
+        raise UsageError(what, next_step="Remove it, or add --gpu.")
     rows = _rows(subject, asked)
     wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
     known = Plan(
-        model=train.model.name,
-        goal=goal,
-        fleet=fleet,
-        tokens_per_sequence=rows.tokens,
-        tokens_per_pass=rows.tokens_per_pass,
-        global_batch_size=max(wanted, fleet.ranks),
+        model=train.model.name, goal=goal, fleet=fleet, tokens_per_sequence=rows.tokens,
+        tokens_per_pass=rows.tokens_per_pass, global_batch_size=max(wanted, fleet.ranks),
         price_per_device_hour=asked.price_per_device_hour,
-    )
+    )  # fmt: skip
     verified = None if measured is None else memory_of_probe(measured)
     found: MemoryPlan | CannotTrace
     if verified is None or (asked.tokens_per_s is None and measured is not None and tuned_rate(measured) is None):
@@ -165,21 +153,16 @@ def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
     if isinstance(source, StoredProfile):
         steps = source.profile.train.max_steps
         return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
-    raise UsageError(
-        "the length of the training is missing",
-        next_step="Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000.",
-    )
+    next_step = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
+    raise UsageError("the length of the training is missing", next_step=next_step)
 
 
 def _subject(asked: PlanRequest) -> _Subject:
     gpu_model, source = None if asked.gpu is None else find_gpu_model(asked.gpu), asked.source
     if isinstance(source, TrainConfig):
         if gpu_model is None:
-            raise UsageError(
-                "--model requires --gpu",
-                next_step=f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or plan from a profile: "
-                "autotune plan PROFILE",
-            )
+            keys, instead = ", ".join(one.key for one in GPU_MODELS), "plan from a profile: autotune plan PROFILE"
+            raise UsageError("--model requires --gpu", next_step=f"Add --gpu with one of {keys}; or {instead}")
         return _Subject(train=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked))
     profile = source.profile
     train, there, own_gpu = profile.train, profile.fingerprint, None
@@ -287,22 +270,15 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
     if row is None or rate is None or rate.read_from != "scaling":
         return None
     source = f"measured on {row.nodes} nodes"
-    return AllRanks(
-        tokens_per_s=PlanFigure.on("measured", rate.interval, source),
-        efficiency=PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source),
-        rows=row.micro_batch_size,
-    )
+    efficiency = PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source)
+    rate_of_all = PlanFigure.on("measured", rate.interval, source)
+    return AllRanks(tokens_per_s=rate_of_all, efficiency=efficiency, rows=row.micro_batch_size)
 
 
 def _on_all(
-    known: Plan,
-    subject: _Subject,
-    assumed: Assumed | None,
-    rate: PlanFigure,
-    *,
-    strategy: Strategy,
+    known: Plan, subject: _Subject, assumed: Assumed | None, rate: PlanFigure, *, strategy: Strategy,
     max_micro_batch_size: int,
-) -> AllRanks:
+) -> AllRanks:  # fmt: skip
     """Predict the throughput of all ranks from measured links, or else from an assumed line rate."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
     evidence, scaled = Evidence() if profile is None else profile.evidence, None
@@ -317,11 +293,9 @@ def _on_all(
         gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
     load = Load(
-        compute=compute if scaled is None else scaled.load.compute,
-        global_batch_size=known.global_batch_size,
-        tokens_per_sequence=per_row,
-        max_micro_batch_size=max_micro_batch_size,
-    )
+        compute=compute if scaled is None else scaled.load.compute, global_batch_size=known.global_batch_size,
+        tokens_per_sequence=per_row, max_micro_batch_size=max_micro_batch_size,
+    )  # fmt: skip
     links: tuple[Basis, str]
     if scaled is not None and line is None:
         links, over = ("predicted", f"predicted: {scaled.sources[1]}"), scaled.network

@@ -97,11 +97,8 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
     solve = np.linalg.inv(prior[there] + noise**2 * own)
     across = prior[:, at]
-    return Posterior(
-        mean=np.asarray(across @ solve @ means),
-        covariance=np.asarray(prior - across @ solve @ across.T),
-        noise_sigma=noise,
-    )
+    covariance = np.asarray(prior - across @ solve @ across.T)
+    return Posterior(mean=np.asarray(across @ solve @ means), covariance=covariance, noise_sigma=noise)
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,12 +148,9 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
 
 
 def knob_space(
-    starting: Configuration,
-    levels: Mapping[str, Sequence[object]],
-    global_batch_size: Mapping[Layout, int],
-    ranks: int,
-    max_micro_batch_size: Callable[[Configuration], int],
-) -> tuple[Configuration, ...]:
+    starting: Configuration, levels: Mapping[str, Sequence[object]], global_batch_size: Mapping[Layout, int],
+    ranks: int, max_micro_batch_size: Callable[[Configuration], int],
+) -> tuple[Configuration, ...]:  # fmt: skip
     """Return all configurations, the starting one first: every value of each setting with every useful micro-batch.
 
     The global batch is given by layout: the same non-padding tokens are fewer packed sequences than padded ones.
@@ -176,10 +170,7 @@ def with_split_batch(knobs: Configuration, global_batch_size: Mapping[Layout, in
 
 
 def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int) -> list[int]:
-    """Return micro-batch sizes to try, as split: the largest useful one and powers of two below it, ascending.
-
-    Empty if the global batch would leave a rank without a sequence.
-    """
+    """Return sizes to try, as split: the largest useful one and powers of two below it; none if a rank would idle."""
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:
         return []

@@ -166,10 +166,7 @@ class SearchState:
         return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
-        """Return the configuration predicted to be the fastest, and those expected to improve on it.
-
-        Leave out the starting configuration if it is the fastest: every round measures it anyway.
-        """
+        """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""
         found, place = self.believed(), self.places
         fastest = max([self.starting, *cells], key=lambda cell: float(found.mean[place[cell]]))
         gains = expected_gain_over(found, place[fastest])

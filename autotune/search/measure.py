@@ -171,10 +171,7 @@ class Exploration:
     def read(
         self, cells: Sequence[Configuration], *, short: bool = False, starting_last: bool = False
     ) -> Mapping[Configuration, float]:
-        """Measure a window of each and of the starting configuration; return non-padding tokens/s of those that ran.
-
-        Raise ``Undecided`` if the starting configuration did not run.
-        """
+        """Measure a window of each and the starting configuration; return non-padding tokens/s of those that ran."""
         if not cells:
             return {}
         every = [*cells, self.starting] if starting_last else [self.starting, *cells]
@@ -189,11 +186,8 @@ class Exploration:
                 raise could_not_measure("the starting configuration", outcome, self.runner)
 
         outcomes = self.reading.read(number, trials, check)
-        rates = {
-            cell: self.request.rate_of(cell, TrainingFigures.of(outcome))
-            for cell, outcome in outcomes.items()
-            if isinstance(outcome, Measured)
-        }
+        ran = {cell: TrainingFigures.of(one) for cell, one in outcomes.items() if isinstance(one, Measured)}
+        rates = {cell: self.request.rate_of(cell, figures) for cell, figures in ran.items()}
         self.known.note(rates, short=short)
         for cell in cells:
             if cell not in rates:
@@ -224,10 +218,7 @@ class ConfirmedChoice:
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Compare the finalists with the starting configuration and each other, and check the loss of the fastest.
-
-    If the loss check rejects it, compare the finalists that have the starting configuration's precision.
-    """
+    """Return the fastest finalist; if the loss check rejects it, the fastest one of the starting precision."""
     known = search.known
     first = confirm_one_of(search.finalists({cell.precision for cell in known.cells}), search)
     if first.rejected is None:
@@ -305,23 +296,13 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
         )
         explored.append(row)
     return ExploreEvidence(
-        configurations=len({*search.known.cells, *search.known.tried}),
-        trials=len(others),
-        pruned=sum(one.outcome == "pruned" for one in others),
-        starting=before,
-        chosen=found.candidate if found.adopted else before,
-        candidate=found.candidate,
-        adopted=found.adopted,
-        equal_loss=found.equal_loss,
-        ratio_to_starting=found.ratio.value,
-        ratio_low=found.ratio.low,
-        ratio_high=found.ratio.high,
-        choice=_choice(search, found),
-        stopped_because=search.stopped_because,
-        left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=explored,
-        **search.reading.taken,
-    )
+        configurations=len({*search.known.cells, *search.known.tried}), trials=len(others),
+        pruned=sum(one.outcome == "pruned" for one in others), starting=before,
+        chosen=found.candidate if found.adopted else before, candidate=found.candidate, adopted=found.adopted,
+        equal_loss=found.equal_loss, ratio_to_starting=found.ratio.value, ratio_low=found.ratio.low,
+        ratio_high=found.ratio.high, choice=_choice(search, found), stopped_because=search.stopped_because,
+        left_out=[*search.request.left_out, *search.known.left_out.values()], rows=explored, **search.reading.taken,
+    )  # fmt: skip
 
 
 def _choice(search: Exploration, found: ConfirmedChoice) -> str:

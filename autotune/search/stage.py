@@ -101,12 +101,11 @@ def explore_request(
         layouts = [train.model_copy(update={"layout": layout}) for layout in levels["layout"]]
         rows = {one.layout: sequence_statistics(one, dataset) for one in layouts}
     tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
-    global_batch_size = {
-        layout: global_batch_size_of(tokens, one.mean_non_padding_tokens) for layout, one in rows.items()
-    }
-    max_micro_batch_size = probe_request.max_micro_batch_size
+    means = {layout: one.mean_non_padding_tokens for layout, one in rows.items()}
+    global_batch_size = {layout: global_batch_size_of(tokens, mean) for layout, mean in means.items()}
+    ranks, max_micro_batch_size = probe.local_ranks, probe_request.max_micro_batch_size
     limits = {"memory_budget_bytes": probe.memory_budget_bytes, "headroom_share": constraints.headroom_share}
-    limits |= {"ranks": probe.local_ranks, "micro_batches": probe.micro_batches}
+    limits |= {"ranks": ranks, "micro_batches": probe.micro_batches}
 
     def predict(kind: Configuration) -> int | None:
         """Return the largest micro-batch predicted to leave the headroom free; None if it cannot be predicted."""
@@ -117,15 +116,10 @@ def explore_request(
             return None
 
     return ExploreRequest(
-        training=training_windows(bench, train, request, probe.local_ranks),
-        cells=knob_space(
-            Configuration.of(train), levels, global_batch_size, probe.local_ranks, lambda _: max_micro_batch_size
-        ),
+        training=training_windows(bench, train, request, ranks),
+        cells=knob_space(Configuration.of(train), levels, global_batch_size, ranks, lambda _: max_micro_batch_size),
         global_batch_size=global_batch_size,
-        non_padding_shares={
-            layout: None if layout == "bucketed" else one.mean_non_padding_tokens / width
-            for layout, one in rows.items()
-        },
+        non_padding_shares={one: None if one == "bucketed" else mean / width for one, mean in means.items()},
         left_out=tuple(left_out),
         predict=None if probe.expected is None else predict,
         predicted_for=limits,

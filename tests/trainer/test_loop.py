@@ -29,9 +29,8 @@ from trainer.loop import train
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import Run, RunExit, StartClock, read_run
 
-DROPOUT = ModelSettings(
-    name="m", config=SHAPES["bert"] | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-)
+_RATES = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+DROPOUT = ModelSettings(name="m", config=SHAPES["bert"] | _RATES)
 
 
 class _Asked(Watchdog):
@@ -83,10 +82,8 @@ def _weights(out: str) -> dict[str, torch.Tensor]:
 
 def _learned(run: Run) -> list[tuple]:
     """What rows say of the learning, and nothing of time."""
-    return [
-        (row.step, row.loss, row.grad_norm, row.learning_rate, row.gradient_noise_scale_tokens, row.skipped_steps)
-        for row in run.steps
-    ]
+    told = ("step", "loss", "grad_norm", "learning_rate", "gradient_noise_scale_tokens", "skipped_steps")
+    return [tuple(getattr(row, name) for name in told) for row in run.steps]
 
 
 def _check_same(one: str, other: str = "plain", *, after: int = 0) -> None:
@@ -111,16 +108,12 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
     assert Path("r/model/config.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model": DROPOUT},
-        {"model": DROPOUT, "data": DataSettings(num_workers=2)},
-        {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed"},
-        {"model": DROPOUT, "micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
-    ],
-    ids=["plain", "workers", "bucketed", "accumulated"],
-)
+@pytest.mark.parametrize("changes", [
+    {"model": DROPOUT},
+    {"model": DROPOUT, "data": DataSettings(num_workers=2)},
+    {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed"},
+    {"model": DROPOUT, "micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
+], ids=["plain", "workers", "bucketed", "accumulated"])  # fmt: skip
 def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weights_bit_by_bit(changes):
     changes = {"max_steps": 7, **changes}
     _run("plain", **changes)

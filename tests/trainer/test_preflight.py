@@ -54,36 +54,30 @@ def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
     assert "autotune tune" in caught.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("fingerprint", "here", "told"),
-    [
-        *((MEMORY, {"device_memory_bytes": str(size)}, "") for size in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30)),
-        ({}, {}, ""),
-        (TUNED, {}, ""),
-        # Strange values are not believed.
-        ({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, {}, ""),
-        (MEMORY, {"device_memory_bytes": "None"}, ""),
-        (TUNED | {"gpu_name": "NVIDIA H100"}, {}, "gpu name NVIDIA H100; this rank has NVIDIA A100"),
-        (TUNED | {"torch": "2.9.1"}, {}, "torch 2.9.1; this rank has 2.10.0"),
-        (TUNED | {"allotted_cpus": 16}, {}, "16 available CPU cores; this rank has 8"),
-        (TUNED | {"device": "cpu"}, {}, "tuned for a CPU, but this rank has a GPU"),
-    ],
-)
+@pytest.mark.parametrize(("fingerprint", "here", "told"), [
+    *((MEMORY, {"device_memory_bytes": str(size)}, "") for size in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30)),
+    ({}, {}, ""),
+    (TUNED, {}, ""),
+    # Strange values are not believed.
+    ({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, {}, ""),
+    (MEMORY, {"device_memory_bytes": "None"}, ""),
+    (TUNED | {"gpu_name": "NVIDIA H100"}, {}, "gpu name NVIDIA H100; this rank has NVIDIA A100"),
+    (TUNED | {"torch": "2.9.1"}, {}, "torch 2.9.1; this rank has 2.10.0"),
+    (TUNED | {"allotted_cpus": 16}, {}, "16 available CPU cores; this rank has 8"),
+    (TUNED | {"device": "cpu"}, {}, "tuned for a CPU, but this rank has a GPU"),
+])  # fmt: skip
 def test_another_machine_than_the_profile_was_tuned_on_is_said_and_one_like_it_passes(fingerprint, here, told):
     remarks = preflight.compare_profile(fingerprint, GPU | here)
     assert len(remarks) == bool(told)
     assert all(told in remark.message and remark.next_step for remark in remarks)
 
 
-@pytest.mark.parametrize(
-    ("quota", "older_quota_us", "unbound", "slurm", "expected"),
-    [
-        ("max 100000", "", None, "", 64), ("800000 100000", "", None, "", 8), ("50000 100000", "", None, "", 1),
-        ("x", "", None, "", 64), ("", "-1", None, "", 64), ("", "400000", None, "", 4), ("", "1000", None, "", 1),
-        ("", "", None, "", 64), ("", "", None, "12", 12), ("", "", None, "many", 64), ("", "", 2, "12", 2),
-        ("", "", 128, "", 128), ("", "", 128, "12", 12),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("quota", "older_quota_us", "unbound", "slurm", "expected"), [
+    ("max 100000", "", None, "", 64), ("800000 100000", "", None, "", 8), ("50000 100000", "", None, "", 1),
+    ("x", "", None, "", 64), ("", "-1", None, "", 64), ("", "400000", None, "", 4), ("", "1000", None, "", 1),
+    ("", "", None, "", 64), ("", "", None, "12", 12), ("", "", None, "many", 64), ("", "", 2, "12", 2),
+    ("", "", 128, "", 128), ("", "", 128, "12", 12),
+])  # fmt: skip
 def test_the_least_of_affinity_before_binding_quota_of_a_control_group_and_slurms_word_counts(
     monkeypatch, tmp_path, quota, older_quota_us, unbound, slurm, expected
 ):

@@ -81,19 +81,14 @@ class CacheDirectory:
         free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
         if filled_up or missing_bytes > 0:
-            told = f"Free {_mib(missing_bytes)} there,"
-            again = "There is space again: try again,"
-            raise BadConfig(
-                f"{self._local} has {_mib(free_bytes)} free; the dataset requires {_mib(size_bytes)} "
-                f"and {_mib(SPARE_BYTES)} to spare",
-                next_step=f"{told if missing_bytes > 0 else again} or pass another disk.",
-            )
+            told = f"Free {_mib(missing_bytes)} there," if missing_bytes > 0 else "There is space again: try again,"
+            needs = f"the dataset requires {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to spare"
+            what = f"{self._local} has {_mib(free_bytes)} free; {needs}"
+            raise BadConfig(what, next_step=f"{told} or pass another disk.")
         missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
         if disk.f_files and missing_inodes > 0:
-            raise BadConfig(
-                f"{self._local} has inodes for {disk.f_favail:,} more files; the dataset has {len(files):,}",
-                next_step=f"Remove {missing_inodes:,} files there, or pass another disk.",
-            )
+            what = f"{self._local} has inodes for {disk.f_favail:,} more files; the dataset has {len(files):,}"
+            raise BadConfig(what, next_step=f"Remove {missing_inodes:,} files there, or pass another disk.")
 
     @contextlib.contextmanager
     def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
@@ -157,10 +152,8 @@ def stage(
             with locked(place.lock, timeout_s):
                 return found if is_intact(place.directory, place.manifest) else _copy(place, source, found, update)
         except LockHeld as error:
-            raise BadConfig(
-                f"another process is still copying this dataset to {place.root} after {timeout_s:g} s",
-                next_step="Check that process, or wait longer.",
-            ) from error
+            what = f"another process is still copying this dataset to {place.root} after {timeout_s:g} s"
+            raise BadConfig(what, next_step="Check that process, or wait longer.") from error
 
 
 def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) -> Staged:
@@ -199,8 +192,6 @@ def stage_data(
     try:
         place = Path(string.Template(wanted).substitute(environment))
     except (KeyError, ValueError) as error:
-        raise BadConfig(
-            f"train.data.stage_to = {wanted!r}: environment variable {error} is not set",
-            next_step="Set it, or pass a directory: --set train.data.stage_to=/local",
-        ) from error
+        what = f"train.data.stage_to = {wanted!r}: environment variable {error} is not set"
+        raise BadConfig(what, next_step="Set it, or pass a directory: --set train.data.stage_to=/local") from error
     return replace(resolved, data_dir=stage(resolved.data_dir, place, update=update).directory)

@@ -39,11 +39,7 @@ _WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
 
 
 def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc: str) -> Profile:
-    """Return the profile with these changes and without the evidence that they invalidate.
-
-    Raises:
-        BadInput: If the changed settings are not valid.
-    """
+    """Return the profile with these changes and without the evidence that they invalidate, or raise ``BadInput``."""
     other = [change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)]
     without: tuple[str, ...] = ()
     evidence, probe = dict[str, object](), profile.evidence.probe

@@ -137,10 +137,7 @@ def _at(now: TrainingContext, rows: int) -> Interval | None:
 
 
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
-    """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018).
-
-    For the same loss, a batch B needs 1 + B / B_noise times the tokens that the smallest batch needs.
-    """
+    """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018)."""
     run, train = now.run, now.train
     if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
         return None
@@ -156,6 +153,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     before = run.header.global_batch_size
     fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
+    # For the same loss, a batch B needs 1 + B / B_noise times the tokens of the smallest.
     needed, least, most = ((1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high))
     change = SettingChange(key="global_batch_size", old=before, new=fewer)
     if train.global_batch_tokens is not None:
@@ -204,9 +202,8 @@ def padding(now: TrainingContext) -> Advice | None:
     most = 1 / position_share(train, now.parameters)
     low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
     left = PACKED_LEAVES if layout == "packed" else 0.5
-    gain = without(
-        replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most), (0.0, left, left + 0.15)
-    )
+    lost_there = replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most)
+    gain = without(lost_there, (0.0, left, left + 0.15))
     if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
         row = train.seq_length_tokens  # packed sequences attend within documents, padded ones over all positions
         share = row / (6 * now.hidden_size + row)
@@ -267,7 +264,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
 
 
-def too_big(now: TrainingContext) -> Advice | None:
+def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     """Find weights, gradients and optimizer state whose sharding would allow a larger micro-batch."""
     probe, profile, train = now.probe, now.profile, now.train
     if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":

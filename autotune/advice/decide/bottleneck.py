@@ -106,15 +106,9 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
 
 
 def _weigh(
-    parts: Sequence[StepPart],
-    source: str,
-    steps: int,
-    untold: Sequence[str],
-    mfu: Estimate | None,
-    *,
-    loads_ahead: bool,
-    launching: float,
-) -> Bottleneck:
+    parts: Sequence[StepPart], source: str, steps: int, untold: Sequence[str], mfu: Estimate | None, *,
+    loads_ahead: bool, launching: float,
+) -> Bottleneck:  # fmt: skip
     """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
     Data loading ahead of the GPU and late kernel launches (``launching``, a share of the step) take precedence: they
@@ -138,14 +132,9 @@ def _weigh(
     if known is not None and known.low is not None:
         known = replace(known, low=max(0.0, known.low))
     return Bottleneck(
-        limit="compute" if limit is None else limit.cause,
-        decided=decided,
-        parts=tuple(every),
-        steps=steps,
-        source=source,
-        mfu=known,
-        untold=tuple(untold),
-    )
+        limit="compute" if limit is None else limit.cause, decided=decided, parts=tuple(every), steps=steps,
+        source=source, mfu=known, untold=tuple(untold),
+    )  # fmt: skip
 
 
 def _communication_shares(profile: Profile) -> tuple[float, float] | None:

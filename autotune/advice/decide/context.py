@@ -282,10 +282,7 @@ def times(gain: Gain, factors: Range) -> Gain:
 
 
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
-    """Return the ratio of new to old tokens/s for two micro-batch sizes; None if too few were measured.
-
-    With gradient accumulation, only the fixed cost of each micro-batch is saved.
-    """
+    """Return the ratio of new to old tokens/s for two micro-batch sizes; None if too few were measured."""
     curve = now.probe.curve if now.probe is not None else []
     if len(curve) < 2 or now.train is None:
         return None

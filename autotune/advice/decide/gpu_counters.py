@@ -31,10 +31,7 @@ class Counters:
 
 
 def data_share(row: WorkersRow) -> float:
-    """Return the share of a window's time that data loading costs, compared with a window on cached batches.
-
-    The measured waits are less reliable: they are summed over ranks that wait at the same time.
-    """
+    """Return the share of a window's time that data loading costs, compared with a window on cached batches."""
     lost = max(0.0, 1 - row.ratio_to_cached)
     return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits by chance
 

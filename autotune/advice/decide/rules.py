@@ -16,10 +16,14 @@ from autotune.trials.values import Contaminated, FinishedTrial
 class AdviceRule:
     """Rule that checks a training for one possible problem."""
 
-    name: str
     looks: Callable[[TrainingContext], Advice | None]
     covers: tuple[str, ...] = ()
     """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule covers."""
+
+    @property
+    def name(self) -> str:
+        """Name of the rule, such as ``too-many-nodes``."""
+        return self.looks.__name__.replace("_", "-")
 
     @property
     def looks_for(self) -> str:
@@ -115,44 +119,23 @@ def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
     return figure("discarded trials", len(trials), "count", "trial log", n=len(now.trials))
 
 
-RULES = (
-    AdviceRule(name="tokenise-ahead", looks=data_loading.tokenise_ahead, covers=("R1", "data loading")),
-    AdviceRule(name="staging", looks=data_loading.staging, covers=("R2", "data loading")),
-    AdviceRule(name="more-workers", looks=data_loading.more_workers, covers=("R3", "data loading")),
-    AdviceRule(name="starved-rank", looks=data_loading.starved_rank, covers=("data loading",)),
-    AdviceRule(name="fewer-workers", looks=data_loading.fewer_workers, covers=("R3",)),
-    AdviceRule(name="undecided-workers", looks=data_loading.undecided_workers, covers=("R3",)),
-    AdviceRule(name="beyond-memory", looks=batch_size.beyond_memory, covers=("R5",)),
-    AdviceRule(name="below-knee", looks=batch_size.below_knee, covers=("R5", "launch-bound")),
-    AdviceRule(name="beyond-knee", looks=batch_size.beyond_knee, covers=("R5",)),
-    AdviceRule(name="beyond-noise-scale", looks=batch_size.beyond_noise_scale),
-    AdviceRule(name="padding", looks=batch_size.padding, covers=("padding",)),
-    AdviceRule(name="empty-rows", looks=batch_size.empty_rows, covers=("padding",)),
-    AdviceRule(name="full-precision", looks=computation.full_precision, covers=("compute", "memory")),
-    AdviceRule(name="half-precision", looks=computation.half_precision),
-    AdviceRule(name="dense-head", looks=computation.dense_head, covers=("compute",)),
-    AdviceRule(name="dense-last-layer", looks=computation.dense_last_layer, covers=("compute",)),
-    AdviceRule(name="attention-dropout", looks=computation.attention_dropout, covers=("compute",)),
-    AdviceRule(name="launch-bound", looks=computation.launch_bound, covers=("launch-bound",)),
-    AdviceRule(name="eager-layers", looks=computation.eager_layers, covers=("launch-bound", "memory")),
-    AdviceRule(name="recomputation", looks=computation.recomputation, covers=("compute",)),
-    AdviceRule(name="memory-bound", looks=computation.memory_bound, covers=("memory",)),
-    AdviceRule(name="optimizer-bound", looks=computation.optimizer_bound, covers=("optimizer step",)),
-    AdviceRule(name="compute-bound", looks=computation.compute_bound, covers=("compute",)),
-    AdviceRule(name="too-big-for-ddp", looks=batch_size.too_big, covers=("R5",)),
-    AdviceRule(name="gradient-sync", looks=communication.gradient_sync, covers=("R4", "network")),
-    AdviceRule(name="network-bound", looks=communication.network_bound, covers=("R4", "network")),
-    AdviceRule(name="too-many-nodes", looks=communication.too_many_nodes, covers=("R4", "network")),
-    AdviceRule(name="below-t-min", looks=communication.below_t_min, covers=("R4", "network")),
-    AdviceRule(name="slow-rank", looks=communication.slow_rank, covers=("straggler",)),
-    AdviceRule(name="uneven-ranks", looks=communication.uneven_ranks, covers=("straggler",)),
-    AdviceRule(name="slow-link", looks=communication.slow_link, covers=("network",)),
-    AdviceRule(name="thermal", looks=thermal),
-    AdviceRule(name="other-gpu-users", looks=other_gpu_users),
-    AdviceRule(name="utilisation", looks=utilisation),
-    AdviceRule(name="edited", looks=edited),
-    AdviceRule(name="not-measured", looks=not_measured),
-)
+_COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
+    data_loading.tokenise_ahead: "R1, data loading", data_loading.staging: "R2, data loading",
+    data_loading.more_workers: "R3, data loading", data_loading.starved_rank: "data loading",
+    data_loading.fewer_workers: "R3", data_loading.undecided_workers: "R3", batch_size.beyond_memory: "R5",
+    batch_size.below_knee: "R5, launch-bound", batch_size.beyond_knee: "R5", batch_size.beyond_noise_scale: "",
+    batch_size.padding: "padding", batch_size.empty_rows: "padding", computation.full_precision: "compute, memory",
+    computation.half_precision: "", computation.dense_head: "compute", computation.dense_last_layer: "compute",
+    computation.attention_dropout: "compute", computation.launch_bound: "launch-bound",
+    computation.eager_layers: "launch-bound, memory", computation.recomputation: "compute",
+    computation.memory_bound: "memory", computation.optimizer_bound: "optimizer step",
+    computation.compute_bound: "compute", batch_size.too_big_for_ddp: "R5", communication.gradient_sync: "R4, network",
+    communication.network_bound: "R4, network", communication.too_many_nodes: "R4, network",
+    communication.below_t_min: "R4, network", communication.slow_rank: "straggler",
+    communication.uneven_ranks: "straggler", communication.slow_link: "network", thermal: "", other_gpu_users: "",
+    utilisation: "", edited: "", not_measured: "",
+}  # fmt: skip
+RULES = tuple(AdviceRule(looks=one, covers=tuple(filter(None, covers.split(", ")))) for one, covers in _COVERS.items())
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 

@@ -58,14 +58,10 @@ class Bracket:
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
-    failed = [trial.micro_batch_size for trial in tried if trial.fits is False]
+    failed, fitted = ([one.micro_batch_size for one in tried if one.fits is fits] for fits in (False, True))
     infeasible_min = min(failed, default=None)
-    fitted = [
-        trial.micro_batch_size
-        for trial in tried
-        if trial.fits and (infeasible_min is None or trial.micro_batch_size < infeasible_min)
-    ]
-    return Bracket(feasible_max=max(fitted, default=0), infeasible_min=infeasible_min)
+    below = [rows for rows in fitted if infeasible_min is None or rows < infeasible_min]
+    return Bracket(feasible_max=max(below, default=0), infeasible_min=infeasible_min)
 
 
 def next_size(

@@ -174,10 +174,8 @@ def expected_on_gpu(
     hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     usual = MemoryOverheads(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
-    outside = zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
-    return Expected(
-        *(replace(usual, non_pytorch_bytes=one + (other if local_ranks > 1 else 0)) for one, other in outside)
-    )
+    among = COMMUNICATION_BYTES if local_ranks > 1 else (0, 0, 0)
+    return Expected(*(replace(usual, non_pytorch_bytes=sum(one)) for one in zip(CONTEXT_BYTES, among, strict=True)))
 
 
 def expected_on_cpu() -> Expected:
@@ -248,12 +246,9 @@ def rounded_bytes(requested_bytes: int) -> int:
 
 
 def reserve(
-    sizes_bytes: Sequence[int],
-    events: Sequence[int],
-    streams: Sequence[int] | None = None,
-    *,
+    sizes_bytes: Sequence[int], events: Sequence[int], streams: Sequence[int] | None = None, *,
     device_bytes: float = math.inf,
-) -> int:
+) -> int:  # fmt: skip
     """Replay a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.

@@ -70,14 +70,9 @@ def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> S
 
 
 def shares(
-    state: StateBytes,
-    ranks: int,
-    *,
-    largest_layer_bytes: int,
-    budget_bytes: int,
-    tensor_ranks: int = 1,
+    state: StateBytes, ranks: int, *, largest_layer_bytes: int, budget_bytes: int, tensor_ranks: int = 1,
     pipeline_stages: int = 1,
-) -> tuple[Share, ...]:
+) -> tuple[Share, ...]:  # fmt: skip
     """Return the memory per way of sharing: ZeRO over all ranks, then tensor and pipeline parallelism, each alone."""
     names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
     found = [
@@ -88,10 +83,10 @@ def shares(
         found.append((f"TP {tensor_ranks}", False, model_share(state, tensor_ranks, 1)))
     if pipeline_stages > 1:
         found.append((f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages)))
+    totals = [(*one, one[2].total_bytes) for one in found]
     return tuple(
         Share(name=name, trains_here=here, total_bytes=total, fits=total <= budget_bytes, held=held)
-        for name, here, held in found
-        for total in [held.total_bytes]
+        for name, here, held, total in totals
     )
 
 

@@ -72,9 +72,7 @@ def tuned(world: World, train: TrainConfig, **changes: object) -> TrainingContex
     return TrainingContext(train=profile.train, profile=profile, bottleneck=bottleneck_of_profile(profile), data=DATA)
 
 
-def ran(
-    world: World, train: TrainConfig, *, with_profile: bool = False, noise_scale: float | None = None
-) -> TrainingContext:
+def ran(world: World, train: TrainConfig, *, with_profile=False, noise_scale=None) -> TrainingContext:
     run = run_of(world, train, noise_scale=noise_scale, first_step=1 if noise_scale is None else 5000)
     profile = profile_of(world, train) if with_profile else None
     limit = bottleneck_of_run(run, None if profile is None else counters_of_profile(profile))
@@ -84,6 +82,10 @@ def ran(
 def _rates(world: World, train: TrainConfig) -> Benefit:
     """True tokens/s with the advice followed, to those without."""
     return lambda advice: _speed(world, apply_changes(train, advice.changes)) / _speed(world, train)
+
+
+def _faster(slow: tuple[World, TrainConfig], fast: tuple[World, TrainConfig]) -> Benefit:
+    return lambda _: _speed(*fast) / _speed(*slow)
 
 
 def _speed(world: World, train: TrainConfig) -> float:
@@ -129,12 +131,9 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     yield Scenario("undecided-workers", "a sweep that noise did not let end", undecided, many)
 
     hindered, even = replace(cluster, slow_loader=100.0), replace(cluster, load_s_per_row=2e-3)
-    good = settings(cluster)
-    yield Scenario(
-        "starved-rank", "the loader of one rank of sixteen is a hundred times as slow as the others'",
-        ran(hindered, good), ran(even, settings(even, data__num_workers=1)),
-        lambda _: _speed(cluster, good) / _speed(hindered, good),
-    )  # fmt: skip
+    good, what = settings(cluster), "the loader of one rank of sixteen is a hundred times as slow as the others'"
+    silent = ran(even, settings(even, data__num_workers=1))
+    yield Scenario("starved-rank", what, ran(hindered, good), silent, _faster((hindered, good), (cluster, good)))
 
 
 def _of_batch(gpu: World) -> Iterator[Scenario]:
@@ -231,14 +230,10 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
     train = settings(cluster)  # in all of these worlds
     halved = settings(cluster, parallel__gradient_dtype="bf16")
     good, limped = ran(cluster, train), ran(limping, train)
-    yield Scenario(
-        "network-bound", "gradients that travel longer than backward", ran(slow, train), good,
-        lambda _: _speed(slow, halved) / _speed(slow, train),
-    )  # fmt: skip
-    yield Scenario(
-        "slow-rank", "a rank that takes 1.3 times as long", limped, good,
-        lambda _: _speed(cluster, train) / _speed(limping, train),
-    )  # fmt: skip
+    what, gain = "gradients that travel longer than backward", _faster((slow, train), (slow, halved))
+    yield Scenario("network-bound", what, ran(slow, train), good, gain)
+    what, gain = "a rank that takes 1.3 times as long", _faster((limping, train), (cluster, train))
+    yield Scenario("slow-rank", what, limped, good, gain)
 
     mixed = replace(cluster, uneven_rows=0.3)
     uneven = settings(mixed, layout="bucketed", attention_dropout=0.1)
@@ -260,10 +255,8 @@ def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:
         }  # fmt: skip
         return replace(ran(world, train), trials=(_trial("links", Measured(figures=figures)),))
 
-    yield Scenario(
-        "slow-link", "one link with a third of the others' speed", links(one_slow), links(linked),
-        lambda _: _speed(linked, train) / _speed(one_slow, train),
-    )  # fmt: skip
+    what, gain = "one link with a third of the others' speed", _faster((one_slow, train), (linked, train))
+    yield Scenario("slow-link", what, links(one_slow), links(linked), gain)
 
     def bucketed(advice: Advice) -> float:
         cap = {change.key: change for change in advice.changes}["parallel.bucket_cap_mib"]
@@ -291,14 +284,10 @@ def _of_spread(world: World) -> Iterator[Scenario]:
         )  # fmt: skip
         return replace(ran(world, train(1)), spread=found)
 
-    yield Scenario(
-        "too-many-nodes", "64 nodes for a batch that keeps a few busy", spread(64), spread(1),
-        lambda _: efficiency(64) / efficiency(useful),
-    )  # fmt: skip
-    yield Scenario(
-        "below-t-min", "the same, with a batch that may grow", spread(64, twice=efficiency(64, batch=2)),
-        spread(1, twice=1.0), lambda _: _speed(world, train(2)) / _speed(world, train(1)),
-    )  # fmt: skip
+    what, hours = "64 nodes for a batch that keeps a few busy", efficiency(64) / efficiency(useful)
+    yield Scenario("too-many-nodes", what, spread(64), spread(1), lambda _: hours)
+    growing, gain = spread(64, twice=efficiency(64, batch=2)), _faster((world, train(1)), (world, train(2)))
+    yield Scenario("below-t-min", "the same, with a batch that may grow", growing, spread(1, twice=1.0), gain)
 
 
 def _simulated_step_s(cap_mib: int, seed: int) -> float:
@@ -322,14 +311,12 @@ def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
         step_s = _simulated_step_s(cap, seed=0)
         rounds = sorted(_simulated_step_s(25, seed) / _simulated_step_s(cap, seed) for seed in (3, 4, 5))
         against = {"ratio_to_default": rounds[1], "ratio_low": rounds[0] * 0.98, "ratio_high": rounds[2] * 1.02}
-        rows.append(
-            GradientSyncRow(
-                strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, gradient_accumulation_steps=1,
-                micro_batch_size=64, step_s=step_s,
-                steps=20, tokens_per_s=2**20 / step_s, communication_share=0.05, outcome="ran",
-                **({} if cap == 25 else against),
-            )
+        row = GradientSyncRow(
+            strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, gradient_accumulation_steps=1,
+            micro_batch_size=64, step_s=step_s, steps=20, tokens_per_s=2**20 / step_s, communication_share=0.05,
+            outcome="ran", **({} if cap == 25 else against),
         )  # fmt: skip
+        rows.append(row)
     network = NetworkEvidence(
         nodes=2, ranks_per_node=2, backend="nccl", transport="tcp", links=[], matmul_flops_per_s=[1.0, 1.0],
         default_micro_batch_size=64,
@@ -346,13 +333,10 @@ def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
 def _of_condition(gpu: World) -> Iterator[Scenario]:
     good = settings(gpu)
     now = tuned(gpu, good)
-    hot, shared = (
-        replace(now, trials=(_trial("step", Contaminated(detail=detail)), _step_trial(gpu, good, 8)))
-        for detail in (
-            "GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C",
-            "another process used GPU 0: 2 processes in 3 of 9 samples",
-        )
-    )
+    slowed = "GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C"
+    used = "another process used GPU 0: 2 processes in 3 of 9 samples"
+    void = (_trial("step", Contaminated(detail=detail)) for detail in (slowed, used))
+    hot, shared = (replace(now, trials=(one, _step_trial(gpu, good, 8))) for one in void)
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)
     yield Scenario("other-gpu-users", "a neighbour on the GPU", shared, hot)
     lazy = replace(gpu, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})

@@ -84,12 +84,9 @@ def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
     run = trained(RANKS)
     late_s = 0.5 * run.steps[0].step_s
     found = found_in(
-        run,
-        step_s=lambda row: row.step_s + late_s,
-        communication_s=lambda row: (row.communication_s or 0.0) + late_s,
-        longest_data_wait_s=lambda row: row.data_wait_s + late_s,
-        longest_data_wait_rank=lambda _: 2,
-    )
+        run, step_s=lambda row: row.step_s + late_s, longest_data_wait_s=lambda row: row.data_wait_s + late_s,
+        communication_s=lambda row: (row.communication_s or 0.0) + late_s, longest_data_wait_rank=lambda _: 2,
+    )  # fmt: skip
     assert found.limit == "data loading"
     assert found.part("data loading").share == pytest.approx(1 / 3, abs=0.03)
     assert found.part("network").share < 0.02
@@ -135,13 +132,10 @@ def share(of: list[StepRow], cause: str) -> float:
     return next(part.share for part in parts_of_steps(of, "x", 1.0) if part.cause == cause)
 
 
-@pytest.mark.parametrize(
-    ("changes", "untold", "cause"),
-    [
-        ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
-        ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "data loading"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "untold", "cause"), [
+    ({}, ("slowest_rank", "slowest_rank_ratio"), "straggler"),
+    ({"longest_data_wait_s": 0.2 * rows()[0].step_s}, ("longest_data_wait_s",), "data loading"),
+])  # fmt: skip
 def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(changes, untold, cause):
     told = rows(**changes)
     late = [row.model_copy(update=dict.fromkeys(untold)) for row in told[:6]] + told[6:]
@@ -156,13 +150,10 @@ def test_only_another_slow_rank_every_time_is_uneven_and_only_where_rows_are_ali
     assert uneven_share(widths) == 0
 
 
-@pytest.mark.parametrize(
-    ("waits", "ratio", "expected"),
-    [
-        (0.8, 0.9, 0.1),  # of ranks that wait at once counts once
-        (0.001, 0.97, 0.001),  # slower without waits is slower by chance
-    ],
-)
+@pytest.mark.parametrize(("waits", "ratio", "expected"), [
+    (0.8, 0.9, 0.1),  # of ranks that wait at once counts once
+    (0.001, 0.97, 0.001),  # slower without waits is slower by chance
+])  # fmt: skip
 def test_data_share_is_what_windows_lose_by_waiting(waits, ratio, expected):
     row = example_profile().evidence.workers.rows[0]
     found = data_share(row.model_copy(update={"data_wait_share": waits, "ratio_to_cached": ratio}))

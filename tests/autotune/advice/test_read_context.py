@@ -71,18 +71,15 @@ def run(tmp_path) -> Path:
     return place
 
 
-@pytest.mark.parametrize(
-    ("code", "jobs", "state"),
-    [
-        (None, {"train-one": ("12", "RUNNING")}, "running"),
-        (None, {}, "killed"),
-        (None, None, "running, or killed"),
-        (0, {}, "finished"),
-        (75, {"train-one": ("12", "PENDING")}, "saved, run again to resume, requeued"),
-        (76, {}, "gave up"),
-        (3, None, "exited with code 3"),
-    ],
-)
+@pytest.mark.parametrize(("code", "jobs", "state"), [
+    (None, {"train-one": ("12", "RUNNING")}, "running"),
+    (None, {}, "killed"),
+    (None, None, "running, or killed"),
+    (0, {}, "finished"),
+    (75, {"train-one": ("12", "PENDING")}, "saved, run again to resume, requeued"),
+    (76, {}, "gave up"),
+    (3, None, "exited with code 3"),
+])  # fmt: skip
 def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(run, code, jobs, state):
     if code is not None:
         (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
@@ -112,9 +109,6 @@ def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_fou
     found = tuning_status(place)
     assert (found.trials, found.outcomes, found.newest, found.corrupt_lines) == (1, {"measured": 1}, "x", 1)
     (reports / "jobs").mkdir()
-    assert (
-        find_runs_and_tunings([], runs, reports)
-        == find_runs_and_tunings([place, run], runs, reports)
-        == ([run], [place])
-    )
+    for named in ([], [place, run]):
+        assert find_runs_and_tunings(named, runs, reports) == ([run], [place])
     assert status_text([], [], asked=True) == "no runs and no tunings found"

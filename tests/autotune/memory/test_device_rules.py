@@ -23,11 +23,8 @@ HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 HOMES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
 ON_PURPOSE = {"__matmul__", "__pow__", "cross_entropy", "norm"}
 """Operators of Python; a function that calls one of the list where it cannot be seen; and the macro of its own."""
-LISTS = {
-    "AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER,
-    "AT_FORALL_FP32": semantics._WIDER,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": semantics._WIDER_RESULT,
-}
+LISTS = {"AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER, "AT_FORALL_FP32": semantics._WIDER}
+LISTS |= {"AT_FORALL_FP32_SET_OPT_DTYPE": semantics._WIDER_RESULT}
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 
 

@@ -6,14 +6,10 @@ import pytest
 
 from autotune.machine.gpu_models import RESERVE_BYTES
 
-BERT = {
-    "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 512,
-}  # fmt: skip
-LONGFORMER = {
-    "model_type": "longformer", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 128, "attention_window": [32, 32], "max_position_embeddings": 514,
-}  # fmt: skip
+BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 512}
+LONGFORMER = {"model_type": "longformer", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+LONGFORMER |= {"intermediate_size": 128, "attention_window": [32, 32], "max_position_embeddings": 514}
 
 
 pytestmark = pytest.mark.usefixtures("warm_server")
@@ -96,19 +92,16 @@ MINI = ["--model", "bert-mini"]
 LARGE = ["--model", "bert-120m"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ([*LARGE, "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
-        ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "exceeds the memory of NVIDIA H100 "
-         "NVL: 93.6 GiB"),
-        ([*LARGE, "--memory", "much"], 2, "not a size"),
-        (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
-        ([*MINI, "--device", "cpu"], 2, "--device cpu requires --memory"),
-        ([*LARGE, "--memory", "1GB"], 4, "one sequence of 512 tokens"),
-        ([*MINI, "--memory", "8GB", "--attention", "varlen"], 3, "--attention-dropout 0, or use --attention sdpa"),
-        ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    ([*LARGE, "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
+    ([*LARGE, "--gpu", "h100-nvl-94gb", "--memory", "94GiB"], 3, "exceeds the memory of NVIDIA H100 "
+     "NVL: 93.6 GiB"),
+    ([*LARGE, "--memory", "much"], 2, "not a size"),
+    (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
+    ([*MINI, "--device", "cpu"], 2, "--device cpu requires --memory"),
+    ([*LARGE, "--memory", "1GB"], 4, "one sequence of 512 tokens"),
+    ([*MINI, "--memory", "8GB", "--attention", "varlen"], 3, "--attention-dropout 0, or use --attention sdpa"),
+    ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),
+])  # fmt: skip
 def test_what_cannot_be_predicted_or_trained_is_refused_with_what_would_help(estimate, arguments, code, said):
     assert said in estimate(*arguments, code=code)

@@ -32,16 +32,11 @@ def work_of(rows):
 
 def trace_figures(trial, row_bytes=ROW_BYTES):
     """What a trace of such a model says, without what libraries take."""
-    traces = [
-        Trace(
-            work=work_of(rows), predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
-            allocations=(
-                Allocation(size_bytes=FIXED_BYTES, term="parameters"),
-                Allocation(size_bytes=row_bytes * rows, term="activations: Linear"),
-            ),
-        ).to_json()
-        for rows in trial.measured["sizes"]
-    ]  # fmt: skip
+    traces, order = [], {"predicted_tokens": 0, "events": (0, 1, -2), "repeats_from": 0}
+    for rows in trial.measured["sizes"]:
+        sizes = {"parameters": FIXED_BYTES, "activations: Linear": row_bytes * rows}
+        blocks = tuple(Allocation(size_bytes=size, term=term) for term, size in sizes.items())
+        traces.append(Trace(work=work_of(rows), allocations=blocks, **order).to_json())
     return OF_MODEL | {"traces": traces}
 
 
@@ -161,14 +156,11 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     assert not any(map(is_timed, machine.trials))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "said", "next_step", "tries"),
-    [
-        (Crashed(detail="a bus error"), r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
-         "resumes from", 3),
-        (OutOfMemory(detail="no room"), "micro-batch size 33 fitted at first", "--headroom", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("outcome", "said", "next_step", "tries"), [
+    (Crashed(detail="a bus error"), r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
+     "resumes from", 3),
+    (OutOfMemory(detail="no room"), "micro-batch size 33 fitted at first", "--headroom", 1),
+])  # fmt: skip
 def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
     machine = except_where(is_timed, outcome)
     with pytest.raises(Undecided, match=said) as caught:
@@ -299,10 +291,8 @@ def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
             Allocation(size_bytes=SLOT * slots, term=f"head of {rows}" if rows in unlike else "head and loss"),
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
-        trace = Trace(
-            work=work_of(rows), predicted_tokens=slots, allocations=allocations, events=events, repeats_from=1
-        )
-        traces.append(trace.to_json())
+        order = {"events": events, "repeats_from": 1}
+        traces.append(Trace(work=work_of(rows), predicted_tokens=slots, allocations=allocations, **order).to_json())
     return Measured(figures=OF_MODEL | {"traces": traces})
 
 

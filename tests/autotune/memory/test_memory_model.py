@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.memory.decide import memory_model as memory
+from autotune.memory.decide.memory_model import LARGE_PAGE_BYTES, MIB, SMALL_PAGE_BYTES
 from autotune.memory.values import Allocation, Term, Trace
 from autotune.speed.values import StepWork
 
@@ -19,12 +20,12 @@ def laws(draw) -> memory.MemoryModel:
     """Weights, then blocks that grow with rows or not, made and released in any order."""
     count = draw(st.integers(2, 14))
     weights = draw(st.integers(1, count))
-    sizes = st.sampled_from([0, 4, 512, 100_000, 3 * memory.MIB, 30 * memory.MIB])
+    sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
     blocks, events = [], []
     live: list[int] = []
     for number in range(count):
         term = Term.PARAMETERS if number < weights else TERMS[number % 2]
-        blocks.append((draw(sizes), draw(st.sampled_from([0, 4, 2048, 100_000, 5 * memory.MIB])), term))
+        blocks.append((draw(sizes), draw(st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])), term))
         while live and draw(st.booleans()):
             events.append(-1 - live.pop(draw(st.integers(0, len(live) - 1))))
         events.append(number)
@@ -34,8 +35,8 @@ def laws(draw) -> memory.MemoryModel:
 
 
 ON_CPU, ON_GPU = memory.MemoryOverheads(kind="cpu"), memory.MemoryOverheads(kind="cuda")
-LARGE = replace(ON_GPU, workspaces_bytes=(32 * memory.MIB, 32 * memory.MIB), non_pytorch_bytes=600 * memory.MIB)
-SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * memory.MIB), ON_GPU, LARGE])
+LARGE = replace(ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB)
+SURROUNDINGS = st.sampled_from([ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE])
 
 
 def trace_of(rows: int, *blocks: tuple[int, int, str], events: list[int] | None = None) -> Trace:
@@ -71,16 +72,12 @@ def test_sizes_that_grow_evenly_are_exact_anywhere_and_others_where_traced_and_b
 BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda trace: {"events": (0, 2, 1)},
-        lambda trace: {"events": (0, 1, 2, -3)},
-        lambda trace: {"allocations": trace.allocations[:2], "events": (0, 1)},
-        lambda trace: {"allocations": (*trace.allocations[:2], replace(trace.allocations[2], term="x"))},
-    ],
-    ids=["order", "released", "fewer", "another's"],
-)
+@pytest.mark.parametrize("change", [
+    lambda trace: {"events": (0, 2, 1)},
+    lambda trace: {"events": (0, 1, 2, -3)},
+    lambda trace: {"allocations": trace.allocations[:2], "events": (0, 1)},
+    lambda trace: {"allocations": (*trace.allocations[:2], replace(trace.allocations[2], term="x"))},
+], ids=["order", "released", "fewer", "another's"])  # fmt: skip
 def test_traces_that_are_not_alike_tell_no_law(change):
     *alike, last = (trace_of(rows, *BLOCKS) for rows in (3, 8, 24))
     assert memory.fit_memory_model([*alike, last]) is not None
@@ -92,10 +89,10 @@ def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allo
     peaks = [memory.peak_bytes(model, 5, replace(ON_CPU, non_pytorch_bytes=outside)) for outside in (0, 9)]
     assert peaks == [1050, 1059]
     assert model.largest_parameter_bytes == 1000
-    model = simple_law((3 * memory.MIB, 0, Term.PARAMETERS), (0, 17 * memory.MIB, "activations"))
-    overheads = replace(ON_GPU, workspaces_bytes=(32 * memory.MIB,), non_pytorch_bytes=5)
+    model = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
+    overheads = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
     # 32 + 3 + 17 MiB in pages of 20 MiB.
-    assert [memory.peak_bytes(model, rows, overheads) for rows in (1, 2)] == [60 * memory.MIB + 5, 80 * memory.MIB + 5]
+    assert [memory.peak_bytes(model, rows, overheads) for rows in (1, 2)] == [60 * MIB + 5, 80 * MIB + 5]
 
 
 @settings(deadline=None)
@@ -111,12 +108,7 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(model, rows, overheads):
 
 
 @settings(deadline=None)
-@given(
-    model=laws(),
-    overheads=SURROUNDINGS,
-    share=st.floats(-0.1, 1.1),
-    max_micro_batch_size=st.integers(1, MAX_MICRO_BATCH_SIZE),
-)
+@given(laws(), SURROUNDINGS, st.floats(-0.1, 1.1), st.integers(1, MAX_MICRO_BATCH_SIZE))
 def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(model, overheads, share, max_micro_batch_size):
     peaks = [memory.peak_bytes(model, rows, overheads) for rows in range(1, max_micro_batch_size + 1)]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
@@ -129,67 +121,52 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(model, overheads
         assert found == max(fitting, default=0)
 
 
-SIZES = st.one_of(*(st.integers(1, most) for most in (64, 4 * memory.MIB, 64 * memory.MIB))).map(memory.rounded_bytes)
+SIZES = st.one_of(*(st.integers(1, most) for most in (64, 4 * MIB, 64 * MIB))).map(memory.rounded_bytes)
 SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60)
 """Sizes; whether a block is released before; which."""
-SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = memory.SMALL_PAGE_BYTES, memory.LARGE_PAGE_BYTES
 
 
-@pytest.mark.parametrize(
-    ("sizes", "events", "reserved"),
-    [
-        ([0], [0], 0),
-        ([512], [0], SMALL_PAGE_BYTES),
-        ([memory.MIB], [0], SMALL_PAGE_BYTES),
-        ([memory.MIB + 1], [0], LARGE_PAGE_BYTES),
-        ([20 * memory.MIB], [0], LARGE_PAGE_BYTES),
-        ([20 * memory.MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
-        ([2 * memory.MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),  # segments of their own
-        ([memory.MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
-        ([2 * memory.MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
-        (
-            [60 * memory.MIB, 20 * memory.MIB, 2 * memory.MIB],
-            [0, 1, -1, -2, 2],
-            80 * memory.MIB,
-        ),  # its largest moment, and keeps it
-        ([20 * memory.MIB, 60 * memory.MIB], [0, -1, 1], 60 * memory.MIB),
-        ([60 * memory.MIB, 20 * memory.MIB], [0, -1, 1], 60 * memory.MIB),
-        ([0, 20 * memory.MIB], [0, 1, -1, -2], 20 * memory.MIB),
-        ([6 * memory.MIB, 16 * memory.MIB], [0, 1], 40 * memory.MIB),  # it grows by what its last free block lacks
-    ],
-)
+@pytest.mark.parametrize(("sizes", "events", "reserved"), [
+    ([0], [0], 0),
+    ([512], [0], SMALL_PAGE_BYTES),
+    ([MIB], [0], SMALL_PAGE_BYTES),
+    ([MIB + 1], [0], LARGE_PAGE_BYTES),
+    ([20 * MIB], [0], LARGE_PAGE_BYTES),
+    ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
+    ([2 * MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),  # segments of their own
+    ([MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
+    ([2 * MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
+    ([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2], 80 * MIB),  # its largest moment, and keeps it
+    ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB),
+    ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
+    ([0, 20 * MIB], [0, 1, -1, -2], 20 * MIB),
+    ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),  # it grows by what its last free block lacks
+])  # fmt: skip
 def test_a_sequence_reserves_pages_of_2_mib_for_small_requests_and_of_20_for_others(sizes, events, reserved):
     assert memory.reserve(sizes, events) == reserved
 
 
 def with_released(page_mib: int, sizes_mib: list[int], released: list[int], **limits: int) -> memory.Segment:
     """A segment of such blocks, of which those with these numbers were released."""
-    segment = memory.Segment(page_mib * memory.MIB, **limits)
-    blocks = [(segment.allocate(size * memory.MIB), size * memory.MIB) for size in sizes_mib]
+    segment = memory.Segment(page_mib * MIB, **limits)
+    blocks = [(segment.allocate(size * MIB), size * MIB) for size in sizes_mib]
     for number in released:
         segment.release(*blocks[number])
     return segment
 
 
-@pytest.mark.parametrize(
-    ("segment", "size_mib", "taken_mib"),
-    [
-        (with_released(1, [4, 1, 3, 1], [0, 2]), 3, [5, 0]),  # the smallest that is large enough
-        (with_released(8, [5, 1], [0]), 2, [0, 2, 6]),  # the last one only if no other will do
-        (
-            with_released(10, [40, 5], [0], address_bytes=100 * memory.MIB),
-            1,
-            [0],
-        ),  # the last counts as what it could grow to
-        (with_released(10, [40, 5], [0], address_bytes=60 * memory.MIB), 1, [45]),
-    ],
-)
+@pytest.mark.parametrize(("segment", "size_mib", "taken_mib"), [
+    (with_released(1, [4, 1, 3, 1], [0, 2]), 3, [5, 0]),  # the smallest that is large enough
+    (with_released(8, [5, 1], [0]), 2, [0, 2, 6]),  # the last one only if no other will do
+    (with_released(10, [40, 5], [0], address_bytes=100 * MIB), 1, [0]),  # the last counts as what it could grow to
+    (with_released(10, [40, 5], [0], address_bytes=60 * MIB), 1, [45]),
+])  # fmt: skip
 def test_the_free_block_that_is_taken_is_the_smallest_that_will_do(segment, size_mib, taken_mib):
-    assert [segment.allocate(size_mib * memory.MIB) / memory.MIB for _ in taken_mib] == taken_mib
+    assert [segment.allocate(size_mib * MIB) / MIB for _ in taken_mib] == taken_mib
 
 
 @settings(deadline=None)
-@given(sequence=SEQUENCES, page=st.sampled_from([2 * memory.MIB, 20 * memory.MIB]), seed=st.integers(0, 2**16))
+@given(sequence=SEQUENCES, page=st.sampled_from([2 * MIB, 20 * MIB]), seed=st.integers(0, 2**16))
 def test_blocks_never_overlap_lie_within_what_is_reserved_and_leave_one_free_block_in_whatever_order_they_go(
     sequence, page, seed
 ):

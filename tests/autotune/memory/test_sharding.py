@@ -37,9 +37,8 @@ def test_the_figure_of_the_zero_paper_comes_out():
     assert [one.fits for one in found] == [False, False, True, True]
     assert [one.name for one in found if not one.trains_here] == ["ZeRO-2"]
     # Formulas of tensor and pipeline parallelism are rows beside the trainer's own ways.
-    *_, tensor, pipeline = shares(
-        model(1000), 8, largest_layer_bytes=0, budget_bytes=1, tensor_ranks=2, pipeline_stages=4
-    )
+    asked = {"largest_layer_bytes": 0, "budget_bytes": 1, "tensor_ranks": 2, "pipeline_stages": 4}
+    *_, tensor, pipeline = shares(model(1000), 8, **asked)
     assert [tensor.name, tensor.total_bytes, tensor.trains_here] == ["TP 2", 8000, False]
     assert [pipeline.name, pipeline.total_bytes, pipeline.trains_here] == ["PP 4", 4000, False]
 
@@ -76,14 +75,11 @@ def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_
     assert (shard.temporaries_bytes, shard.non_pytorch_bytes) == (state.temporaries_bytes, state.non_pytorch_bytes)
 
 
-@pytest.mark.parametrize(
-    ("held", "tensor", "pipeline", "expected"),
-    [
-        ({"activations": 34_000}, 8, 1, (10_000 + 24_000 // 8, 0)),  # 10 of 34 parts stay whole
-        ({"activations": 8000, "head_and_loss": 1000}, 1, 4, (8000, 0)),  # the first stage saves none
-        ({"activations": 8000, "head_and_loss": 9000}, 1, 4, (2000, 9000)),  # a large head makes the last the fullest
-    ],
-)
+@pytest.mark.parametrize(("held", "tensor", "pipeline", "expected"), [
+    ({"activations": 34_000}, 8, 1, (10_000 + 24_000 // 8, 0)),  # 10 of 34 parts stay whole
+    ({"activations": 8000, "head_and_loss": 1000}, 1, 4, (8000, 0)),  # the first stage saves none
+    ({"activations": 8000, "head_and_loss": 9000}, 1, 4, (2000, 9000)),  # a large head makes the last the fullest
+])  # fmt: skip
 def test_tensor_ranks_and_pipelines_hold_these_activations(held, tensor, pipeline, expected):
     found = model_share(model(0, **held), tensor, pipeline)
     assert (found.activations_bytes, found.head_and_loss_bytes) == expected
@@ -92,15 +88,12 @@ def test_tensor_ranks_and_pipelines_hold_these_activations(held, tensor, pipelin
 LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activations: layers": 2 * GB}
 
 
-@pytest.mark.parametrize(
-    ("budget", "expected"),
-    [
-        (15 * GB, "'zero1' over 2 ranks (predicted: 13 GiB per rank)"),  # 14 GB: half of the optimizer's state stays
-        (12 * GB, "'fsdp2' over 2 ranks (predicted: 10.2 GiB per rank)"),  # 8 of state, 1 gathered, 2 of activations
-        (6 * GB, "'fsdp2' over 8 ranks (predicted: 4.66 GiB per rank)"),
-        (3 * GB, None),
-    ],
-)
+@pytest.mark.parametrize(("budget", "expected"), [
+    (15 * GB, "'zero1' over 2 ranks (predicted: 13 GiB per rank)"),  # 14 GB: half of the optimizer's state stays
+    (12 * GB, "'fsdp2' over 2 ranks (predicted: 10.2 GiB per rank)"),  # 8 of state, 1 gathered, 2 of activations
+    (6 * GB, "'fsdp2' over 8 ranks (predicted: 4.66 GiB per rank)"),
+    (3 * GB, None),
+])  # fmt: skip
 def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
     found = fewest_that_share(LEDGER, budget, largest_layer_bytes=GB)
     assert found == (expected and f"parallel.strategy = {expected}")

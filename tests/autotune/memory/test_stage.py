@@ -97,13 +97,10 @@ def test_the_memory_budget_is_told(bench, prepared, capsys):
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "said"),
-    [
-        ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
-        ({"layout": "stacked"}, BadConfig, "the options: layout"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "error", "said"), [
+    ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
+    ({"layout": "stacked"}, BadConfig, "the options: layout"),
+])  # fmt: skip
 def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prepared, settings, error, said):
     with pytest.raises(error, match=said):
         prepared(settings=settings, ranks=4)

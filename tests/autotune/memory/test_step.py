@@ -28,14 +28,11 @@ def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"steps": 1.0}, "different numbers of steps"),
-        ({"loss": math.nan}, "the loss is nan"),
-        ({"loss": math.inf}, "the loss is inf"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"steps": 1.0}, "different numbers of steps"),
+    ({"loss": math.nan}, "the loss is nan"),
+    ({"loss": math.inf}, "the loss is inf"),
+])  # fmt: skip
 def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_figures(changes, said):
     with pytest.raises(ValueError, match=said):
         figures_of(**changes)

@@ -47,10 +47,8 @@ def one_thread():
 
 def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
     config = TrainConfig.model_validate(case.config.model_dump() | changes)
-    found, _ = trace_steps(
-        config, case.vocab_size, SPECIAL_IDS, documents_per_sequence=case.documents_per_sequence, ranks=ranks
-    )
-    return found
+    documents = case.documents_per_sequence
+    return trace_steps(config, case.vocab_size, SPECIAL_IDS, documents_per_sequence=documents, ranks=ranks)[0]
 
 
 def sizes_of(trace: Trace) -> Iterator[tuple[str, int]]:
@@ -90,16 +88,12 @@ def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"device": "cpu"},
-        {"device": "cuda"},
-        {"device": "cuda", "precision": "bf16"},
-        {"device": "cuda", "precision": "bf16", "activation_checkpointing": "selective"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {"device": "cpu"},
+    {"device": "cuda"},
+    {"device": "cuda", "precision": "bf16"},
+    {"device": "cuda", "precision": "bf16", "activation_checkpointing": "selective"},
+], ids=str)  # fmt: skip
 def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, settings):
     case = replace(BASE, family=family, documents_per_sequence=3.0)
 

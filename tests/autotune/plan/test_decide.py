@@ -32,8 +32,7 @@ def memory(**fits):
     )
     return MemoryPlan(
         shares=shares, micro_batch_size=1, max_micro_batch_size=0, source="a trace", parameters=measured(1e8),
-        state=NOTHING_HELD,
-        largest_bytes=1,
+        state=NOTHING_HELD, largest_bytes=1,
     )  # fmt: skip
 
 
@@ -85,23 +84,17 @@ def test_more_tokens_take_no_less_of_anything(tokens, factor):
 
 def test_without_a_rate_or_parameters_the_rest_is_known():
     figures = ["steps", "wall_s", "cost", "device_hours", "flops_6n"]
-    for changes, missing in (
-        ({"total": None}, ["wall_s", "cost", "device_hours"]),
-        ({"memory": None}, ["flops_6n"]),
-    ):
+    for changes, missing in (({"total": None}, ["wall_s", "cost", "device_hours"]), ({"memory": None}, ["flops_6n"])):
         found = plan_of(known(**changes))
         assert [name for name in figures if getattr(found, name) is None] == missing
         assert found.steps.value == 2000
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
-        ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
-        ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
+    ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
+    ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
+])  # fmt: skip
 def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
     with pytest.raises(BadInput) as caught:
         plan_of(known(amount=2.0, **changes))
@@ -112,21 +105,18 @@ SLOW, QUICK = ({"efficiency": PlanFigure(value=share, basis="assumed", source="l
 NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (False, True))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"amount": 2e9}, ""),
-        ({"amount": 41e9}, "Muennighoff et al. 2023"),
-        ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
-         "2 reach 90 %. For changes that help, run autotune network PROFILE --predict."),
-        ({"ranks": SLOW}, "at most 1 reaches 90 %"),
-        ({"ranks": QUICK}, ""),
-        ({"memory": memory(DDP=True)}, ""),
-        ({"memory": memory(**NO_WAY)}, "more or larger GPUs"),
-        ({"memory": memory(**BY_FORMULA)}, "By formula it fits with TP 2, which this trainer does not support"),
-        ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"amount": 2e9}, ""),
+    ({"amount": 41e9}, "Muennighoff et al. 2023"),
+    ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
+     "2 reach 90 %. For changes that help, run autotune network PROFILE --predict."),
+    ({"ranks": SLOW}, "at most 1 reaches 90 %"),
+    ({"ranks": QUICK}, ""),
+    ({"memory": memory(DDP=True)}, ""),
+    ({"memory": memory(**NO_WAY)}, "more or larger GPUs"),
+    ({"memory": memory(**BY_FORMULA)}, "By formula it fits with TP 2, which this trainer does not support"),
+    ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
+])  # fmt: skip
 def test_what_to_think_about_is_said_and_nothing_else(changes, said):
     words = "\n".join(plan_of(known(**{"amount": 2e9} | changes)).warnings)
     assert (said in words) if said else words == ""

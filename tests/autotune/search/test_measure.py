@@ -220,15 +220,14 @@ def test_it_stops_after_as_many_cells_as_are_allowed_or_half_of_its_time_and_pro
 
 @pytest.mark.parametrize("seed", range(3))
 def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_rest_of_it_allows(tmp_path, seed):
-    minutes, verified = 2, {}
+    verified = {}
 
     def note(search, trial):
         if search.stopped_because and not trial.measured.get("losses"):
             verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
 
-    search = exploring(
-        tmp_path, CLOSE, note, noise=0.1, seed=seed, minutes=minutes, predict=lambda _: search.runner.clock.sleep(5)
-    )
+    changes = {"noise": 0.1, "seed": seed, "minutes": 2, "predict": lambda _: search.runner.clock.sleep(5)}
+    search = exploring(tmp_path, CLOSE, note, **changes)
     search.run()
     confirm(search)
     assert search.predicting_s == pytest.approx(5 * len(search.predicted), abs=0.01)
@@ -240,14 +239,11 @@ def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_
 COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 
 
-@pytest.mark.parametrize(
-    ("changes", "why", "cells"),
-    [
-        ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
-        ({"cells": FEW, "predict": lambda kind: 0}, "no other configuration fits or runs", 1),
-        ({"cells": COMPILED, "minutes": 1}, "no remaining configuration fits the time left", len(COMPILED)),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why", "cells"), [
+    ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
+    ({"cells": FEW, "predict": lambda kind: 0}, "no other configuration fits or runs", 1),
+    ({"cells": COMPILED, "minutes": 1}, "no remaining configuration fits the time left", len(COMPILED)),
+])  # fmt: skip
 def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):
     search, found = explored(tmp_path, additive({}), **changes)
     assert (search.stopped_because, search.runner.machine.trials) == (why, [])
@@ -321,14 +317,11 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "said", "checks"),
-    [
-        ({"loss": bf16_learns_less}, "not within 1%", 2),
-        ({"loss": lambda *_: 3.0}, "not checked: with fp32 the loss went", 1),
-        ({"instead": fails(lambda _, one: one.measured.get("losses"))}, "the run with fp32 failed (crashed)", 1),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said", "checks"), [
+    ({"loss": bf16_learns_less}, "not within 1%", 2),
+    ({"loss": lambda *_: 3.0}, "not checked: with fp32 the loss went", 1),
+    ({"instead": fails(lambda _, one: one.measured.get("losses"))}, "the run with fp32 failed (crashed)", 1),
+])  # fmt: skip
 def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_however_fast(tmp_path, changes, said, checks):
     search, found = explored(tmp_path, bf16_alone_wins, **changes)
     assert found.ratio.low > 1

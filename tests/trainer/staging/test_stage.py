@@ -66,18 +66,14 @@ def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(sou
     assert {path: path.stat().st_mtime_ns for path in again.directory.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("train-tokens-00001.npy", lambda path: os.truncate(path, path.stat().st_size - 2)),
-        ("train-tokens-00001.npy", lambda path: path.write_bytes(b"x" * path.stat().st_size)),
-        ("validation-offsets-00000.npy", lambda path: path.unlink()),
-        ("manifest.json", lambda path: path.write_text("{}")),
-        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))),
-        ("tokenizer.json", lambda path: path.write_text("{}")),
-    ],
-    ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"],
-)
+@pytest.mark.parametrize(("name", "damage"), [
+    ("train-tokens-00001.npy", lambda path: os.truncate(path, path.stat().st_size - 2)),
+    ("train-tokens-00001.npy", lambda path: path.write_bytes(b"x" * path.stat().st_size)),
+    ("validation-offsets-00000.npy", lambda path: path.unlink()),
+    ("manifest.json", lambda path: path.write_text("{}")),
+    ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))),
+    ("tokenizer.json", lambda path: path.write_text("{}")),
+], ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"])  # fmt: skip
 def test_a_damaged_copy_is_replaced(source, local, name, damage):
     directory = stage(source, local).directory
     damage(directory / name)
@@ -152,25 +148,20 @@ def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, 
 
 def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
     staged = stage(source, local).directory
-    with (
-        held(staged.with_name(f"{staged.name}.lock")),
-        pytest.raises(BadConfig, match=r"another process is still copying .* after 0\.2 s"),
-    ):
+    lock, said = staged.with_name(f"{staged.name}.lock"), r"another process is still copying .* after 0\.2 s"
+    with held(lock), pytest.raises(BadConfig, match=said):
         stage(source, local, timeout_s=0.2)
-    assert staged.with_name(f"{staged.name}.lock").exists()
+    assert lock.exists()
 
 
-@pytest.mark.parametrize(
-    ("spare_bytes", "files", "number", "said", "next_step"),
-    [
-        (2**60, 2**40, 0, r"MiB free; the dataset requires 1 MiB", "Free "),
-        (staging.SPARE_BYTES, 3, 0, "has inodes for 3 more files; the dataset has 10", "Remove 15 files"),
-        # While it copies; who filled the disk is gone.
-        (2**20, 2**40, errno.ENOSPC, r"MiB free; the dataset requires 1 MiB", "There is space again"),
-        (2**20, 2**40, errno.EDQUOT, r"the dataset \(1 MiB\) exceeds your quota", "Remove files there"),
-        (2**20, 2**40, errno.EROFS, r"cannot write to .*local: Read-only file system", "Free disk space, check"),
-    ],
-)
+@pytest.mark.parametrize(("spare_bytes", "files", "number", "said", "next_step"), [
+    (2**60, 2**40, 0, r"MiB free; the dataset requires 1 MiB", "Free "),
+    (staging.SPARE_BYTES, 3, 0, "has inodes for 3 more files; the dataset has 10", "Remove 15 files"),
+    # While it copies; who filled the disk is gone.
+    (2**20, 2**40, errno.ENOSPC, r"MiB free; the dataset requires 1 MiB", "There is space again"),
+    (2**20, 2**40, errno.EDQUOT, r"the dataset \(1 MiB\) exceeds your quota", "Remove files there"),
+    (2**20, 2**40, errno.EROFS, r"cannot write to .*local: Read-only file system", "Free disk space, check"),
+])  # fmt: skip
 def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
     source, local, monkeypatch, spare_bytes, files, number, said, next_step
 ):
@@ -185,14 +176,10 @@ def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
     assert list(local.rglob(".partial*")) == []
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: os.truncate(path, path.stat().st_size - 2),
-        lambda path: path.write_bytes(path.read_bytes()[:300] + b"\x07" + path.read_bytes()[301:]),
-    ],
-    ids=["cannot be read at random", "hash"],
-)
+@pytest.mark.parametrize("damage", [
+    lambda path: os.truncate(path, path.stat().st_size - 2),
+    lambda path: path.write_bytes(path.read_bytes()[:300] + b"\x07" + path.read_bytes()[301:]),
+], ids=["cannot be read at random", "hash"])  # fmt: skip
 def test_every_process_of_a_node_names_the_damaged_file_and_nothing_is_published(source, local, damage):
     damage(source / "train-tokens-00001.npy")
     for _ in range(2):
@@ -312,32 +299,26 @@ def test_a_file_that_is_not_what_the_manifest_says_is_named(source, local, name)
     assert caught.value.next_step.endswith(f"autotune data verify {source}")
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("rejects.jsonl", lambda path: path.write_text(path.read_text() + "{}\n"), "became longer"),
-        ("rejects.jsonl", lambda path: path.write_text(""), "became shorter"),
-        ("rejects.jsonl", lambda path: path.unlink(), "No such file"),
-        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1')),
-         "changed while it was copied"),
-        ("tokenizer.json", lambda path: path.symlink_to(path.rename(path.parent.parent / "outside")),
-         "Too many levels of symbolic links"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "change", "said"), [
+    ("rejects.jsonl", lambda path: path.write_text(path.read_text() + "{}\n"), "became longer"),
+    ("rejects.jsonl", lambda path: path.write_text(""), "became shorter"),
+    ("rejects.jsonl", lambda path: path.unlink(), "No such file"),
+    ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1')),
+     "changed while it was copied"),
+    ("tokenizer.json", lambda path: path.symlink_to(path.rename(path.parent.parent / "outside")),
+     "Too many levels of symbolic links"),
+])  # fmt: skip
 def test_a_source_that_changes_while_it_is_copied_is_noticed(source, local, name, change, said):
     (source / "rejects.jsonl").write_text("{}\n" * 20)
     with pytest.raises(BadConfig, match=rf"source/{name}: {said}"):
         copy(source, local, lambda: change(source / name))
 
 
-@pytest.mark.parametrize(
-    ("put", "said"),
-    [
-        (lambda path: None, "No such file"),
-        (lambda path: path.symlink_to(path.parent.parent / "outside"), "is not a regular file"),
-        (os.mkfifo, "is not a regular file"),
-    ],
-)
+@pytest.mark.parametrize(("put", "said"), [
+    (lambda path: None, "No such file"),
+    (lambda path: path.symlink_to(path.parent.parent / "outside"), "is not a regular file"),
+    (os.mkfifo, "is not a regular file"),
+])  # fmt: skip
 def test_what_is_not_a_file_is_not_read(source, local, put, said):
     offsets = source / "train-offsets-00000.npy"
     offsets.rename(source.parent / "outside")
