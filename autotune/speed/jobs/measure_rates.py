@@ -83,7 +83,7 @@ class _Bench:
     def seconds(self, work: Callable[[], object], repeats: int = REPEATS) -> float:
         """Return the median time of a piece of work, after one that is not timed."""
         work()
-        times = []
+        times: list[float] = []
         for _ in range(repeats):
             if len(times) >= FEWEST and sum(times) > LONG_S:
                 break
