@@ -14,11 +14,7 @@ from autotune.machine.host import Host, SystemHost
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
 from autotune.machine.sections import doctor_text
 from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts
-from autotune.speed.measure import measure_rates, rates_path, write_rates
-from autotune.speed.sections import rates_text
 from autotune.speed.values import MachineRates
-from autotune.trials.fork_server import ForkServerMachine
-from trainer.record.progress import progress
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
 
@@ -49,6 +45,10 @@ def doctor(
 
 
 def _measured(machine: MachineFacts) -> MachineRates:
+    from autotune.speed.measure import measure_rates, write_rates
+    from autotune.trials.fork_server import ForkServerMachine
+    from trainer.record.progress import progress
+
     gpu = machine.gpus[0].facts.name if machine.gpus else None
     with ForkServerMachine() as trials, progress("doctor") as update:
         update(0, None, "measuring this machine's speed")
@@ -92,5 +92,10 @@ def render(machine: MachineFacts, rates: MachineRates | None = None, *, as_json:
             "seconds_left": machine.slurm.seconds_left(machine.time_utc),
         }
         return answer_json(answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND})
-    measured = "" if rates is None else f"\n\n{rates_text(rates, rates_path(rates.device))}"
-    return f"{doctor_text(machine, findings)}{measured}\n\nnext: {NEXT_COMMAND}"
+    text = doctor_text(machine, findings)
+    if rates is not None:
+        from autotune.speed.measure import rates_path
+        from autotune.speed.sections import rates_text
+
+        text += f"\n\n{rates_text(rates, rates_path(rates.device))}"
+    return f"{text}\n\nnext: {NEXT_COMMAND}"

@@ -32,13 +32,12 @@ def test_everything_is_read_through_the_ports():
 
 
 def test_measured_constants_are_shown_and_written_where_predictions_find_them(says, monkeypatch, tmp_path):
-    from autotune.machine import command
+    from autotune.speed import measure
     from autotune.speed.decide import data_sheet_rates
-    from autotune.speed.measure import known_rates
 
     found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(update={"source": "measured on this machine"})
-    monkeypatch.setattr(command, "measure_rates", lambda *_, **__: found)
+    monkeypatch.setattr(measure, "measure_rates", lambda *_, **__: found)
     monkeypatch.chdir(tmp_path)
     assert "reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
-    assert known_rates("NVIDIA H100 PCIe") == found
+    assert measure.known_rates("NVIDIA H100 PCIe") == found
     assert json.loads(says("doctor", "--measure", "--json"))["rates"]["source"] == found.source
