@@ -14,6 +14,7 @@ from autotune.base.units import format_bytes
 from autotune.corpus.values import SequenceContents
 from autotune.errors import AutotuneError, BadInput, ExceedsMemory, UsageError
 from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, find_gpu_model, gpu_model_of
+from autotune.machine.host import SystemHost
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
 from autotune.memory.decide.memory_model import (
@@ -195,7 +196,8 @@ class _Tracer:
         )  # fmt: skip
 
     def _speed(self, config: TrainConfig, work: StepWork, hold: SequenceContents) -> SpeedPrediction | None:
-        rates = known_rates(self.target.name)
+        on_gpu = config.device == "cuda"
+        rates = known_rates(self.target.name if on_gpu else SystemHost().facts(()).cpu_model or "cpu")
         return None if rates is None else predict_speed(work, rates, config, hold.mean_non_padding_tokens)
 
     def contents(self, config: TrainConfig) -> SequenceContents:

@@ -330,6 +330,8 @@ def _one(one: PredictedModel) -> Iterator[Block]:
         yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     if one.speed is not None:
         yield speed_table(one.speed)
+    else:
+        yield _line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
     if one.shares:
         yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 

@@ -45,7 +45,7 @@ class StepCase:
 
     @property
     def name(self) -> str:
-        """What sets it apart."""
+        """Model, and whether its layers are compiled."""
         return f"{self.model} {'compiled' if self.compiled else 'eager'}"
 
     def profile(self) -> str:
