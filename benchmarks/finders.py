@@ -200,7 +200,9 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
             optimizer: Any = self.optimizers()
             # To its favour, and as its automatic optimization does: a refused step leaves gradients behind.
             optimizer.zero_grad()
-            step = TrainStep(self.training_parts.shared, optimizer, bench.config, bench.ranks)
+            parts = self.training_parts
+            changed = parts.module.weights_changed
+            step = TrainStep(parts.shared, optimizer, bench.config, bench.ranks, weights_changed=changed)
             with trials.refusals():
                 step.run([batch], bench.learning_rate(number))
 

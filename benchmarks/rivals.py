@@ -166,7 +166,7 @@ class Ours(Contender):
         """End a turn with every logged step, which stands for all since the last."""
         if isinstance(row, StepRow):
             self.rows.append(row)
-            self.stepped(row.non_padding_tokens * self.match.config.log_interval_steps)
+            self.stepped(row.non_padding_tokens * self.match.config.logged_steps)
 
 
 class Paper(Contender):

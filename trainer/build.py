@@ -142,21 +142,28 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     if config.compile:
         # It would split every layer at bucket boundaries for overlap that separate layers already have.
         torch._dynamo.config.optimize_ddp = False
+        # Checkpointed layers hand keys and values on within a layer, which recomputation need not do again.
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        # Of each layer's backward, sums of many gradients in one launch; only for GPUs.
+        options = {"combo_kernels": True} if config.device == "cuda" else None
         for layer in module.layers:  # identical layers share one graph
-            layer.compile(fullgraph=True)
+            layer.compile(fullgraph=True, options=options)
     changes, key = [], dropout_key(own)
     if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
+    if module.residual_dtype == torch.bfloat16:
+        changes.append("the residual stream is in bf16")
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients are synchronised in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are sharded
     shared = share_module(module, module.layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
+    module.weights_changed()  # DDP has sent those of rank 0
     return Training(
         module=module,
         shared=shared,
         optimizer=optimizer,
-        step=TrainStep(shared, optimizer, config, ranks),
+        step=TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed),
         work=work,
         recipe_changes=tuple(changes),
     )

@@ -166,7 +166,7 @@ class _Run:
     def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
-        row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
+        row_due = _due(done, config.logged_steps) or done == config.max_steps or evaluation_due
         # Dropout depends only on the position in the data and the rank, so there is no state to save.
         seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))

@@ -70,7 +70,7 @@ def simulated_run(seed: int) -> SimulatedRun:
             steps=machine.steps,
             world_size=machine.world_size,
             micro_batches=machine.micro_batches,
-            log_interval=machine.train.log_interval_steps,
+            log_interval=machine.train.logged_steps,
         )
         draws = draw_events(machine, conditions, draw)
         marks = Timeline(machine, conditions, draws, REMEDIES).run()
@@ -110,7 +110,7 @@ def _saved(marks: Marks, machine: Machine) -> dict[Remedy, float]:
 
 def _logged(machine: Machine) -> list[int]:
     """Numbers of logged steps, from 0."""
-    interval = machine.train.log_interval_steps
+    interval = machine.train.logged_steps
     return sorted({*range(interval - 1, machine.steps, interval), machine.steps - 1})
 
 

@@ -75,7 +75,7 @@ class TestRecord:
     @pytest.mark.parametrize("seed", SEEDS)
     def test_logged_steps_follow_the_interval(self, seed: int) -> None:
         one = simulated_run(seed)
-        interval = one.machine.train.log_interval_steps
+        interval = one.machine.train.logged_steps
         assert all(row.step % interval == 0 for row in one.run.steps[:-1])
         assert one.run.steps[-1].step == one.machine.steps
 

@@ -143,7 +143,7 @@ def step(world: World, train: TrainConfig) -> Step:
             "starving": 0.0 if alone else micro_batches * (_wait(late, train, rows, micro_s) - wait_s),
             "network": _exposed(world, train, micro_s),
             "optimizer step": state_bytes / world.memory_bytes_per_s,
-            "between": world.between_s / train.log_interval_steps,
+            "between": world.between_s / train.logged_steps,
         },
         busy_share=min(1.0, device_s / micro_s),
         tensor_share=world.reached["bf16" if train.precision == "bf16" else "tf32"] * products_s / micro_s,

@@ -29,11 +29,14 @@ def _case(*, parallel=None, **more) -> dict:
 
 # Whatever starts together; a test that asks for one of a group's cases has all of them run.
 GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
-    "alone": (1, {"fp32": _case(**FIVE), "fp64": _case(wide=True)}),
+    "alone": (1, {"fp32": _case(**FIVE), "fp64": _case(wide=True), "copies": _case(**FIVE, precision="bf16")}),
     "two": (2, {
         "fp32": _case(**FIVE, export="ddp"),
         "fp64": _case(wide=True),
+        "copies": _case(**FIVE, precision="bf16"),
         "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
+        "fsdp2-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "fsdp2"}),
+        "zero1-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "zero1"}),
         "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
         "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
         "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, activation_checkpointing="full"),
@@ -128,6 +131,14 @@ def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert other["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
+
+
+@pytest.mark.parametrize("case", [(2, "copies"), (2, "zero1-copies"), (2, "fsdp2-copies")])
+def test_weights_in_bf16_follow_those_that_ranks_update(found, case):
+    alone, other = found[1, "copies"], found[case]
+    assert other["losses"] == pytest.approx(alone["losses"], rel=1e-3)
+    assert relative_distance(alone["gradients"], other["gradients"]) <= 1e-2
+    assert _furthest(alone["parameters"], other["parameters"]) <= 1e-2
 
 
 @pytest.mark.parametrize(("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)])

@@ -10,6 +10,7 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.distributed.optimizer import own_optimizer
 from trainer.distributed.ranks import DeviceEvent, join_ranks
 from trainer.distributed.step import StepResult
 
@@ -95,8 +96,8 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
     seen: dict[str, torch.Tensor] = {}
 
     def look(*_):
-        named = training.module.named_parameters()
-        seen.update({name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None})
+        named, divisor = training.module.named_parameters(), own_optimizer(training.optimizer).grad_scale
+        seen.update({name: parameter.grad / divisor for name, parameter in named if parameter.grad is not None})
 
     handle = training.optimizer.register_step_pre_hook(look)
     result = training.step.run(batches, 0.0)

@@ -177,6 +177,7 @@ def restore(
                 raise BadConfig(f"{directory} is incomplete: it lacks a part of {one.name}", next_step=next_step)
             if one.shared:
                 ranks.broadcast_tensor(one.local)
+    training.module.weights_changed()
 
 
 def _read(one: TensorShard, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:

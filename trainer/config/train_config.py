@@ -224,14 +224,23 @@ class TrainConfig(StrictTable):
     """Compile each layer with ``torch.compile``: takes minutes at the start and speeds up steps."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in fp32."""
+    residual_dtype: Annotated[Literal["fp32", "bf16"], Tag.SPEED, Tag.PROBED] = "fp32"
+    """Dtype of the residual stream with ``precision = bf16``: of the results of embeddings and layer norms. ``bf16``
+    saves memory and traffic, and is a change of recipe, recorded in every run."""
     tf32: Annotated[bool, Tag.SPEED] = True
     """Compute ``fp32`` matmuls in TF32 on Ampere and newer GPUs, with inputs rounded to 10 mantissa bits."""
     device: Annotated[Literal["cpu", "cuda"], Tag.PROBED] = "cpu"
     """Device to train on."""
     seed: NonNegative = 0
     """Seed of initial weights, sample order, masks and dropout."""
-    log_interval_steps: Positive = 1
-    """Optimizer steps between logged metrics (``steps.jsonl``, TensorBoard and console)."""
+    log_interval_steps: Positive | None = None
+    """Optimizer steps between logged metrics (``steps.jsonl``, TensorBoard and console); by default 10 on a GPU, 1 on
+    a CPU."""
+
+    @property
+    def logged_steps(self) -> int:
+        """Optimizer steps between logged metrics."""
+        return self.log_interval_steps or (10 if self.device == "cuda" else 1)
 
     @field_validator("precision", mode="before")
     @classmethod

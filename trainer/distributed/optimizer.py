@@ -48,7 +48,10 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
         # Imported here, as importing it takes a second.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, **options)
+        # With views, each rank's weights are sent at once instead of one by one.
+        return ZeroRedundancyOptimizer(
+            groups, optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **options
+        )
     return torch.optim.AdamW(groups, **options)
 
 
@@ -58,13 +61,13 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return own
 
 
-def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None:
-    """Skip the next update, of both weights and optimizer state, if a condition on the device is true.
+def set_scale(optimizer: torch.optim.Optimizer, *, divisor: torch.Tensor, skipped: torch.Tensor) -> None:
+    """Let the next update divide gradients, or skip both weights and state if a condition on the device is true.
 
-    This uses the ``found_inf`` flag of fused optimizers, which exists for loss scaling, without a scale.
+    Fused optimizers do both, for loss scaling, in their only pass over the gradients.
     """
     own: Any = own_optimizer(optimizer)
-    own.grad_scale, own.found_inf = None, condition.float()
+    own.grad_scale, own.found_inf = divisor.float(), skipped.float()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

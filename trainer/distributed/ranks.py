@@ -38,7 +38,7 @@ class DeviceEvent:
 
     def wait(self) -> None:
         """Wait until the device has reached this event."""
-        if isinstance(self.moment, torch.cuda.Event):
+        if isinstance(self.moment, torch.cuda.Event) and not self.moment.query():
             self.moment.synchronize()
 
     def seconds_since(self, earlier: "DeviceEvent") -> float:
@@ -54,7 +54,8 @@ def mark(device: torch.device) -> DeviceEvent:
     """Record an event in the device's queue and return it; on a CPU, return the current time."""
     if device.type != "cuda":
         return DeviceEvent(time.perf_counter())
-    event = torch.cuda.Event(enable_timing=True)
+    # The host sleeps while it waits, as spinning would take a core from DataLoader workers.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return DeviceEvent(event)
 
@@ -66,13 +67,19 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
+def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Start an asynchronous copy of numbers to a device, in fp64."""
+    pinned = device.type == "cuda"
+    return torch.tensor(values, dtype=torch.float64, pin_memory=pinned).to(device, non_blocking=True)
+
+
 DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class GradientTraffic:
     """DDP communication hook that averages gradient buckets over all ranks.
 
-    With a 16-bit gradient dtype, each rank divides its gradient before rounding it, so that sums stay in range;
+    With a 16-bit gradient dtype, gradients are divided before they are added, so that sums stay in range;
     ``parameter.grad`` and the optimizer stay in 32 bits.
     """
 
@@ -97,9 +104,12 @@ class GradientTraffic:
 
     def _send(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradient = bucket.buffer()
-        self._square += gradient.square().sum()
+        self._square += gradient.dot(gradient)  # no temporary
         self._departed = mark(self._device)
-        gradient.div_(dist.get_world_size())
+        # NCCL divides on the way; gloo cannot.
+        averages = self.synchronise and self._device.type == "cuda"
+        if not averages:
+            gradient.div_(dist.get_world_size())
         travelling = gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
 
         def arrived(future: torch.futures.Future[Any]) -> torch.Tensor:
@@ -108,7 +118,8 @@ class GradientTraffic:
 
         sent: torch.futures.Future[Any] = torch.futures.Future()
         if self.synchronise:
-            sent = dist.all_reduce(travelling, async_op=True).get_future()
+            operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+            sent = dist.all_reduce(travelling, operation, async_op=True).get_future()
         else:
             sent.set_result([travelling])
         return sent.then(arrived)
@@ -369,8 +380,13 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     gradient_dtype = config.parallel.gradient_dtype
     policy = MixedPrecisionPolicy(reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype])
+    of_layers = policy
+    if config.precision == "bf16":
+        of_layers = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=DTYPES[gradient_dtype], cast_forward_inputs=False
+        )
     for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=of_layers)
     fully_shard(module, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(module, "evaluate")
     return module

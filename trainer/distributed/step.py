@@ -13,9 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
-from trainer.distributed.optimizer import leave_out, set_learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, SharedModule, mark
+from trainer.distributed.optimizer import set_learning_rate, set_scale
+from trainer.distributed.ranks import DeviceEvent, Ranks, SharedModule, mark, to_device
 from trainer.health.monitor import NO_LIMITS, Limits
+
+_LARGEST = float(torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +60,19 @@ class TrainStep:
     """Optimizer step of a module and its optimizer."""
 
     def __init__(
-        self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks
+        self,
+        shared: SharedModule,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        ranks: Ranks,
+        *,
+        weights_changed: Callable[[], None],
     ) -> None:
         self._shared = shared
         self._optimizer = optimizer
         self._config = config
         self._ranks = ranks
+        self._weights_changed = weights_changed
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
         """Trainable parameters; their gradients are clipped together."""
         # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
@@ -117,7 +126,7 @@ class TrainStep:
         began = mark(device)
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
-        sums = torch.tensor([float(own_tokens), *values], dtype=torch.float64).to(device, non_blocking=True)
+        sums = to_device([float(own_tokens), *values], device)
         loss, partial, asked, counted = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
         reduced = mark(device)
         departed = None
@@ -178,12 +187,15 @@ class TrainStep:
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; return the norm before clipping, and whether the update was applied."""
         norm = gradient_norm(self.parameters)
-        nn.utils.clip_grads_with_norm_(self.parameters, self._config.max_grad_norm, norm)
         whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        fine = loss.isfinite() & whole_norm.isfinite() & (loss <= limits.loss) & (whole_norm <= limits.grad_norm)
+        # No number that is not finite is below these.
+        fine = (loss <= min(limits.loss, _LARGEST)) & (whole_norm <= min(limits.grad_norm, _LARGEST))
         set_learning_rate(self._optimizer, lr)
-        leave_out(self._optimizer, ~fine)
+        # As torch clips: a norm just below the limit is cut too.
+        divisor = ((whole_norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
+        set_scale(self._optimizer, divisor=divisor, skipped=~fine)
         self._optimizer.step()
+        self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return whole_norm, fine
 

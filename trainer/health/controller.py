@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.config.train_config import TrainConfig
+from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, EventRow
@@ -41,6 +41,8 @@ def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """Number of steps before a step's numbers are read, so that a GPU has work while they are copied to the host."""
+_MICRO_BATCHES_READ_TOGETHER = {"cpu": 1, "cuda": 8}
+"""Micro-batches whose steps are read at once, so that the host waits rarely but still reacts within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +74,13 @@ class HealthController:
         self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
+        in_step = gradient_accumulation_steps(config, ranks.world_size)
+        self._together = max(1, _MICRO_BATCHES_READ_TOGETHER[ranks.device.type] // in_step)
 
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
         """Start to copy a submitted step's numbers to the host; ``samples`` are indices of this rank's samples."""
-        fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
-        numbers = to_host(torch.cat([fixed, result.sums]))
+        fixed = (one.reshape(1) for one in (result.loss, result.grad_norm, result.applied))
+        numbers = to_host(torch.cat([*fixed, result.sums]))  # in fp64, as the sums
         self._in_flight.append((step, numbers, mark(self._ranks.device)))
         self._samples[step] = samples
 
@@ -86,9 +90,12 @@ class HealthController:
         stop_reason: str | None = None
         save_asked_at: int | None = None
         left = 0 if all_of_them else _STEPS_BEHIND[self._ranks.device.type]
-        while len(self._in_flight) > left:
-            step, numbers, copied = self._in_flight.popleft()
-            copied.wait()
+        ready = len(self._in_flight) - left
+        ready = 0 if ready < self._together and not all_of_them else ready
+        if ready > 0:
+            self._in_flight[ready - 1][2].wait()
+        for _ in range(ready):
+            step, numbers, _copied = self._in_flight.popleft()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
             findings = self.health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))

@@ -176,9 +176,9 @@ class EncoderInputs:
 
     arguments: dict[str, Any]
     document_BS: torch.Tensor | None = None
-    """Document of each position; None if the encoder gets a padding mask instead."""
+    """Document of each position; only for sdpa."""
     edges: torch.Tensor | None = None
-    """Edges of documents and sequences, int32, shape (2 N + B + 1,); only for varlen."""
+    """Edges of documents and of padding, int32, ascending; only for varlen."""
 
 
 def encoder_inputs(
@@ -189,23 +189,33 @@ def encoder_inputs(
     *,
     dtype: torch.dtype,
     window_tokens: int | None,
+    segments: int = 0,
 ) -> EncoderInputs:
     """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
-    ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers.
+    ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers. ``segments`` is
+    the least number of segments for varlen.
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
         return EncoderInputs(arguments=arguments)
+    ids_BS = batch.wide_ids_BS()
+    if kind == "varlen":
+        edges = document_edges(batch, segments)
+        place_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
+        begin_T = edges.index_select(0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1)
+        # In each segment, padding included, which nothing else attends to.
+        position_T = (place_T - begin_T + packing.first_position).to(torch.int64)
+        arguments = {"input_ids": ids_BS.reshape(1, -1), "position_ids": position_T.unsqueeze(0)}
+        if packing.embeds_first:
+            document_BS = document_places(batch)[0].reshape(1, -1)
+            arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
+        arguments |= {"cu_seq_lens_q": edges, "max_length_q": ids_BS.shape[1]}
+        return EncoderInputs(arguments=arguments, edges=edges)
     document_BS, position_BS = document_places(batch)
-    arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": position_BS + packing.first_position}
+    arguments = {"input_ids": ids_BS, "position_ids": position_BS + packing.first_position}
     if packing.embeds_first:
         arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
-    if kind == "varlen":
-        edges = _document_edges(batch)
-        long = {name: tensor.flatten(0, 1).unsqueeze(0) for name, tensor in arguments.items() if tensor is not None}
-        arguments = long | {"cu_seq_lens_q": edges, "max_length_q": batch.ids_BS.shape[1]}
-        return EncoderInputs(arguments=arguments, document_BS=document_BS, edges=edges)
     mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     mask: Any = _additive(mask_BSS, dtype)
     if window_tokens is not None:
@@ -291,13 +301,26 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
 
 
-def _document_edges(batch: MicroBatch) -> torch.Tensor:
-    """Return the edges of documents and sequences, ascending from 0 to T.
+def most_segments(documents: int, rows: int, *, packed: bool) -> int:
+    """Return a number of segments that micro-batches of ``rows`` sequences hardly exceed, from one's ``documents``.
 
-    Padding between documents attends to itself. The edges of sequences divide it, as kernels assume that no document
-    is longer than a sequence, and leave positions outside all edges undefined.
+    Packed, the number of documents of a sequence has a standard deviation of about half its mean, and six of them are
+    added for the sum; else each sequence has a document, and maybe padding.
+    """
+    return -(-round(documents * (1 + 3 / rows**0.5)) // 64) * 64 + rows if packed else 2 * rows
+
+
+def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
+    """Return the edges of documents and of padding, ascending from 0 to T, shape (max(segments, N + B) + 1,).
+
+    Padding behind a sequence's documents attends to itself, as kernels leave positions outside all edges undefined, and
+    assume that no segment is longer than a sequence. Segments are empty only at the end.
     """
     rows, width = batch.ids_BS.shape
-    rows_B = torch.arange(rows + 1, dtype=torch.int32, device=batch.ids_BS.device) * width
-    starts_N, ends_N = batch.starts_N, batch.starts_N + batch.tokens_N
-    return torch.cat([rows_B, starts_N.to(torch.int32), ends_N.to(torch.int32)]).sort().values
+    places, documents = rows * width, len(batch.starts_N)
+    begin_B = torch.arange(rows, dtype=torch.int32, device=batch.ids_BS.device) * width
+    row_N = (batch.starts_N // width).to(torch.int64)
+    padding_B = begin_B.scatter_reduce(0, row_N, batch.starts_N + batch.tokens_N, "amax")
+    padding_B.masked_fill_(padding_B >= begin_B + width, places)
+    ends = begin_B.new_full((max(segments - documents - rows, 0) + 1,), places)
+    return torch.cat([batch.starts_N, padding_B, ends]).sort().values

@@ -3,9 +3,11 @@
 Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to predict, K slots of the head, V ids.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +17,17 @@ from transformers import PreTrainedModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, head_slots
-from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, sequence_queries
-from trainer.model.encoder import HeadInputs, model_layers, window_tokens
+from trainer.model.attention import (
+    ChosenAttention,
+    EncoderInputs,
+    document_queries,
+    encoder_inputs,
+    most_segments,
+    sequence_queries,
+)
+from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
+from trainer.model.precision import WorkingCopies, set_residual_dtype
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
@@ -26,7 +36,7 @@ class MaskedLM(nn.Module):
 
     The sparse MLM head computes only the positions to predict, 15 % of all, with the loss and gradients of the dense
     head. If shapes must not change (compiled layers, GPUs), it has a fixed number of slots; unused ones add no loss,
-    and a micro-batch with more tokens uses a multiple of it and is counted.
+    and a micro-batch with more tokens uses a multiple of it and is counted. So it is with segments of varlen attention.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> None:
@@ -34,13 +44,19 @@ class MaskedLM(nn.Module):
         self.model = model
         self.attention = attention
         self.overflows = 0
-        """Micro-batches that needed more than the fixed number of slots."""
+        """Micro-batches that needed more than the fixed number of slots or segments."""
         self.layers = () if attention.kind == "row" else model_layers(model)
         """Layers of the encoder, to compile and shard one at a time; empty if it cannot be packed."""
         self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
+        self.residual_dtype = torch.bfloat16 if self._bf16 and config.residual_dtype == "bf16" else torch.float32
+        sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
+        if self._bf16 and (sharded or self.residual_dtype == torch.bfloat16):
+            set_residual_dtype(model, self.residual_dtype)
         self._window_tokens = window_tokens(model.config)
-        self._compiled = config.compile
+        self._packed = config.layout == "packed"
+        self._segments: int | None = None
+        """Segments of varlen attention in every micro-batch, from the documents of the first."""
         # Fuses its passes over the logits into one each way.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             torch.compile(cross_entropy, dynamic=False) if config.compile else cross_entropy
@@ -58,6 +74,21 @@ class MaskedLM(nn.Module):
         """True if the last layer is computed at the positions to predict only."""
         if self.narrow and layout is not None:
             make_sparse_layer(self.layers[-1], layout)
+        self.copies: WorkingCopies | None = None
+        """Weights in bf16; None if autocast or fsdp2 casts them."""
+        if self._bf16 and layout is not None and not sharded:
+            last: Any = self.layers[-1]
+            # The last layer's queries have another input than its keys.
+            alone = [last.attention.self.query] if self.narrow and layout == "bert" else []
+            self.copies = WorkingCopies([*self.layers, *model_head(model)], alone)
+        for name, part in model.named_modules():
+            if layout is not None and name.endswith("token_type_embeddings"):
+                part.forward = functools.partial(_first_row, part)
+
+    def weights_changed(self) -> None:
+        """Cast the weights again; call this after every change of them."""
+        if self.copies is not None:
+            self.copies.refresh()
 
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast rejects the meta device, which computes nothing.
@@ -84,8 +115,8 @@ class MaskedLM(nn.Module):
                 self.model,
                 dtype=self._dtype,
                 window_tokens=self._window_tokens,
+                segments=self._enough_segments(batch) if self.attention.kind == "varlen" else 0,
             )
-            self._let_vary(inputs.edges)
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             slots = _enough(self._slots, batch.predicted_tokens)
@@ -107,20 +138,27 @@ class MaskedLM(nn.Module):
 
     def _asked(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
         if self.attention.kind == "varlen":
-            asked = document_queries(inputs, batch, position_K)
-            self._let_vary(asked.query_edges)
-            return asked
+            return document_queries(inputs, batch, position_K)
         sequence_slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
         return sequence_queries(inputs, batch, position_K, sequence_slots=sequence_slots, dtype=self._dtype)
 
-    def _let_vary(self, tensor: torch.Tensor | None) -> None:
-        """Mark a size as dynamic, as the number of documents varies and must not cause recompilation."""
-        if self._compiled and tensor is not None:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    def _enough_segments(self, batch: MicroBatch) -> int:
+        documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
+        if self._segments is None:
+            self._segments = most_segments(documents, rows, packed=self._packed)
+        segments = _enough(self._segments, documents + rows)
+        self.overflows += segments > self._segments
+        return segments
 
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments).logits
         return logits.flatten(0, 1)
+
+
+def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Return an embedding's first row for every id, as all are 0; the backward pass of a look-up would sort them."""
+    row: torch.Tensor = embedding.weight[0]  # type: ignore[index]
+    return row.expand(*ids.shape, -1)
 
 
 def _enough(slots: int | None, needed: int) -> int:
@@ -133,7 +171,7 @@ def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Ten
     device = batch.ids_BS.device
     unused = slots - batch.predicted_tokens
     # Spread evenly over the sequences.
-    spread = (torch.arange(unused, device=device) * batch.ids_BS.numel()) // max(1, unused)
+    spread = torch.linspace(0, batch.ids_BS.numel() - 1, unused, dtype=torch.int64, device=device)
     position_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
     labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
     if not ascending:

@@ -150,7 +150,7 @@ def _logits(model: PreTrainedModel, kind: AttentionKind, packing: Packing, first
     ids = torch.tensor([[*first, *second, *[model.config.pad_token_id] * 2]])
     places = torch.arange(tokens, dtype=torch.int32)
     batch = MicroBatch(
-        ids_BS=ids, starts_N=torch.tensor([0, len(first)]), tokens_N=torch.tensor([len(first), len(second)]),
+        ids_BS=ids, starts_N=places[[0, len(first)]], tokens_N=torch.tensor([len(first), len(second)]).int(),
         predicted_P=places, targets_P=places, non_padding_tokens=tokens, predicted_tokens=tokens,
         most_predicted_in_sequence=tokens,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.model.families import LayerLayout
+from trainer.model.precision import compute_weights
 
 
 def attend_documents(
@@ -175,7 +176,7 @@ def _modernbert_answer(
     heads = (-1, attention.head_dim)
     hidden = hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
-    weight, bias = attention.Wqkv.weight, attention.Wqkv.bias
+    weight, bias = compute_weights(attention.Wqkv)
     query_KD = functional.linear(
         normed_BSD.flatten(0, 1).index_select(0, asked.position_K),
         weight[:hidden],

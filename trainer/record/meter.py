@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trainer.data.loader import DataWait, MicroBatch
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_device, to_host
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, Kind
 from trainer.model.flops import ModelWork
@@ -229,14 +229,12 @@ class Meter:
             _, compute_s, data_wait_s = interval.pace
             # If the compute time is unknown on one rank, it is on all.
             of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
-        of_interval = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
-        counts = torch.tensor(of_interval, dtype=torch.float64)
+        counts = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
         squares = torch.zeros(2, dtype=torch.float64, device=device)
         if interval.partials:
             _, parts, wholes = zip(*interval.partials, strict=True)
             squares = torch.stack([torch.stack(parts).mean(), torch.stack(wholes).mean()])
-        own, of_each = (one.to(device, non_blocking=True) for one in (counts, torch.from_numpy(of_ranks.ravel())))
-        sums = torch.cat([own, squares, of_each])
+        sums = torch.cat([to_device(counts, device), squares, to_device(of_ranks.ravel().tolist(), device)])
         self._ranks.all_reduce_async(sums)()
         last = interval.results[-1]
         interval.fetched = [to_host(tensor) for tensor in (sums, last.loss, last.grad_norm)]

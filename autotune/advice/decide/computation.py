@@ -172,7 +172,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         )
     events, steps = (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
     saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in events)
-    if inside or now.train.log_interval_steps > 1 or saves > 0.05 * max(1, steps):  # saving may take the time
+    if inside or now.train.logged_steps > 1 or saves > 0.05 * max(1, steps):  # saving may take the time
         return None
     return Advice(
         claim=f"{percent(gaps.share)} of the time passes between steps, and every step is logged",

@@ -65,7 +65,7 @@ class DeviceRules(TorchFunctionMode):
         super().__init__()
         self._tape = tape
         self._cuda = kind == "cuda"
-        self._bf16 = bf16
+        self.bf16 = bf16
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._keeps_copies = False
         self._all_of_something: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -198,6 +198,6 @@ class DeviceRules(TorchFunctionMode):
             additive = torch.zeros_like(attn_mask, dtype=query.dtype)
             attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
         tensors = (query, key, value, attn_mask)
-        if self._bf16:
+        if self.bf16:
             tensors = self._cast(tensors, torch.bfloat16)
         return attend(*tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._cuda)

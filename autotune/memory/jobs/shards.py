@@ -58,7 +58,9 @@ class Shards:
     send them. The training's optimizer and step update shards; ``ranks`` share one copy of the weights.
     """
 
-    def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder) -> None:
+    def __init__(
+        self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder, *, bf16: bool
+    ) -> None:
         self._tape, self._module, self._ranks = tape, training.module, ranks
         self._layers = [(layer, _trained(layer.parameters())) for layer in layers]
         inside = {id(one) for _, part in self._layers for one in part}
@@ -79,6 +81,10 @@ class Shards:
             for one in everything
         }
         tape.drop(everything)
+        if bf16:
+            with tape.paused():  # gathered in bf16
+                for one in (one for _, part in self._layers for one in part):
+                    one.data = one.data.bfloat16()
         training.step.parameters = [self._shards[id(one)] for one in everything]
         for group in training.optimizer.param_groups:
             group["params"] = [self._shards[id(one)] for one in group["params"]]
@@ -122,7 +128,7 @@ class Shards:
             self._make_whole(part)
 
     def _gather(self, part: Part) -> None:
-        self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING)
+        self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING, part[0].dtype)
 
     def _make_whole(self, part: Part) -> None:
         with self._tape.owned_by(Term.PARAMETERS):
@@ -175,9 +181,9 @@ class Shards:
         """Return the number of elements that a rank holds of some parameters."""
         return sum(self._shards[id(one)].numel() for one in part)
 
-    def _made(self, numbers: int, owner: str, stream: int) -> torch.Tensor:
+    def _made(self, numbers: int, owner: str, stream: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         with self._tape.owned_by(owner, stream):
-            return torch.empty(numbers, device=self._rest[0].device)
+            return torch.empty(numbers, dtype=dtype, device=self._rest[0].device)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -285,11 +291,8 @@ class GradientBuckets:
         if self._config.parallel.gradient_as_bucket_view:
             parameter.grad = view
         bucket.missing = (bucket.missing or len(bucket.parameters)) - 1
-        if not bucket.missing:
-            # The norm's squares, and the communicated copy if it is narrower.
-            self._tape.transient(bucket.size_bytes)
-            if self._config.parallel.gradient_dtype != "fp32":
-                self._tape.transient(bucket.size_bytes // 2)
+        if not bucket.missing and self._config.parallel.gradient_dtype != "fp32":
+            self._tape.transient(bucket.size_bytes // 2)  # the copy that is sent
 
 
 def _assigned(parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]) -> list[_Bucket]:

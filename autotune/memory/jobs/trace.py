@@ -92,7 +92,7 @@ def trace_steps(
         shards = None
         if ranks > 1 and config.parallel.strategy == "fsdp2":
             together = config.parallel.shard_ranks or ranks
-            shards = Shards(training, training.module.layers, together, tape)
+            shards = Shards(training, training.module.layers, together, tape, bf16=rules.bf16)
             shards.keep(inside)
         elif ranks > 1:
             buckets.keep(inside)
@@ -164,7 +164,7 @@ def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Ten
 def _tell_phases(
     training: Training, parameters: Sequence[torch.nn.Parameter], tape: AllocationRecorder, hooks: contextlib.ExitStack
 ) -> None:
-    """Set the terms of gradients, the optimizer's state and temporaries, until the hooks are removed."""
+    """Set the terms of weights in bf16, gradients, optimizer state and temporaries, until the hooks are removed."""
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], Term.GRADIENTS)
@@ -178,6 +178,8 @@ def _tell_phases(
         if parameter.grad is not None:
             tape.relabel([parameter.grad], Term.GRADIENTS)
 
+    if training.module.copies is not None:
+        tape.relabel(training.module.copies.memory, Term.COPIES)
     hooks.enter_context(training.optimizer.register_step_pre_hook(update_begins))
     hooks.enter_context(training.optimizer.register_step_post_hook(update_ends))
     for one in parameters:

@@ -132,6 +132,7 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
         _row("attention_dropout"),
         _row("device", "use_cpu", not on_gpu),
         _row("precision", "bf16", train.precision == "bf16"),
+        _row("residual_dtype", lost=train.residual_dtype == "bf16" and "autocast keeps the residual stream in fp32"),
         _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
         _row("compile", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
         _row("activation_checkpointing", "gradient_checkpointing", recomputes or None, near=also),
@@ -169,7 +170,7 @@ def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
         warmup = "its warm-up starts at the final learning rate instead of 0"
     return (
         *(_row(name, name, getattr(train, name)) for name in numbers),
-        _row("log_interval_steps", "logging_steps", train.log_interval_steps),
+        _row("log_interval_steps", "logging_steps", train.logged_steps),
         _row("fused AdamW", "optim", "adamw_torch_fused"),
         _row("losses that are not finite are logged", "logging_nan_inf_filter", False),
         _row("schedule", "lr_scheduler_type", schedule),

@@ -62,11 +62,14 @@ def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, ba
     assert float(read[f"step.{names[0]}"]) == 2.0
 
 
-@pytest.mark.parametrize(("steps", "parts"), [(2, 1), (2, 3), (0, 1)])
-def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(dataset, batches, tmp_path, steps, parts):
-    training, saved = (trained(dataset, batches[:steps]) for _ in range(2))
+@pytest.mark.parametrize(("steps", "parts", "precision"), [(2, 1, "bf16"), (2, 3, "fp32"), (0, 1, "fp32")])
+def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
+    dataset, batches, tmp_path, steps, parts, precision
+):
+    config = config_of(precision=precision)
+    training, saved = (trained(dataset, batches[:steps], config) for _ in range(2))
     make_state(saved)  # which changes nothing, also before the first step
-    other = trained(dataset, batches[:3], config_of(seed=7))
+    other = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
     assert not same(state_of_training(other), state_of_training(saved))
     restore(other, *written(saved, tmp_path, parts), RANKS)
     assert same(state_of_training(other), state_of_training(saved))
@@ -122,7 +125,11 @@ def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches
         training = training_of(config_of(seed=seed), dataset)
         training.model.get_submodule("bert.embeddings.position_embeddings").requires_grad_(False)
         optimizer = make_optimizer(training.module, CONFIG, RANKS)
-        return replace(training, optimizer=optimizer, step=TrainStep(training.shared, optimizer, CONFIG, RANKS))
+        return replace(
+            training,
+            optimizer=optimizer,
+            step=TrainStep(training.shared, optimizer, CONFIG, RANKS, weights_changed=lambda: None),
+        )
 
     training, other = frozen(0), frozen(7)
     training.step.run([batches[0]], 1e-3)

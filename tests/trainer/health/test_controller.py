@@ -70,7 +70,7 @@ def events():
 def ranks():
     """The first of two, whose other has samples 90 and 91."""
     gather = Mock(side_effect=lambda own: [own, np.array([91, 90])])
-    return Mock(rank=0, device=torch.device("cpu"), all_gather_object=gather)
+    return Mock(rank=0, world_size=2, device=torch.device("cpu"), all_gather_object=gather)
 
 
 @pytest.fixture

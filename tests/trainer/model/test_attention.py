@@ -150,16 +150,19 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
     assert oracles.training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
 
 
+@pytest.mark.parametrize("segments", [0, 200])
 @pytest.mark.parametrize("rows", [2, 7])
-def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, dataset):
+def test_edges_divide_all_places_into_segments_no_longer_than_rows_and_empty_at_the_end_alone(rows, segments, dataset):
     """What kernels are not told of they leave undefined."""
     (batch,) = oracles.micro_batches(dataset, oracles.config_of(micro_batch_size=8, global_batch_size=8 - rows))
     ids = torch.zeros(8, 64, dtype=torch.uint16)
     ids[: len(batch.ids_BS)] = batch.ids_BS
     for one in (dataclasses.replace(batch, ids_BS=ids), _nothing()):
-        edges = attention._document_edges(one)
+        edges = attention.document_edges(one, segments)
         assert (int(edges[0]), int(edges[-1])) == (0, one.ids_BS.numel())
         assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]
+        assert len(edges) == max(segments, len(one.starts_N) + len(one.ids_BS)) + 1
+        assert edges[: int((edges < edges[-1]).sum()) + 1].diff().all()
         inside = {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()}
         assert inside <= set(edges.tolist())
     assert not document_places(_nothing())[0].any()

@@ -1,0 +1,154 @@
+"""Precision of compute: weights of linear layers in bf16, cast once per optimizer step, and a residual stream in bf16.
+
+Autocast casts every weight in every micro-batch, and every gradient back, which working copies make unnecessary.
+Parameters stay in fp32, for optimizer, checkpoints and export. Linear layers of the same input, such as query, key and
+value, are computed in one matmul.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_SIBLINGS = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
+"""Names that transformers gives to linear layers of the same input, in the order of their calls."""
+_ALIGNED = 64
+"""Multiple to which copies are padded, as kernels load aligned memory faster."""
+_AT_ONCE = 2**63 - 1
+"""Priority of a link in backward: gradients of a part reach its parameters before other parts are computed."""
+
+
+class WorkingCopies:
+    """Working copies of the linear layers in ``parts``; gradients reach the parameters of a part together.
+
+    Linear layers in ``alone`` are not computed together with others.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], alone: Collection[nn.Module] = ()) -> None:
+        links = [_Link(found) for part in parts if (found := _computed_together(part, alone))]
+        self.memory = [link.memory for link in links]
+        """Block of each part, bf16."""
+        self._copies = [copy for link in links for copy in link.views(link.copies)]
+        self._parameters = [parameter for link in links for parameter in link.parameters]
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy all weights; call this after every change of them."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._parameters)
+
+
+def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weight and bias that a linear layer computes with."""
+    return getattr(linear, "compute_weight", linear.weight), getattr(linear, "compute_bias", linear.bias)
+
+
+def _computed_together(part: nn.Module, alone: Collection[nn.Module]) -> list[list[nn.Linear]]:
+    linears = [one for one in part.modules() if type(one) is nn.Linear]
+    found: list[list[nn.Linear]] = []
+    for module, names in itertools.product(part.modules(), _SIBLINGS):
+        siblings = [getattr(module, name, None) for name in names]
+        if all(one in linears for one in siblings):
+            together: list[Any] = [one for one in siblings if one not in alone]
+            if len({(one.in_features, one.bias is None) for one in together}) == 1:
+                found.append(together)
+    taken = list(itertools.chain(*found))
+    return [*found, *([one] for one in linears if one not in taken)]
+
+
+class _Link:
+    """Link of a part's working copies to its parameters; ``groups`` are linear layers that are computed together."""
+
+    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+        owners = [(linears, name) for linears in groups for name in ("weight", "bias")]
+        owners = [(linears, name) for linears, name in owners if getattr(linears[0], name) is not None]
+        pieces = [[getattr(one, name) for one in linears] for linears, name in owners]
+        self.parameters: list[torch.Tensor] = list(itertools.chain(*pieces))
+        shapes = [(sum(len(one) for one in of_one), *of_one[0].shape[1:]) for of_one in pieces]
+        padded = [-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
+        device = self.parameters[0].device
+        self.memory = torch.zeros(sum(padded), dtype=torch.bfloat16, device=device)
+        blocks = self.memory.split(padded)
+        self.copies = [block[: math.prod(shape)].view(shape) for block, shape in zip(blocks, shapes, strict=True)]
+        self._rows = [[len(one) for one in of_one] for of_one in pieces]
+        linked = _Widen.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
+        linked[0].grad_fn._set_sequence_nr(_AT_ONCE)
+        for linears in groups:
+            linears[0].register_buffer("compute_bias", None, persistent=False)
+            results: dict[int, torch.Tensor] = {}
+            for number, one in enumerate(linears):
+                sizes = [each.out_features for each in linears]
+                vars(one).update(number=number, results=results, sizes=sizes)
+                one.__class__ = Linear
+        for (linears, name), copy in zip(owners, linked, strict=True):
+            linears[0].register_buffer(f"compute_{name}", copy, persistent=False)
+
+    def views(self, copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return each parameter's rows of tensors shaped as the copies."""
+        pairs = zip(copies, self._rows, strict=True)
+        return list(itertools.chain.from_iterable(copy.split(rows) for copy, rows in pairs))
+
+
+class _Widen(torch.autograd.Function):
+    """Copies of weights as a function of the parameters, whose gradients it writes in fp32, all at once."""
+
+    @staticmethod
+    def forward(ctx: Any, link: _Link, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - torch's own
+        ctx.link = link
+        return tuple(copy.detach() for copy in link.copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+        link: _Link = ctx.link
+        sizes = [one.numel() for one in link.parameters]
+        blocks = torch.empty(sum(sizes), dtype=link.parameters[0].dtype, device=link.memory.device).split(sizes)
+        wide = [block.view_as(one) for block, one in zip(blocks, link.parameters, strict=True)]
+        torch._foreach_copy_(wide, link.views(gradients))
+        return None, *wide
+
+
+class Linear(nn.Linear):
+    """Linear layer that computes with a working copy; the first of a group computes the results of all."""
+
+    compute_weight: torch.Tensor
+    compute_bias: torch.Tensor | None
+    number: int
+    results: dict[int, torch.Tensor]
+    """Results that others of the group have not taken yet."""
+    sizes: list[int]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the layer's result, in bf16 under autocast."""
+        if self.number:
+            return self.results.pop(self.number)
+        result: torch.Tensor = functional.linear(input, self.compute_weight, self.compute_bias)
+        if len(self.sizes) == 1:
+            return result
+        parts: tuple[torch.Tensor, ...] = result.split(self.sizes, dim=-1)
+        self.results.update(enumerate(parts[1:], 1))
+        return parts[0]
+
+
+def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let all layer norms compute in fp32 and return ``dtype``, which the residual stream then has too."""
+    for part in model.modules():
+        if type(part) is nn.LayerNorm:
+            part.__class__ = LayerNorm
+            part.result_dtype = dtype  # type: ignore[assignment]
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm that computes in fp32, whatever the dtypes of its input and weights."""
+
+    result_dtype: torch.dtype
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the normalised input, of the same shape."""
+        weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
+        result = functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
+        return result.to(self.result_dtype)
