@@ -65,16 +65,11 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
     return render(
         template,
         {
-            **shared_values(job.name, job.shape, site, job.directory, options),
-            "purpose": job.purpose,
-            "variables": job_variables(site) | dict(job.variables),
-            "command": prefixed(site, shlex.join(job.command)),
-            "typed": job.typed,
-            "with_srun": job.with_srun,
-            "prefix": site.command_prefix,
-            "place": str(job.log.parent),
+            **shared_values(job.name, job.shape, site, job.directory, options), "purpose": job.purpose,
+            "variables": job_variables(site) | dict(job.variables), "command": prefixed(site, shlex.join(job.command)),
+            "typed": job.typed, "with_srun": job.with_srun, "prefix": site.command_prefix, "place": str(job.log.parent),
         },
-    )
+    )  # fmt: skip
 
 
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
@@ -107,12 +102,9 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     # Sandboxed, so that no template can run code here.
     environment = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     try:
         return environment.from_string(template).render(values)
@@ -134,34 +126,22 @@ def shared_values(
     slurm = site.slurm
     memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
     options: dict[str, str | None] = {
-        "job-name": name,
-        "account": slurm.account,
-        "partition": slurm.partition,
-        "constraint": slurm.constraint,
-        "exclude": slurm.exclude,
-        "nodes": str(shape.nodes),
-        "ntasks-per-node": "1",
-        "distribution": slurm.distribution,
+        "job-name": name, "account": slurm.account, "partition": slurm.partition, "constraint": slurm.constraint,
+        "exclude": slurm.exclude, "nodes": str(shape.nodes), "ntasks-per-node": "1", "distribution": slurm.distribution,
         "gres": (slurm.gres or DEFAULT_GRES).replace("{count}", str(shape.gpus)) if shape.gpus else None,
-        "cpus-per-task": str(shape.cpus),
-        "mem": memory,
-        "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None,
-        "time": shape.time or slurm.time,
-        "chdir": None if directory is None else str(directory),
-        **more,
-    }
+        "cpus-per-task": str(shape.cpus), "mem": memory,
+        "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None, "time": shape.time or slurm.time,
+        "chdir": None if directory is None else str(directory), **more,
+    }  # fmt: skip
     given = {option: value for option, value in options.items() if value is not None}
     for option, value in given.items():
         if not value.isprintable():
             raise BadInput(f"job option --{option}={value!r} is invalid", next_step="Use printable characters only.")
     said = [f"--{option}={shlex.quote(value)}" if value else f"--{option}" for option, value in given.items()]
     return {
-        "nodes": shape.nodes,
-        "cpus": shape.cpus,
-        "directives": said + slurm.extra,
-        "prologue": site.prologue,
+        "nodes": shape.nodes, "cpus": shape.cpus, "directives": said + slurm.extra, "prologue": site.prologue,
         "variables": job_variables(site),
-    }
+    }  # fmt: skip
 
 
 def prefixed(site: SiteFile, command: str) -> str:

@@ -120,12 +120,9 @@ def parse_state(text: str) -> JobState | None:
         return None
     code, number = (int(ended[1]), int(ended[2])) if ended else (None, 0)
     return JobState(
-        state=state,
-        reason=_unless_none(found.get("Reason", "")),
-        exit_code=None if number else code,
-        signal=number,
+        state=state, reason=_unless_none(found.get("Reason", "")), exit_code=None if number else code, signal=number,
         nodes=_unless_none(found.get("NodeList", "")),
-    )
+    )  # fmt: skip
 
 
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
