@@ -192,25 +192,16 @@ def prepare(
     if job.submitted(context, asked):
         return
     request = make_request(
-        Request,
-        context,
-        sources=tuple(sources),
-        options=SourceOptions(field=field, unit=text_unit),
-        tokenizer=given or tokenizer,
-        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // 64) * 64,
+        Request, context, sources=tuple(sources), options=SourceOptions(field=field, unit=text_unit),
+        tokenizer=given or tokenizer, vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // 64) * 64,
         limit=LengthLimit(max_tokens=max_tokens, long=long),
-    )
+    )  # fmt: skip
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
     prepared = prepare_dataset(
-        request,
-        out,
-        progress,
-        tell=lambda line: print(f"info: {line}", file=sys.stderr),
-        workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers),
-        strict=strict,
-        overwrite=overwrite,
-    )
+        request, out, progress, tell=lambda line: print(f"info: {line}", file=sys.stderr),
+        workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers), strict=strict, overwrite=overwrite,
+    )  # fmt: skip
     seconds = time.monotonic() - started_s
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
@@ -232,16 +223,11 @@ def prepare(
     padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
         answer = counts_of(out, manifest) | {
-            "vocab_size": manifest.vocab_size,
-            "used_vocab_size": manifest.used_vocab_size,
-            **plain(source),
-            "reduction": 1 - source.token_bytes / source.raw_bytes,
-            "mask_bytes_not_stored": tokens,
-            "padded_with_masks_bytes": padded,
-            "other_files": prepared.other_files,
-            "rejects": out / "rejects.jsonl",
+            "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, **plain(source),
+            "reduction": 1 - source.token_bytes / source.raw_bytes, "mask_bytes_not_stored": tokens,
+            "padded_with_masks_bytes": padded, "other_files": prepared.other_files, "rejects": out / "rejects.jsonl",
             "seconds": round(seconds, 3),
-        }
+        }  # fmt: skip
         print(answer_json(answer))
         return
     facts = facts_of(manifest) | {

@@ -248,22 +248,14 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
     return {
-        "cores": 1,
-        "processes": 1,
-        "job_cpu": slurm.cpus_per_task,
-        "memory": f"{memory_mib}MiB",
+        "cores": 1, "processes": 1, "job_cpu": slurm.cpus_per_task, "memory": f"{memory_mib}MiB",
         "job_mem": slurm.mem or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
-        "account": slurm.account,
-        "queue": slurm.partition,
-        "walltime": slurm.time,
-        "interface": site.network.interface,
+        "account": slurm.account, "queue": slurm.partition, "walltime": slurm.time, "interface": site.network.interface,
         "python": " ".join([site.command_prefix, shlex.quote(site.python or sys.executable)]).strip(),
-        "job_script_prologue": list(site.prologue),
-        "job_extra_directives": said + slurm.extra,
-        "log_directory": str(log_directory),
-        "local_directory": site.node_local_path,
+        "job_script_prologue": list(site.prologue), "job_extra_directives": said + slurm.extra,
+        "log_directory": str(log_directory), "local_directory": site.node_local_path,
         "scheduler_options": {"dashboard_address": None},
-    }
+    }  # fmt: skip
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client

@@ -225,27 +225,18 @@ class _Preparation:
         if not said["tokens"]:
             raise NothingUsableError("the tokenizer yields no token from this data", next_step="Omit --tokenizer.")
         manifest = Manifest(
-            schema_version=2,
-            dtype=tokenizer.dtype,
-            vocab_size=tokenizer.vocab_size,
-            used_vocab_size=tokenizer.used_vocab_size,
-            special_ids=tokenizer.special_ids,
-            tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(),
-            train=splits["train"],
+            schema_version=2, dtype=tokenizer.dtype, vocab_size=tokenizer.vocab_size,
+            used_vocab_size=tokenizer.used_vocab_size, special_ids=tokenizer.special_ids,
+            tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(), train=splits["train"],
             validation=splits["validation"],
             source=SourceStatistics(
-                kinds=self.input.kinds,
-                files=sum(one["files"] for one in extracted),
+                kinds=self.input.kinds, files=sum(one["files"] for one in extracted),
                 rejected=sum(one["rejected"] for one in extracted) + len(self.input.unreadable),
-                duplicate_samples=duplicates,
-                empty_samples=said["empty"],
-                truncated_samples=said["truncated"],
-                split_samples=said["split"],
-                raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
-                unknown_tokens=said["unknown"],
+                duplicate_samples=duplicates, empty_samples=said["empty"], truncated_samples=said["truncated"],
+                split_samples=said["split"], raw_bytes=sum(one["raw_bytes"] for one in extracted),
+                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize, unknown_tokens=said["unknown"],
             ),
-        )
+        )  # fmt: skip
         self._write_rejects(len(extracted))
         write_atomically(self.workplace.dataset / TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
@@ -309,15 +300,12 @@ class _Preparation:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
         arguments = [
             {
-                "split": split,
-                "shard": number,
-                "pieces": edges,
+                "split": split, "shard": number, "pieces": edges,
                 "samples": sum(samples for samples, _ in sizes[slice(*edges)]),
-                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]),
-                "dtype": tokenizer.dtype,
+                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]), "dtype": tokenizer.dtype,
             }
             for number, edges in enumerate(shard_edges(sizes))
-        ]
+        ]  # fmt: skip
         stage = f"assemble-{split}"
         receipts = self._run(stage, assemble_shard, arguments) if arguments else []
         shards = [Shard(**receipt) for receipt in receipts]
@@ -342,15 +330,9 @@ class _Preparation:
         return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
 
     def _run(
-        self,
-        stage: str,
-        work: Work,
-        arguments: Sequence[dict[str, Any]],
-        *,
-        sizes_bytes: Sequence[int] | None = None,
-        on_done: Callable[[Task, Receipt], None] = lambda task, receipt: None,
-        first: FirstDistinct | None = None,
-    ) -> list[Receipt]:
+        self, stage: str, work: Work, arguments: Sequence[dict[str, Any]], *, sizes_bytes: Sequence[int] | None = None,
+        on_done: Callable[[Task, Receipt], None] = lambda task, receipt: None, first: FirstDistinct | None = None,
+    ) -> list[Receipt]:  # fmt: skip
         """Run the unfinished tasks of a stage, one for each set of arguments; return the receipts in that order.
 
         With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first tasks

@@ -24,13 +24,10 @@ _PERCENTILES = (10, 50, 75, 90, 99)
 def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
     """Return the fields with which every JSON answer about a dataset begins."""
     return {
-        "path": directory,
-        "dataset_hash": manifest.dataset_hash,
-        "samples": manifest.train.samples,
-        "tokens": manifest.train.tokens,
-        "validation_samples": manifest.validation.samples,
+        "path": directory, "dataset_hash": manifest.dataset_hash, "samples": manifest.train.samples,
+        "tokens": manifest.train.tokens, "validation_samples": manifest.validation.samples,
         "validation_tokens": manifest.validation.tokens,
-    }
+    }  # fmt: skip
 
 
 def dataset_text(found: Inspected) -> str:

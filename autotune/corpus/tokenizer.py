@@ -221,13 +221,10 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
     kinds = (model.get("type"), splitter.get("type"))
     looks_up = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
     return DatasetTokenizer(
-        content=content,
-        vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        used_vocab_size=ids_in_all if used is None else used,
-        special_ids=SpecialIds(**ids),
-        encoder=tokenizer,
+        content=content, vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        used_vocab_size=ids_in_all if used is None else used, special_ids=SpecialIds(**ids), encoder=tokenizer,
         words=model["vocab"] if looks_up else None,
-    )
+    )  # fmt: skip
 
 
 def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:
