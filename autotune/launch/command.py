@@ -65,19 +65,12 @@ class TrainOptions:
         if torch_version is None:
             raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
         return TrainRequest(
-            profile_path=self.profile,
-            profile=stored,
-            config=resolved.config,
-            data_dir=Path(os.path.normpath(resolved.data_dir)),
-            assignments=assignments,
-            run=self.out or default_run_directory(resolved.config.model.name),
-            ranks=ranks or default_ranks(stored),
-            torch_version=torch_version,
-            code_sha256=code_sha256(),
-            directory=Path.cwd(),
-            reviews=self.reports if must_be_approved else None,
-            approved_sha256=approved_sha256,
-        )
+            profile_path=self.profile, profile=stored, config=resolved.config,
+            data_dir=Path(os.path.normpath(resolved.data_dir)), assignments=assignments,
+            run=self.out or default_run_directory(resolved.config.model.name), ranks=ranks or default_ranks(stored),
+            torch_version=torch_version, code_sha256=code_sha256(), directory=Path.cwd(),
+            reviews=self.reports if must_be_approved else None, approved_sha256=approved_sha256,
+        )  # fmt: skip
 
 
 @opt.grouped
@@ -123,12 +116,9 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     required = site_path is not None and read_site(site_path).require_approved
     request = options.request(ranks=ranks, site_requires_approval=required)
     command = torchrun_command(
-        request.python,
-        trainer_arguments(request, stage_to=None),
-        ranks=request.ranks,
-        torch_version=request.torch_version,
-        shutdown_s=term_lead_s(request),
-    )
+        request.python, trainer_arguments(request, stage_to=None), ranks=request.ranks,
+        torch_version=request.torch_version, shutdown_s=term_lead_s(request),
+    )  # fmt: skip
     environment = dict(os.environ)
     if request.ranks > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a warning

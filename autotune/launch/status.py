@@ -38,16 +38,11 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
     with contextlib.suppress(OSError):
         age_s = max(0.0, time.time() - (directory / STEPS_FILE).stat().st_mtime)
     return RunStatus(
-        directory=str(directory),
-        state=_state(run, queued, asked=jobs is not None),
-        job=number,
-        step=last.step if last else run.header.resumed_step,
-        max_steps=run.header.config.get("max_steps"),
-        tokens_per_s=last.tokens_per_s if last and measured else None,
-        checkpoint=newest[0].name if newest else None,
-        reason=run.end.reason if run.end else None,
-        seconds_since_step=age_s,
-    )
+        directory=str(directory), state=_state(run, queued, asked=jobs is not None), job=number,
+        step=last.step if last else run.header.resumed_step, max_steps=run.header.config.get("max_steps"),
+        tokens_per_s=last.tokens_per_s if last and measured else None, checkpoint=newest[0].name if newest else None,
+        reason=run.end.reason if run.end else None, seconds_since_step=age_s,
+    )  # fmt: skip
 
 
 def tuning_status(report_directory: Path) -> TuningStatus:
@@ -55,13 +50,10 @@ def tuning_status(report_directory: Path) -> TuningStatus:
     trials, corrupt = read_trial_records(report_directory / TRIAL_LOG_DIRECTORY)
     newest = trials[-1] if trials else None
     return TuningStatus(
-        directory=str(report_directory),
-        trials=len(trials),
+        directory=str(report_directory), trials=len(trials),
         outcomes=dict(Counter(str(record.outcome.get("kind", "other")) for record in trials)),
-        newest_utc=newest.time_utc if newest else None,
-        newest=newest.label if newest else None,
-        corrupt_lines=corrupt,
-    )
+        newest_utc=newest.time_utc if newest else None, newest=newest.label if newest else None, corrupt_lines=corrupt,
+    )  # fmt: skip
 
 
 def find_runs_and_tunings(places: list[Path], runs: Path, reports: Path) -> tuple[list[Path], list[Path]]:

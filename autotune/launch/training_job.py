@@ -83,41 +83,29 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
             next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
         )
     torchrun = torchrun_command(
-        request.python,
-        [],
-        ranks=request.ranks,
-        torch_version=request.torch_version,
-        meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"),
-        shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
-    )
+        request.python, [], ranks=request.ranks, torch_version=request.torch_version,
+        meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"), shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
+    )  # fmt: skip
     autotune = [request.python, "-m", "autotune"]
     requeue = site.slurm.requeue and request.chain == 1
     options = {
-        "signal": f"TERM@{lead_s}",
-        "requeue" if requeue else "no-requeue": "",
-        "dependency": "singleton" if request.chain > 1 else None,
-        "open-mode": "append",
-        "output": str(request.log),
-    }
+        "signal": f"TERM@{lead_s}", "requeue" if requeue else "no-requeue": "",
+        "dependency": "singleton" if request.chain > 1 else None, "open-mode": "append", "output": str(request.log),
+    }  # fmt: skip
     interface = site.network.interface
     return render(
         template,
         {
             **shared_values(f"train-{request.run.name}", shape, site, request.directory, options),
-            "model": request.config.model.name,
-            "run": str(request.run),
-            "script": str(request.script),
-            "ranks": request.ranks,
-            "chain": request.chain,
-            "approved": request.approved_sha256,
-            "requeue": requeue,
+            "model": request.config.model.name, "run": str(request.run), "script": str(request.script),
+            "ranks": request.ranks, "chain": request.chain, "approved": request.approved_sha256, "requeue": requeue,
             "autotune": prefixed(site, shlex.join(autotune)),
             "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
             "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
             "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),
             "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
         },
-    )
+    )  # fmt: skip
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
@@ -153,12 +141,9 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
     memory_mib = max(cpus * site.slurm.memory_mib_per_cpu, needed_mib)
     return Shape(
-        nodes=request.nodes,
-        gpus=request.ranks if request.config.device == "cuda" else 0,
-        cpus=cpus,
-        memory_mib=memory_mib if there_bytes is None else min(memory_mib, there_bytes // _MIB),
-        time=request.time,
-    )
+        nodes=request.nodes, gpus=request.ranks if request.config.device == "cuda" else 0, cpus=cpus,
+        memory_mib=memory_mib if there_bytes is None else min(memory_mib, there_bytes // _MIB), time=request.time,
+    )  # fmt: skip
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
