@@ -56,18 +56,12 @@ def network(
             raise UsageError(what, next_step="Add --nodes 1,2,4")
         counts = counts or _counts(DEFAULT_NODES, several=True)
         asked = JobRequest(
-            name=f"network-predict-{model}",
-            purpose=f"Measures {model} on up to {max(counts)} nodes.",
+            name=f"network-predict-{model}", purpose=f"Measures {model} on up to {max(counts)} nodes.",
             trial_log=str(report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY),
-            expected_minutes=1 + 1.5 * len(counts),
-            trial_timeout_s=sweep.trial_timeout_s,
-            nodes=max(counts),
-            ranks=sweep.ranks or ranks_of(profile),
-            on_gpus=profile.train.device == "cuda",
-            cpus=profile.fingerprint.allotted_cpus,
-            with_srun=False,
-            reports=job.reports,
-        )
+            expected_minutes=1 + 1.5 * len(counts), trial_timeout_s=sweep.trial_timeout_s, nodes=max(counts),
+            ranks=sweep.ranks or ranks_of(profile), on_gpus=profile.train.device == "cuda",
+            cpus=profile.fingerprint.allotted_cpus, with_srun=False, reports=job.reports,
+        )  # fmt: skip
         if job.submitted(context, asked):
             return
         known = known_of(

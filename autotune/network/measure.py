@@ -105,19 +105,14 @@ class MeasuredGradientSync:
         further = max(0, self.candidate.split.per_step - MOST_MICRO_BATCHES)
         bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
         return GradientSyncRow(
-            **self.candidate.settings(ranks_per_node),
-            predicted_step_s=self.candidate.time.step_s,
-            step_s=step_s,
+            **self.candidate.settings(ranks_per_node), predicted_step_s=self.candidate.time.step_s, step_s=step_s,
             steps=sum(len(figures.step_s) for figures in self.figures),
             tokens_per_s=None if step_s is None else self.non_padding_tokens / step_s,
-            compute_share=None if waiting is None else 1 - waiting,
-            communication_share=waiting,
+            compute_share=None if waiting is None else 1 - waiting, communication_share=waiting,
             peak_bytes=max((figures.peak_bytes for figures in self.figures if figures.peak_bytes), default=None),
-            added_micro_batches=further if self.figures else 0,
-            ratio_to_default=None if ratio is None else ratio.value,
-            **bounds,
-            outcome=self.outcome,
-        )
+            added_micro_batches=further if self.figures else 0, ratio_to_default=None if ratio is None else ratio.value,
+            **bounds, outcome=self.outcome,
+        )  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,13 +169,10 @@ class NetworkTuning:
         fits = {scope: fit.link for scope, fit in self.fits.items()}
         within = fits.get("within nodes")
         return Network(
-            nodes=self.request.nodes,
-            ranks_per_node=self.request.ranks_per_node,
-            between=fits.get("between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)),
-            within=within,
-            trees=self._has_trees,
-            all_reduce_factor=self.all_reduce_factor,
-        )
+            nodes=self.request.nodes, ranks_per_node=self.request.ranks_per_node,
+            between=fits.get("between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)), within=within,
+            trees=self._has_trees, all_reduce_factor=self.all_reduce_factor,
+        )  # fmt: skip
 
     def measure_compute(self) -> None:
         """Measure steps without synchronisation, at the profile's micro-batch size and at half of it."""
@@ -338,15 +330,9 @@ class NetworkTuning:
         return GradientSyncFigures.of(self._measured(outcome, f"the step '{label}'"))
 
     def _trial(
-        self,
-        sync: GradientSync,
-        split: MicroBatches,
-        steps: int,
-        number: int = 0,
-        *,
-        synchronise: bool = True,
+        self, sync: GradientSync, split: MicroBatches, steps: int, number: int = 0, *, synchronise: bool = True,
         **train: object,
-    ) -> Trial:
+    ) -> Trial:  # fmt: skip
         rows, settings = split.size, self.request.config
         parallel = parallel_settings(sync, self.request.ranks_per_node)
         changes: dict[str, object] = {

@@ -70,16 +70,12 @@ def known_of(
     most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
         load=Load(
-            compute=compute,
-            global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
-            tokens_per_sequence=probe.mean_tokens_per_sequence,
-            max_micro_batch_size=max(train.micro_batch_size, most),
+            compute=compute, global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
+            tokens_per_sequence=probe.mean_tokens_per_sequence, max_micro_batch_size=max(train.micro_batch_size, most),
         ),
-        network=network,
-        ends=ends,
-        gradient_syncs=gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32"),
+        network=network, ends=ends, gradient_syncs=gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32"),
         sources=(compute_source, link_source),
-    )
+    )  # fmt: skip
 
 
 def predict_scaling(
@@ -102,28 +98,19 @@ def predict_scaling(
             bounds[end] = None if there is None else there.efficiency
         rows.append(
             ScalingRow(
-                nodes=one.nodes,
-                **one.settings(network.ranks_per_node),
-                step_s=one.time.step_s,
-                tokens_per_s=one.tokens_per_s,
-                efficiency=one.efficiency or 1.0,
-                **bounds,
-                measured=False,
+                nodes=one.nodes, **one.settings(network.ranks_per_node), step_s=one.time.step_s,
+                tokens_per_s=one.tokens_per_s, efficiency=one.efficiency or 1.0, **bounds, measured=False,
             )
-        )
+        )  # fmt: skip
     most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
     useful = useful_nodes(known.efficiency, most)
     return Scaling(
-        name=name,
-        global_batch_tokens=round(load.non_padding_tokens),
-        rows=tuple(rows),
-        useful_nodes=useful,
+        name=name, global_batch_tokens=round(load.non_padding_tokens), rows=tuple(rows), useful_nodes=useful,
         levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
         steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_size,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
-        least_tokens_per_rank=known.least_tokens_per_rank,
-        sources=known.sources,
-    )
+        least_tokens_per_rank=known.least_tokens_per_rank, sources=known.sources,
+    )  # fmt: skip
 
 
 def ranks_of(profile: Profile) -> int:
@@ -179,13 +166,9 @@ def _network(
         next_step = "Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit"
         raise BadInput("the profile has no measurement of the network between nodes", next_step=next_step)
     network = Network(
-        nodes=2,
-        ranks_per_node=ranks_per_node,
-        between=between,
-        within=None if within is None else within.link,
-        trees=profile.train.device == "cuda",
-        all_reduce_factor=factor,
-    )
+        nodes=2, ranks_per_node=ranks_per_node, between=between, within=None if within is None else within.link,
+        trees=profile.train.device == "cuda", all_reduce_factor=factor,
+    )  # fmt: skip
     return network, ends, source
 
 
@@ -204,14 +187,10 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
     further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
-        "step_s": step_s,
-        "tokens_per_s": known.load.non_padding_tokens / step_s,
-        "efficiency_low": None,
-        "efficiency_high": None,
-        "limit_share": None,
-        "measured": True,
+        "step_s": step_s, "tokens_per_s": known.load.non_padding_tokens / step_s, "efficiency_low": None,
+        "efficiency_high": None, "limit_share": None, "measured": True,
         "added_micro_batches": row.gradient_accumulation_steps - few,
-    }
+    }  # fmt: skip
     return row.model_copy(update=update)
 
 
@@ -252,22 +231,17 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
             "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
         }  # fmt: skip
     return NetworkEvidence(
-        links=list(tuning.fits.values()),
-        all_reduce_factor=tuning.all_reduce_factor,
+        links=list(tuning.fits.values()), all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),
-        matmul_flops_per_s=list(links.matmul_flops_per_s),
-        default_micro_batch_size=config.micro_batch_size,
+        matmul_flops_per_s=list(links.matmul_flops_per_s), default_micro_batch_size=config.micro_batch_size,
         compute=tuning.compute.model_copy(update={"slowdown_share": tuning.slowdown_share}),
         gradient_syncs=[
             one.evidence(links.ranks_per_node, None if one is default else tuning.against_default(one))
             for one in tuning.tried
         ],
-        choice=_choice(tuning),
-        equal_loss=tuning.equal_loss,
-        windows=len(tuning.runner.finished),
-        seconds=round(tuning.runner.seconds, 3),
-        **more,
-    )
+        choice=_choice(tuning), equal_loss=tuning.equal_loss, windows=len(tuning.runner.finished),
+        seconds=round(tuning.runner.seconds, 3), **more,
+    )  # fmt: skip
 
 
 def _choice(tuning: NetworkTuning) -> str:

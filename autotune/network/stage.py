@@ -123,15 +123,10 @@ def _network_request(
         )
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
-        config=train,
-        data_dir=str(request.data.resolve()),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        max_micro_batch_size=max(train.micro_batch_size, most),
-        tokens_per_sequence=probe.mean_tokens_per_sequence,
-        budget_s=request.budget_s,
-        trial_timeout_s=request.trial_timeout_s,
-    )
+        config=train, data_dir=str(request.data.resolve()), nodes=nodes, ranks_per_node=ranks_per_node,
+        max_micro_batch_size=max(train.micro_batch_size, most), tokens_per_sequence=probe.mean_tokens_per_sequence,
+        budget_s=request.budget_s, trial_timeout_s=request.trial_timeout_s,
+    )  # fmt: skip
 
 
 def scale_profile(
@@ -171,14 +166,10 @@ def _on_nodes(
     with open_multirank(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
             config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
-            data_dir=str(data_dir.resolve()),
-            nodes=row.nodes,
-            ranks_per_node=ranks,
-            max_micro_batch_size=load.max_micro_batch_size,
-            tokens_per_sequence=load.tokens_per_sequence,
-            budget_s=trial_timeout_s,
-            trial_timeout_s=trial_timeout_s,
-        )
+            data_dir=str(data_dir.resolve()), nodes=row.nodes, ranks_per_node=ranks,
+            max_micro_batch_size=load.max_micro_batch_size, tokens_per_sequence=load.tokens_per_sequence,
+            budget_s=trial_timeout_s, trial_timeout_s=trial_timeout_s,
+        )  # fmt: skip
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
             runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
             return measured_row(NetworkTuning(request=request, runner=runner), known, row, steps=8)

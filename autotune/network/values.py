@@ -195,14 +195,11 @@ class ComputeEvidence(StrictTable):
         """Cost of a step on a rank for any number of sequences."""
         parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
         return RankCompute(
-            sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size,
-            micro_batch_s=self.fixed_s,
+            sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size, micro_batch_s=self.fixed_s,
             optimizer_step_s=self.optimizer_step_s,
             gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
-            forward_share=self.forward_share,
-            jitter_share=self.jitter_share,
-            slowdown_share=self.slowdown_share,
-        )
+            forward_share=self.forward_share, jitter_share=self.jitter_share, slowdown_share=self.slowdown_share,
+        )  # fmt: skip
 
 
 class GradientSyncSplit(StrictTable):

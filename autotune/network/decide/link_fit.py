@@ -76,13 +76,9 @@ def fit_link(
         low, high = np.quantile(values, [tail, 1 - tail])
         bounds |= {f"{name}_low": float(low), f"{name}_high": float(high)}
     return LinkEvidence(
-        scope=scope,
-        members=members,
-        latency_s=float(latencies_s[0]),
-        bytes_per_s=float(rates[0]),
-        worst_error_share=float(np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()),
-        **bounds,
-    )
+        scope=scope, members=members, latency_s=float(latencies_s[0]), bytes_per_s=float(rates[0]),
+        worst_error_share=float(np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()), **bounds,
+    )  # fmt: skip
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:

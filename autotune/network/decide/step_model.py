@@ -129,16 +129,11 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
     parts = merged(whole.gradients)
     return ComputeEvidence(
-        micro_batch_size=whole.micro_batch_size,
-        micro_batch_s=alone * computed_s(whole),
-        fixed_s=alone * fixed_s,
-        optimizer_step_s=whole.optimizer_step_s,
-        forward_share=whole.forward_share or 1 / 3,
-        jitter_share=jitter_share,
-        slowdown_share=0.0,
-        gradient_elements=[part.elements for part in parts],
+        micro_batch_size=whole.micro_batch_size, micro_batch_s=alone * computed_s(whole), fixed_s=alone * fixed_s,
+        optimizer_step_s=whole.optimizer_step_s, forward_share=whole.forward_share or 1 / 3, jitter_share=jitter_share,
+        slowdown_share=0.0, gradient_elements=[part.elements for part in parts],
         gradient_ready_shares=[part.ready_share for part in parts],
-    )
+    )  # fmt: skip
 
 
 def computed_s(figures: GradientSyncFigures) -> float:
