@@ -10,17 +10,7 @@ import typer
 
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_count
-from autotune.console.options import (
-    NODES,
-    REPORTS,
-    AsJson,
-    NodeRanks,
-    OneProfile,
-    ProfileData,
-    Reports,
-    flag,
-    option,
-)
+from autotune.console.options import NODES, REPORTS, AsJson, NodeRanks, OneProfile, ProfileData, Reports, flag, option
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:

@@ -150,17 +150,14 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
     items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
     edited: Words = () if one.intact else (" ", Strong(text="The profile was modified after it was written."))
     rows: list[list[str | None]] = [
-        ["profile", str(one.path)],
-        ["profile, hash of its content", one.content_sha256],
+        ["profile", str(one.path)], ["profile, hash of its content", one.content_sha256],
         ["trials, hash", provenance.trial_log_sha256],
         ["compared with the trial log", None if one.trial_log is None else trial_log_words(one.trial_log)],
         ["model config, hash", one.profile.fingerprint.model_sha256],
-        ["dataset, hash", one.profile.fingerprint.dataset_hash],
-        ["written", provenance.created_utc],
+        ["dataset, hash", one.profile.fingerprint.dataset_hash], ["written", provenance.created_utc],
         ["written by", f"encoder-autotune {provenance.tool_version}: {', '.join(provenance.commands)}"],
-        ["SLURM job", provenance.slurm_job_id],
-        ["seed", str(one.profile.train.seed)],
-    ]
+        ["SLURM job", provenance.slurm_job_id], ["seed", str(one.profile.train.seed)],
+    ]  # fmt: skip
     said: Words = ("Run in this order, on the same machine, dataset and versions:", *edited)
     return (Paragraph(words=said), Bullets(items=items), facts("Identifiers of this tuning", rows))
 

@@ -73,16 +73,10 @@ def export_profile(profile: Profile, means: SequenceMeans, *, nodes: int, ranks_
     settings = (*_model(train), *_batch(train, batch), *_recipe(train), *_loading_and_saving(profile, batch))
     settings += (*_parallel(train, batch.ranks), *_absent(train))
     return Export(
-        written_for="transformers 5.23",
-        model=train.model.name,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        batch=batch,
-        arguments={one.argument: one.value for one in settings if one.argument and one.value is not None},
-        calls=_calls(train),
-        settings=settings,
-        warnings=tuple(_warnings(train, batch, means)),
-    )
+        written_for="transformers 5.23", model=train.model.name, nodes=nodes, ranks_per_node=ranks_per_node,
+        batch=batch, arguments={one.argument: one.value for one in settings if one.argument and one.value is not None},
+        calls=_calls(train), settings=settings, warnings=tuple(_warnings(train, batch, means)),
+    )  # fmt: skip
 
 
 def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
@@ -102,15 +96,11 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
     exported = each * steps * ranks
     known = means.non_padding_tokens / means.samples if means.non_padding_tokens and means.samples else None
     return ExportedBatch(
-        ranks=ranks,
-        sequences_per_step=rows,
-        samples_per_sequence=means.samples,
-        tokens_per_step=means.non_padding_tokens and rows * means.non_padding_tokens,
-        per_device_batch_size=each,
-        gradient_accumulation_steps=steps,
-        exported_samples_per_step=exported,
+        ranks=ranks, sequences_per_step=rows, samples_per_sequence=means.samples,
+        tokens_per_step=means.non_padding_tokens and rows * means.non_padding_tokens, per_device_batch_size=each,
+        gradient_accumulation_steps=steps, exported_samples_per_step=exported,
         exported_tokens_per_step=known and exported * known,
-    )
+    )  # fmt: skip
 
 
 def _row(

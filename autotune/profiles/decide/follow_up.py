@@ -11,15 +11,9 @@ from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 _DEFAULTS: Mapping[str, object] = {
-    "seq_length": SEQ_LENGTH_TOKENS,
-    "activation_checkpointing": "none",
-    "compile": False,
-    "strategy": "ddp",
-    "accumulate": True,
-    "headroom": HEADROOM_SHARE,
-    "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
-    "what_if": False,
-}
+    "seq_length": SEQ_LENGTH_TOKENS, "activation_checkpointing": "none", "compile": False, "strategy": "ddp",
+    "accumulate": True, "headroom": HEADROOM_SHARE, "max_micro_batch_size": MAX_MICRO_BATCH_SIZE, "what_if": False,
+}  # fmt: skip
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
@@ -63,20 +57,13 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
     limits = None if profile is None else profile.constraints
     probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {
-        "model": model_word(train.model),
-        "data": "DIR",
-        "device": train.device,
-        "memory": limits and exact_bytes(limits.memory_budget_bytes),
-        "seq_length": train.seq_length_tokens,
+        "model": model_word(train.model), "data": "DIR", "device": train.device,
+        "memory": limits and exact_bytes(limits.memory_budget_bytes), "seq_length": train.seq_length_tokens,
         "layout": None if train.layout == default_layout(train.model) else train.layout,
         "precision": None if train.precision == default_precision(train.device) else train.precision,
-        "global_batch_tokens": limits and limits.global_batch_tokens,
-        "headroom": limits and limits.headroom_share,
-        "attention_dropout": train.attention_dropout,
-        "activation_checkpointing": train.activation_checkpointing,
-        "compile": train.compile,
-        "accumulate": probe and probe.gradient_accumulation_steps > 1,
-        "strategy": train.parallel.strategy,
-        "ranks": probe and probe.local_ranks,
-    }
+        "global_batch_tokens": limits and limits.global_batch_tokens, "headroom": limits and limits.headroom_share,
+        "attention_dropout": train.attention_dropout, "activation_checkpointing": train.activation_checkpointing,
+        "compile": train.compile, "accumulate": probe and probe.gradient_accumulation_steps > 1,
+        "strategy": train.parallel.strategy, "ranks": probe and probe.local_ranks,
+    }  # fmt: skip
     return command("probe", **(options | others))

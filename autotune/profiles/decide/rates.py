@@ -233,10 +233,6 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
         verdict = f"drift: {'more' if ratio > 1 else 'less'} than in the trial"
     source = f"{'measured: trials' if alike else 'no trial'} with these settings at micro-batch size {rows}"
     return Drift(
-        quantity="peak memory",
-        expected=None if expected is None else Interval(value=expected),
-        expected_source=source,
-        achieved=Interval(value=achieved),
-        ratio=None if ratio is None else Interval(value=ratio),
-        verdict=verdict,
-    )
+        quantity="peak memory", expected=None if expected is None else Interval(value=expected), expected_source=source,
+        achieved=Interval(value=achieved), ratio=None if ratio is None else Interval(value=ratio), verdict=verdict,
+    )  # fmt: skip
