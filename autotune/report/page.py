@@ -209,30 +209,20 @@ def _profile(one: ReportedProfile, reported: Sequence[ReportedRun]) -> dict[str,
     spent_s = sum(row.rank_seconds for row in rows)
     kept = ("path", "intact", "content_sha256", "trial_log", "profile", "bottlenecks", "advice", "approval")
     return {
-        **{name: getattr(one, name) for name in kept},
-        "name": one.title,
-        "fill_share": fill_share(one.profile),
-        "tuned": _rate(tuned_rate(one.profile)),
-        "quality": quality_of(one),
-        "cost": {"by_job": rows, "rank_seconds": spent_s},
-        "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
-        "dataset": _dataset(one),
-        "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
-        "bottleneck": main_bottleneck(one, reported),
-        "recipe_changes": recipe_changes(one),
+        **{name: getattr(one, name) for name in kept}, "name": one.title, "fill_share": fill_share(one.profile),
+        "tuned": _rate(tuned_rate(one.profile)), "quality": quality_of(one),
+        "cost": {"by_job": rows, "rank_seconds": spent_s}, "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
+        "dataset": _dataset(one), "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
+        "bottleneck": main_bottleneck(one, reported), "recipe_changes": recipe_changes(one),
         "trials": [
             {
-                "label": done.label,
-                "job": done.trial.job,
-                "seconds": done.seconds,
-                "ranks": done.trial.ranks,
+                "label": done.label, "job": done.trial.job, "seconds": done.seconds, "ranks": done.trial.ranks,
                 "outcome": asdict(done.outcome),
             }
             for done in one.trials
         ],
-        "corrupt_trial_log_lines": one.corrupt_lines,
-        "commands": commands(one),
-    }
+        "corrupt_trial_log_lines": one.corrupt_lines, "commands": commands(one),
+    }  # fmt: skip
 
 
 def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
@@ -243,43 +233,27 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
     spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
     seq_length_tokens = one.profile.train.seq_length_tokens
     return {
-        "dataset_hash": manifest.dataset_hash,
-        "train_samples": manifest.train.samples,
-        "train_tokens": manifest.train.tokens,
-        "validation_samples": manifest.validation.samples,
-        "vocab_size": manifest.vocab_size,
-        "used_vocab_size": manifest.used_vocab_size,
-        "length_histogram": histogram,
-        "source": manifest.source,
-        "seq_length_tokens": seq_length_tokens,
-        "mean_tokens": spread.mean_tokens(),
+        "dataset_hash": manifest.dataset_hash, "train_samples": manifest.train.samples,
+        "train_tokens": manifest.train.tokens, "validation_samples": manifest.validation.samples,
+        "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, "length_histogram": histogram,
+        "source": manifest.source, "seq_length_tokens": seq_length_tokens, "mean_tokens": spread.mean_tokens(),
         "padding_waste_share": spread.padding_waste(seq_length_tokens),
-    }
+    }  # fmt: skip
 
 
 def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
     run = reported.run
     told = needs_attention(run)
     return {
-        "name": reported.name,
-        "directory": run.directory,
-        "profile": reported.profile_path,
-        "matched_by": reported.matched_by,
-        "header": run.header,
-        "startup": run.startup,
-        "end": run.end,
-        "steps": len(run.steps),
-        "first_step": run.steps[0] if run.steps else None,
-        "last_step": run.steps[-1] if run.steps else None,
-        "achieved": _rate(run_rate(run)),
-        "expected_and_achieved": drifts_of(one, reported),
-        "loss": loss_points(run),
-        "evaluation": run.evaluations[-1] if run.evaluations else None,
-        "events": told[-MOST_EVENTS:],
-        "earlier_events": max(0, len(told) - MOST_EVENTS),
-        "bottlenecks": reported.bottlenecks,
+        "name": reported.name, "directory": run.directory, "profile": reported.profile_path,
+        "matched_by": reported.matched_by, "header": run.header, "startup": run.startup, "end": run.end,
+        "steps": len(run.steps), "first_step": run.steps[0] if run.steps else None,
+        "last_step": run.steps[-1] if run.steps else None, "achieved": _rate(run_rate(run)),
+        "expected_and_achieved": drifts_of(one, reported), "loss": loss_points(run),
+        "evaluation": run.evaluations[-1] if run.evaluations else None, "events": told[-MOST_EVENTS:],
+        "earlier_events": max(0, len(told) - MOST_EVENTS), "bottlenecks": reported.bottlenecks,
         "advice": reported.advice,
-    }
+    }  # fmt: skip
 
 
 def _rate(rate: Rate | None) -> dict[str, Any] | None:

@@ -85,19 +85,11 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         manifest, lacking = None, f"{directory} is another dataset"
     now = context_of_profile(stored, finished, host, data=None if manifest is None else directory)
     return ReportedProfile(
-        path=path,
-        profile=stored.profile,
-        intact=stored.intact,
-        content_sha256=stored.file_sha256,
-        trials=finished,
-        corrupt_lines=corrupt,
-        dataset=manifest,
-        dataset_lacking=lacking,
-        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
-        advice=advise(now),
-        approval=stored.approval,
+        path=path, profile=stored.profile, intact=stored.intact, content_sha256=stored.file_sha256, trials=finished,
+        corrupt_lines=corrupt, dataset=manifest, dataset_lacking=lacking,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,), advice=advise(now), approval=stored.approval,
         trial_log=check,
-    )
+    )  # fmt: skip
 
 
 def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Host) -> ReportedRun:
@@ -117,10 +109,7 @@ def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Ho
     # What is said of the profile already is left out.
     now = replace(context_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
     return ReportedRun(
-        run=run,
-        profile_path=None if found is None else found.path,
+        run=run, profile_path=None if found is None else found.path,
         matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
-        otherwise=otherwise,
-        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
-        advice=advise(now),
-    )
+        otherwise=otherwise, bottlenecks=() if now.bottleneck is None else (now.bottleneck,), advice=advise(now),
+    )  # fmt: skip
