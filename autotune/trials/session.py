@@ -111,15 +111,10 @@ class Session:
         site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
         site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(
-            machine=self.machine,
-            trial_log=trial_log.TrialLog(directory, f"{socket.gethostname()}-{os.getpid()}"),
-            site=canonical_sha256(site)[:16],
-            clock=SystemClock(),
-            on_trial=on_trial,
-            on_finished=self.display.saw,
-            ends_s=None if left_s is None else time.time() + left_s,
-            made_on=trial_log.made_on(here),
-        )
+            machine=self.machine, trial_log=trial_log.TrialLog(directory, f"{socket.gethostname()}-{os.getpid()}"),
+            site=canonical_sha256(site)[:16], clock=SystemClock(), on_trial=on_trial, on_finished=self.display.saw,
+            ends_s=None if left_s is None else time.time() + left_s, made_on=trial_log.made_on(here),
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -86,13 +86,10 @@ FEWEST_TIMED_STEPS = 3
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates"]
 JOB_MODULES: Mapping[str, str] = {
-    "step": "autotune.memory.jobs.step",
-    "training": "autotune.workers.job",
-    "trace": "autotune.memory.jobs.trace",
-    "links": "autotune.network.jobs.links",
-    "gradient_sync": "autotune.network.jobs.gradient_sync",
+    "step": "autotune.memory.jobs.step", "training": "autotune.workers.job", "trace": "autotune.memory.jobs.trace",
+    "links": "autotune.network.jobs.links", "gradient_sync": "autotune.network.jobs.gradient_sync",
     "rates": "autotune.speed.jobs.measure_rates",
-}
+}  # fmt: skip
 """Module of each job; only a trial's child process imports it, to call its ``run``."""
 
 

@@ -104,19 +104,15 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         lacking = samples[-1].missing.get("utilisation", lacking)
     capped = ["sw_power_cap" in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
     return GpuUseFigures(
-        samples=len(samples),
-        utilisation_share=utilisation,
-        used_bytes=_over(max, (one.used_bytes for one in samples)),
-        power_w=mean_power_w(samples),
-        sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
+        samples=len(samples), utilisation_share=utilisation, used_bytes=_over(max, (one.used_bytes for one in samples)),
+        power_w=mean_power_w(samples), sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
         temperature_c=_over(max, (one.temperature_c for one in samples)),
-        power_capped_share=_over(statistics.fmean, capped),
-        lacking=lacking if utilisation is None else None,
+        power_capped_share=_over(statistics.fmean, capped), lacking=lacking if utilisation is None else None,
         gpm_windows=len(counted),
         **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
         gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
         gpm_lacking=None if counted else series.gpm_lacking or "no counter interval fell into the window",
-    )
+    )  # fmt: skip
 
 
 def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
