@@ -245,17 +245,14 @@ def _measure(
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
-        "steps": taken,
-        "tokens_per_s": ranks.all_reduce_sum(non_padding_tokens)[0] / slowest_s,
+        "steps": taken, "tokens_per_s": ranks.all_reduce_sum(non_padding_tokens)[0] / slowest_s,
         "padded_tokens_per_s": ranks.all_reduce_sum(slots)[0] / slowest_s,
         "model_flops_per_s": None if work is None else ranks.all_reduce_sum(flops)[0] / slowest_s,
-        "data_wait_share": min(1.0, waited_s / slowest_s),
-        "window_start_s": -ranks.all_reduce_max(-start_s)[0],
-        "window_end_s": ranks.all_reduce_max(end_s)[0],
-        "memory_bytes": _sum(ranks, memory),
+        "data_wait_share": min(1.0, waited_s / slowest_s), "window_start_s": -ranks.all_reduce_max(-start_s)[0],
+        "window_end_s": ranks.all_reduce_max(end_s)[0], "memory_bytes": _sum(ranks, memory),
         "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
         "storage_bytes_per_s": None if (total := _sum(ranks, read)) is None else total / slowest_s,
-    }
+    }  # fmt: skip
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:

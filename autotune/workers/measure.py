@@ -211,43 +211,28 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
     between = " and ".join(map(str, undecided))
     doubt = f"undecided between {between}{budget}; num_workers={choice.workers}: " if undecided else ""
     return WorkersEvidence(
-        chosen=choice.workers,
-        undecided_between=list(undecided),
-        choice=doubt + choice.proof,
-        next_smaller=choice.next_smaller,
-        keeps_up=choice.keeps_up,
+        chosen=choice.workers, undecided_between=list(undecided), choice=doubt + choice.proof,
+        next_smaller=choice.next_smaller, keeps_up=choice.keeps_up,
         cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in cached],
-        rows=[_row(count, sweep, choice) for count in sweep.counts],
-        local_ranks=sweep.training.limits.local_ranks,
-        max_workers=sweep.limit[0],
-        max_workers_because=sweep.limit[1],
-        consumer=step,
-        replayed_step_s=replayed_s,
-        window_s=request.window_s,
-        **sweep.reading.taken,
-        data_filesystem=disk.filesystem_type,
-        data_on_network=disk.is_network,
-        gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
+        rows=[_row(count, sweep, choice) for count in sweep.counts], local_ranks=sweep.training.limits.local_ranks,
+        max_workers=sweep.limit[0], max_workers_because=sweep.limit[1], consumer=step, replayed_step_s=replayed_s,
+        window_s=request.window_s, **sweep.reading.taken, data_filesystem=disk.filesystem_type,
+        data_on_network=disk.is_network, gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
         operating_state=_operating_state(cached),
-    )
+    )  # fmt: skip
 
 
 def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
     windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
     flops = [one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None]
     return WorkersRow(
-        num_workers=count,
-        padded_tokens_per_s=[one.padded_tokens_per_s for one in windows],
-        ratio_to_cached=ratio.value,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
-        verdict=choice.verdicts[count],
-        data_wait_share=statistics.median(one.data_wait_share for one in windows),
-        model_flops_per_s_per_rank=flops,
+        num_workers=count, padded_tokens_per_s=[one.padded_tokens_per_s for one in windows],
+        ratio_to_cached=ratio.value, ratio_low=ratio.low, ratio_high=ratio.high, verdict=choice.verdicts[count],
+        data_wait_share=statistics.median(one.data_wait_share for one in windows), model_flops_per_s_per_rank=flops,
         memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         storage_bytes_per_s=_of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
         gpu=_gpu_use(windows),
-    )
+    )  # fmt: skip
 
 
 def _gpu_use(windows: Sequence[TrainingFigures]) -> GpuUse | None:

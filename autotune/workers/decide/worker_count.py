@@ -134,14 +134,11 @@ class WorkersRule:
         undecided = (max(self._refuted, hopeless) + 1, verified)
         decided = verified == chosen and verdicts[chosen] == "verified" and self._refuted == chosen - 1
         return WorkersChoice(
-            workers=chosen,
-            undecided_between=() if decided else undecided,
-            ratios={count: self.interval(count, None) for count in self.seen},
-            verdicts=verdicts,
-            keeps_up=self._low(chosen) >= ENOUGH_SHARE or self._waits_too_little(chosen),
-            proof=self._proof(chosen),
+            workers=chosen, undecided_between=() if decided else undecided,
+            ratios={count: self.interval(count, None) for count in self.seen}, verdicts=verdicts,
+            keeps_up=self._low(chosen) >= ENOUGH_SHARE or self._waits_too_little(chosen), proof=self._proof(chosen),
             next_smaller=self._next_smaller(),
-        )
+        )  # fmt: skip
 
     def verdict(self, count: int) -> Verdict:
         """Return the verdict on a measured count."""
