@@ -35,23 +35,18 @@ def crashing():
     ctypes.string_at(0)
 
 
-@pytest.mark.parametrize(
-    ("work", "limits", "reason"),
-    [
-        (raising(ValueError("bad magic")), ChildLimits(), "bad magic"),
-        (raising(KeyError()), ChildLimits(), "KeyError"),
-        (raising(SystemExit(0)), ChildLimits(), "exited with status 1"),
-        (raising(KeyboardInterrupt()), ChildLimits(), "exited with status 1"),
-        (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
-        (lambda: bytearray(2**30), ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
-        (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
-        (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
-        (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"),
-        (lambda: os._exit(0), ChildLimits(), "did not reply"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
-        (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
-    ],
-)
+@pytest.mark.parametrize(("work", "limits", "reason"), [
+    (raising(ValueError("bad magic")), ChildLimits(), "bad magic"), (raising(KeyError()), ChildLimits(), "KeyError"),
+    (raising(SystemExit(0)), ChildLimits(), "exited with status 1"),
+    (raising(KeyboardInterrupt()), ChildLimits(), "exited with status 1"),
+    (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
+    (lambda: bytearray(2**30), ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
+    (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+    (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+    (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"), (lambda: os._exit(0), ChildLimits(), "did not reply"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
+    (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
+])  # fmt: skip
 def test_hostile_work_is_one_refusal(work, limits, reason):
     started_s = time.monotonic()
     outcome = run_bounded(work, limits)

@@ -79,18 +79,15 @@ def test_text_becomes_byte_pairs_with_a_vocabulary_that_is_a_multiple_of_64(tmp_
     assert json.loads(prepare(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "few", *options).stdout)["samples"] == 7
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["elf:/no/such/place"], 3), (["exe:/usr/bin"], 3),
-        (["elf:/usr/bin", "--tokenizer", "t.json", "--vocab-size", "99"], 2),
-        (["elf:/usr/bin", "--scheduler", "tcp://127.0.0.1:1", "--slurm-workers", "site.toml"], 2),
-        (["elf:/usr/bin", "--slurm-workers", "site.toml", "--slurm="], 2),
-        *((["elf:/usr/bin", name, value], 2) for name, value in (
-            ("--max-samples", 0), ("--workers", 0), ("--vocab-size", 5), ("--validation-share", 0.9), ("--long", "x"),
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "code"), [
+    (["elf:/no/such/place"], 3), (["exe:/usr/bin"], 3),
+    (["elf:/usr/bin", "--tokenizer", "t.json", "--vocab-size", "99"], 2),
+    (["elf:/usr/bin", "--scheduler", "tcp://127.0.0.1:1", "--slurm-workers", "site.toml"], 2),
+    (["elf:/usr/bin", "--slurm-workers", "site.toml", "--slurm="], 2),
+    *((["elf:/usr/bin", name, value], 2) for name, value in (
+        ("--max-samples", 0), ("--workers", 0), ("--vocab-size", 5), ("--validation-share", 0.9), ("--long", "x"),
+    )),
+])  # fmt: skip
 def test_what_cannot_be_done_is_refused_before_anything_is_made(tmp_path, says, arguments, code):
     says("data", "prepare", *arguments, "--out", tmp_path / "data", code=code)
     assert list(tmp_path.iterdir()) == []

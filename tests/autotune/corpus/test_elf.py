@@ -15,27 +15,20 @@ from autotune.corpus.sources import ELF_MAGIC
 from autotune.corpus.sources.base import UnusableFileError
 
 
-@pytest.mark.parametrize(
-    ("mnemonic", "operands", "text"),
-    [
-        ("ret", "", "ret [NEXT]"),
-        ("push", "rbp", "push rbp [NEXT]"),
-        ("mov", "rax, qword ptr [rbp - 0x18]", "mov rax qwordptr[rbp-0x18] [NEXT]"),
-        ("rep stosq", "qword ptr [rdi], rax", "rep_stosq qwordptr[rdi] rax [NEXT]"),
-        ("call", "0x401136", "call ADDR [NEXT]"),
-        ("jmp", "5", "jmp ADDR [NEXT]"),
-        ("notrack jmp", "rax", "notrack_jmp rax [NEXT]"),
-        ("bnd jmp", "0x1020", "bnd_jmp ADDR [NEXT]"),
-        ("call", "qword ptr [rip + 0x2fe2]", "call qwordptr[rip+ADDR] [NEXT]"),
-        ("lea", "rdi, [rip - 0x18e]", "lea rdi [rip+ADDR] [NEXT]"),
-        ("mov", "eax, dword ptr [rip]", "mov eax dwordptr[rip+ADDR] [NEXT]"),
-        ("add", "byte ptr [rip + 8], 1", "add byteptr[rip+ADDR] 1 [NEXT]"),
-        ("mov", "edi, 0xffff", "mov edi 0xffff [NEXT]"),
-        ("mov", "edi, 0x10000", "mov edi ADDR [NEXT]"),
-        ("mov", "rax, qword ptr [rax*8 + 0x4a3c20]", "mov rax qwordptr[rax*8+ADDR] [NEXT]"),
-        ("mov", "rax, qword ptr fs:[0x28]", "mov rax qwordptrfs:[0x28] [NEXT]"),
-    ],
-)
+@pytest.mark.parametrize(("mnemonic", "operands", "text"), [
+    ("ret", "", "ret [NEXT]"), ("push", "rbp", "push rbp [NEXT]"),
+    ("mov", "rax, qword ptr [rbp - 0x18]", "mov rax qwordptr[rbp-0x18] [NEXT]"),
+    ("rep stosq", "qword ptr [rdi], rax", "rep_stosq qwordptr[rdi] rax [NEXT]"),
+    ("call", "0x401136", "call ADDR [NEXT]"), ("jmp", "5", "jmp ADDR [NEXT]"),
+    ("notrack jmp", "rax", "notrack_jmp rax [NEXT]"), ("bnd jmp", "0x1020", "bnd_jmp ADDR [NEXT]"),
+    ("call", "qword ptr [rip + 0x2fe2]", "call qwordptr[rip+ADDR] [NEXT]"),
+    ("lea", "rdi, [rip - 0x18e]", "lea rdi [rip+ADDR] [NEXT]"),
+    ("mov", "eax, dword ptr [rip]", "mov eax dwordptr[rip+ADDR] [NEXT]"),
+    ("add", "byte ptr [rip + 8], 1", "add byteptr[rip+ADDR] 1 [NEXT]"), ("mov", "edi, 0xffff", "mov edi 0xffff [NEXT]"),
+    ("mov", "edi, 0x10000", "mov edi ADDR [NEXT]"),
+    ("mov", "rax, qword ptr [rax*8 + 0x4a3c20]", "mov rax qwordptr[rax*8+ADDR] [NEXT]"),
+    ("mov", "rax, qword ptr fs:[0x28]", "mov rax qwordptrfs:[0x28] [NEXT]"),
+])  # fmt: skip
 def test_constants_that_depend_on_the_place_become_one_placeholder(mnemonic, operands, text):
     assert instruction_text(mnemonic, operands) == text
 

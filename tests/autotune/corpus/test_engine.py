@@ -66,14 +66,10 @@ def test_every_task_is_done_and_reported_once(engine):
     assert run(runner, tasks("every", 20)) == done  # by the same processes: nothing is done again
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MachineLacks("no library", next_step="install it"),
-        BadConfig("no tokenizer", next_step="give one"),
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    MachineLacks("no library", next_step="install it"), BadConfig("no tokenizer", next_step="give one"),
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+])  # fmt: skip
 def test_what_a_task_raises_comes_back_as_it_was(engine, error):
     refusing = Task(stage=f"refuse-{type(error).__name__}", number=0, work=refuse, arguments={"error": error})
     with pytest.raises(type(error)) as caught:

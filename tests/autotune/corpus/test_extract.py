@@ -158,15 +158,11 @@ def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monke
     assert rejects(tmp_path / "out") == [{"path": deadly, "where": "", "reason": "its extraction process died"}]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "groups"),
-    [
-        ([1], [1]),
-        ([extract._TOGETHER_BYTES, extract._TOGETHER_BYTES, 1], [1, 1, 1]),
-        ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
-        ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "groups"), [
+    ([1], [1]), ([extract._TOGETHER_BYTES, extract._TOGETHER_BYTES, 1], [1, 1, 1]),
+    ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
+    ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
+])  # fmt: skip
 def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
     slices = [Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)]
     found = list(extract._read_together(slices))
@@ -174,14 +170,11 @@ def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
     assert [len(group) for group in found] == groups
 
 
-@pytest.mark.parametrize(
-    ("patched", "name", "value", "words"),
-    [
-        (extract, "_BOOT", "raise SystemExit(1)", "did not start"),
-        (extract, "_BOOT", "import os; os.kill(os.getpid(), 9)", "signal 9 at start-up"),
-        (sys, "executable", "/missing", "cannot start"),
-    ],
-)
+@pytest.mark.parametrize(("patched", "name", "value", "words"), [
+    (extract, "_BOOT", "raise SystemExit(1)", "did not start"),
+    (extract, "_BOOT", "import os; os.kill(os.getpid(), 9)", "signal 9 at start-up"),
+    (sys, "executable", "/missing", "cannot start"),
+])  # fmt: skip
 def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch, patched, name, value, words):
     monkeypatch.setattr(patched, name, value)
     with pytest.raises(MachineLacks, match=words):

@@ -69,23 +69,16 @@ def test_a_file_without_permission_is_listed(tmp_path):
     assert [Path(item.path).name for item in found.unreadable] == ["closed"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message", "next_step"),
-    [
-        ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"),
-        ("zip:/data", "'zip'", "Source types: elf:, text:, jsonl:, parquet:"),
-        ("/usr/bin", "has no source type", "Source types: elf:, text:"),
-        ("my.jsonl", "has no source type", "Did you mean jsonl:my.jsonl?"),
-        ("logs/*.log", "has no source type", "Did you mean text:logs/*.log?"),
-        ("elf:", "no path", "elf:/usr/bin"),
-        ("elf:/no/such/place", "/no/such/place", "path"),
-        ("elf:/no/such/*", "no file matches", "pattern"),
-        ("elf:{}/empty", "contains no files", ""),
-        ("elf:{}", "none of the 1 files", ""),
-        ("text:{}/corpu.txt", "not found", "Did you mean text:{}/corpus.txt?"),
-        ("text:{}/nowhere/corpus.txt", "not found", "Check the path."),
-    ],
-)
+@pytest.mark.parametrize(("source", "message", "next_step"), [
+    ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"), ("zip:/data", "'zip'", "Source types: elf:, text:, jsonl:, parquet:"),
+    ("/usr/bin", "has no source type", "Source types: elf:, text:"),
+    ("my.jsonl", "has no source type", "Did you mean jsonl:my.jsonl?"),
+    ("logs/*.log", "has no source type", "Did you mean text:logs/*.log?"), ("elf:", "no path", "elf:/usr/bin"),
+    ("elf:/no/such/place", "/no/such/place", "path"), ("elf:/no/such/*", "no file matches", "pattern"),
+    ("elf:{}/empty", "contains no files", ""), ("elf:{}", "none of the 1 files", ""),
+    ("text:{}/corpu.txt", "not found", "Did you mean text:{}/corpus.txt?"),
+    ("text:{}/nowhere/corpus.txt", "not found", "Check the path."),
+])  # fmt: skip
 def test_a_source_that_cannot_be_read_says_what_to_write(tmp_path, source, message, next_step):
     (tmp_path / "empty").mkdir()
     (tmp_path / "corpus.txt").write_text("a line\n")
@@ -121,21 +114,13 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
     assert len([one for part in as_one_sample for one in part.slices]) == len(files)
 
 
-@pytest.mark.parametrize(
-    ("content", "is_text"),
-    [
-        (b"\x7fELF\x02\x01\x01\0", False),
-        (b"\xcb\r\r\n" + b"\0" * 12 + b"module", False),
-        ("text in UTF-16".encode("utf-16"), False),
-        (bytes(range(128, 256)) * 40, False),
-        ("übermäßig, in Latin-1: ÄÖÜ".encode("latin-1"), True),
-        ("текст".encode() * 4000, True),
-        (b"", True),
-        (gzip.compress(b"a line\n" * 9000, mtime=0), True),
-        (gzip.compress(b"a line\n" * 9000, mtime=0)[:20], True),
-        (gzip.compress(b"\x7fELF\0\0\0", mtime=0), False),
-    ],
-)
+@pytest.mark.parametrize(("content", "is_text"), [
+    (b"\x7fELF\x02\x01\x01\0", False), (b"\xcb\r\r\n" + b"\0" * 12 + b"module", False),
+    ("text in UTF-16".encode("utf-16"), False), (bytes(range(128, 256)) * 40, False),
+    ("übermäßig, in Latin-1: ÄÖÜ".encode("latin-1"), True), ("текст".encode() * 4000, True), (b"", True),
+    (gzip.compress(b"a line\n" * 9000, mtime=0), True), (gzip.compress(b"a line\n" * 9000, mtime=0)[:20], True),
+    (gzip.compress(b"\x7fELF\0\0\0", mtime=0), False),
+])  # fmt: skip
 def test_a_binary_file_is_no_text_in_gzip_neither_even_if_it_is_named(tmp_path, content, is_text):
     path = tmp_path / ("file.gz" if content.startswith(b"\x1f\x8b") else "file")
     path.write_bytes(content)

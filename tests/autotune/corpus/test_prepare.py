@@ -152,17 +152,13 @@ LONG = "a b c d e f g\nh\nh\n"
 CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "split"))
 
 
-@pytest.mark.parametrize(
-    ("name", "raw", "options", "samples", "counts"),
-    [
-        ("a.jsonl", '{"doc": {"body": "one two"}}\n', {"options": SourceOptions(field="doc.body")}, ["one two"], {}),
-        ("a.text", "one\ntwo\n\nthree\n", {"options": SourceOptions(unit="paragraph")}, ["one two", "three"], {}),
-        ("a.text", "b\na\nb\n", {"keep_duplicates": True}, ["b", "a", "b"], {}),
-        ("a.text", LONG, {"limit": CUT}, ["a b c", "h"], {"truncated_samples": 1, "duplicate_samples": 1}),
-        ("a.text", LONG, {"limit": SPLIT}, ["a b c", "d e f", "g", "h"], {"split_samples": 1, "duplicate_samples": 1}),
-    ],
-    ids=["field", "unit", "duplicates", "truncate", "split"],
-)
+@pytest.mark.parametrize(("name", "raw", "options", "samples", "counts"), [
+    ("a.jsonl", '{"doc": {"body": "one two"}}\n', {"options": SourceOptions(field="doc.body")}, ["one two"], {}),
+    ("a.text", "one\ntwo\n\nthree\n", {"options": SourceOptions(unit="paragraph")}, ["one two", "three"], {}),
+    ("a.text", "b\na\nb\n", {"keep_duplicates": True}, ["b", "a", "b"], {}),
+    ("a.text", LONG, {"limit": CUT}, ["a b c", "h"], {"truncated_samples": 1, "duplicate_samples": 1}),
+    ("a.text", LONG, {"limit": SPLIT}, ["a b c", "d e f", "g", "h"], {"split_samples": 1, "duplicate_samples": 1}),
+], ids=["field", "unit", "duplicates", "truncate", "split"])  # fmt: skip
 def test_fields_units_duplicates_and_lengths_are_as_asked_for(tmp_path, name, raw, options, samples, counts):
     path = tmp_path / name
     path.write_text(raw)
@@ -272,14 +268,11 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path
         run(f"parquet:{programs}", out=tmp_path / "data")
 
 
-@pytest.mark.parametrize(
-    ("spec", "tokenizer", "message"),
-    [
-        ("text:{}/blank.txt", None, "no sample found in 1 files"),
-        ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
-        ("text:{}/raw.txt", "nothing.json", "no token from this data"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "tokenizer", "message"), [
+    ("text:{}/blank.txt", None, "no sample found in 1 files"),
+    ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
+    ("text:{}/raw.txt", "nothing.json", "no token from this data"),
+])  # fmt: skip
 def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(tmp_path, spec, tokenizer, message):
     nothing = Tokenizer(WordLevel({word: number for number, word in enumerate(SPECIAL_TOKENS)}, unk_token="[UNK]"))
     nothing.normalizer = Replace(Regex(".+"), "")

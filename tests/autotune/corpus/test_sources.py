@@ -105,20 +105,12 @@ def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, c
     assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [text for text in texts if text.strip()]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"no json", "not JSON"),
-        (b"[1]", "field 'text' not found"),
-        (b'{"body": "x"}', "field 'text' not found"),
-        (b'{"text": 5}', "is int, not text"),
-        (b'{"text": null}', "is NoneType, not text"),
-        (b'{"text": "\\ud800"}', "half a character"),
-        (b'{"text": "\xff"}', "not UTF-8"),
-        (b"[" * 100_000, "nested too deep"),
-        (b'{"text": "open', "not JSON"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    (b"no json", "not JSON"), (b"[1]", "field 'text' not found"), (b'{"body": "x"}', "field 'text' not found"),
+    (b'{"text": 5}', "is int, not text"), (b'{"text": null}', "is NoneType, not text"),
+    (b'{"text": "\\ud800"}', "half a character"), (b'{"text": "\xff"}', "not UTF-8"),
+    (b"[" * 100_000, "nested too deep"), (b'{"text": "open', "not JSON"),
+])  # fmt: skip
 def test_a_line_that_cannot_be_used_is_named_by_its_place(path, line, reason):
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n\n{"text": "b"}\n')
     first, reject, last = read(path, "jsonl")

@@ -123,15 +123,12 @@ def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_ba
     assert list(ids) == [4, 4, 4, 4, 3]
 
 
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        *((content, BadInput, "not a tokenizer") for content in (b"{}", b"[]", b"1", b'{"version": "1.0"}')),
-        (b'{"model": {"type": "WordLevel"}}', BadInput, "not a tokenizer"),
-        (Tokenizer(BPE()).to_str().encode(), BadInput, "no pad token"),
-        *((content, BadConfig, None) for content in (b"not json", b"\xff\xfe", b"[" * 1000 + b"]" * 1000, None)),
-    ],
-)
+@pytest.mark.parametrize(("content", "error", "message"), [
+    *((content, BadInput, "not a tokenizer") for content in (b"{}", b"[]", b"1", b'{"version": "1.0"}')),
+    (b'{"model": {"type": "WordLevel"}}', BadInput, "not a tokenizer"),
+    (Tokenizer(BPE()).to_str().encode(), BadInput, "no pad token"),
+    *((content, BadConfig, None) for content in (b"not json", b"\xff\xfe", b"[" * 1000 + b"]" * 1000, None)),
+])  # fmt: skip
 def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
@@ -139,17 +136,14 @@ def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        *(
-            (lambda whole, role=role: whole["model"]["vocab"].pop(role), role)
-            for role in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-        ),
-        (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
-        (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    *(
+        (lambda whole, role=role: whole["model"]["vocab"].pop(role), role)
+        for role in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    ),
+    (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
+    (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
+])  # fmt: skip
 def test_a_fault_of_a_tokenizer_is_found_before_the_work(tmp_path, change, message):
     with pytest.raises(BadInput, match=message):
         load_tokenizer(saved(tmp_path / "tokenizer.json", ROBERTA, change))

@@ -83,19 +83,13 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
     assert ("train-tokens-00001.npy", "id 65535 at position 36 is not below 500") in found
 
 
-@pytest.mark.parametrize(
-    ("kind", "place", "value", "what"),
-    [
-        ("tokens", 2, 499, None),
-        ("tokens", 2, 500, "id 500 at position 2 is not below 500"),
-        ("tokens", 2, 4, "id 4 at position 2 is a special token"),
-        ("tokens", 2, 1, None),
-        ("offsets", 0, 1, "the first offset is 1, expected 0"),
-        ("offsets", 2, 1, "offset 2 is less than the one before it"),
-        ("offsets", -1, 10**6, "the last offset is 1000000, expected"),
-        ("offsets", 5, 60, "the length histogram of train"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "place", "value", "what"), [
+    ("tokens", 2, 499, None), ("tokens", 2, 500, "id 500 at position 2 is not below 500"),
+    ("tokens", 2, 4, "id 4 at position 2 is a special token"), ("tokens", 2, 1, None),
+    ("offsets", 0, 1, "the first offset is 1, expected 0"),
+    ("offsets", 2, 1, "offset 2 is less than the one before it"),
+    ("offsets", -1, 10**6, "the last offset is 1000000, expected"), ("offsets", 5, 60, "the length histogram of train"),
+])  # fmt: skip
 def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kind, place, value, what):
     name = f"train-{kind}-00000.npy"
     numbers = np.load(copy / name)

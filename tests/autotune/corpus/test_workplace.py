@@ -101,14 +101,11 @@ def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_
     assert (tmp_path / "data").is_symlink() == (there == "link")
 
 
-@pytest.mark.parametrize(
-    ("number", "message", "next_step"),
-    [
-        (errno.ENOSPC, "no space left", "same command again to resume"),
-        (errno.EDQUOT, "no space left", "same command again to resume"),
-        (errno.EROFS, r"cannot write .*Read-only", "permission"),
-    ],
-)
+@pytest.mark.parametrize(("number", "message", "next_step"), [
+    (errno.ENOSPC, "no space left", "same command again to resume"),
+    (errno.EDQUOT, "no space left", "same command again to resume"),
+    (errno.EROFS, r"cannot write .*Read-only", "permission"),
+])  # fmt: skip
 def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path, number, message, next_step):
     with pytest.raises(BadInput, match=message) as error, writing(tmp_path / "d"):
         raise OSError(number, os.strerror(number))

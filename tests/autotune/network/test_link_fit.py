@@ -72,14 +72,11 @@ def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
     assert warnings([10.0, 10.0], reached=2.5e9, says=3.125e9) == []
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("NET/Socket : Using [0]ens3:10.0.0.4<0>", ("TCP sockets (NCCL NET/Socket)", "ens3")),
-        ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.4<0>", ("InfiniBand or RoCE (NCCL NET/IB)", "mlx5_0")),
-        ("comm 0x1 rank 0 nranks 2 - Init COMPLETE", None),
-    ],
-)
+@pytest.mark.parametrize(("said", "expected"), [
+    ("NET/Socket : Using [0]ens3:10.0.0.4<0>", ("TCP sockets (NCCL NET/Socket)", "ens3")),
+    ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.4<0>", ("InfiniBand or RoCE (NCCL NET/IB)", "mlx5_0")),
+    ("comm 0x1 rank 0 nranks 2 - Init COMPLETE", None),
+])  # fmt: skip
 def test_nccl_says_what_it_uses(said, expected):
     assert nccl_transport(f"n1:7:9 [0] NCCL INFO {said}") == expected
 

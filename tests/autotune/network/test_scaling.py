@@ -143,10 +143,7 @@ def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
 
 @pytest.mark.parametrize(
     ("cluster", "said"),
-    [
-        ({"halved_loss": 1.05}, "5.00% apart, not within 1%"),
-        ({"fall": 0.05}, "the loss went from 5.0000 to 4.9"),
-    ],
+    [({"halved_loss": 1.05}, "5.00% apart, not within 1%"), ({"fall": 0.05}, "the loss went from 5.0000 to 4.9")],
 )
 def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the_recipe(tmp_path, cluster, said):
     measured = Cluster(**cluster)
