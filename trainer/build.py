@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
@@ -35,7 +36,7 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
     recomputes cheap operations, and this cannot be configured within its graphs. Raises ``BadConfig`` for an
     architecture without checkpointing.
     """
-    if config.activation_checkpointing == "none" or (config.activation_checkpointing == "selective" and config.compile):
+    if config.activation_checkpointing in ("none", "selective" if config.compiled else "none"):
         return
     if not model.supports_gradient_checkpointing:
         raise BadConfig(
@@ -126,6 +127,9 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         special_ids=special_ids,
         seq_length_tokens=config.seq_length_tokens,
     )
+    missing = missing_for_compile("cuda") if config.compiled and ranks.device.type == "cuda" else None
+    if missing is not None:
+        raise BadConfig(f"layers cannot be compiled: {missing}", next_step="Use --set train.compile=false")
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
     attention = choose_attention(config, model_config, ranks.device, prove_packing(model_config))
     if ranks.device.type == "cuda":
@@ -139,13 +143,15 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
-    if config.compile:
+    if config.compiled:
         # It would split every layer at bucket boundaries for overlap that separate layers already have.
         torch._dynamo.config.optimize_ddp = False
         # Checkpointed layers hand keys and values on within a layer, which recomputation need not do again.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-        # Of each layer's backward, sums of many gradients in one launch; only for GPUs.
-        options = {"combo_kernels": True} if config.device == "cuda" else None
+        options = None
+        if config.device == "cuda":
+            # Of each layer's backward, sums of many gradients in one launch.
+            options = torch._inductor.list_mode_options(config.compile_mode) | {"combo_kernels": True}
         for layer in module.layers:  # identical layers share one graph
             layer.compile(fullgraph=True, options=options)
     changes, key = [], dropout_key(own)

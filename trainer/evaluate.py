@@ -36,7 +36,7 @@ def evaluate(
     rows_at_once, empty_rows = plan.sequences_per_micro_batch * ranks.world_size, 0
     module.eval()
     # Not compiled either, as compilation would take longer than it saves.
-    eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if config.compiled else contextlib.nullcontext()
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()

@@ -13,7 +13,7 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, TrainingState, list
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import export_model, make_state
-from trainer.config.resolve import ResolvedConfig
+from trainer.config.resolve import ResolvedConfig, with_compile
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows, make_plan
@@ -54,10 +54,14 @@ class _Run:
         clock: StartClock,
     ) -> None:  # fmt: skip
         transformers_logging.disable_progress_bar()  # the run has its own progress bar
+        resolved, not_compiled = with_compile(resolved)
         self._resolved, self._ranks, self._writer = resolved, ranks, writer
         self._start, self._watch, self._clock = start, watch, clock
         self._dataset = dataset = open_dataset(resolved)
         remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        if not_compiled is not None:
+            next_step = "Install it, or accept this with --set train.compile=false"
+            remarks.append(happened(0, "preflight", not_compiled, level="warning", next_step=next_step))
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)

@@ -65,7 +65,8 @@ def gains_to_predict(now: TrainingContext) -> dict[str, dict[str, object]]:
     if train is None or train.device != "cuda":
         return {}
     better = {"compile": True, "precision": "bf16", "activation_checkpointing": "none", "attention_dropout": 0.0}
-    present = {name: getattr(train, name) for name in better} | {"attention_dropout": now.attention_dropout}
+    present = {name: getattr(train, name) for name in better}
+    present |= {"compile": train.compiled, "attention_dropout": now.attention_dropout}
     return {name: {name: value} for name, value in better.items() if present[name] != value}
 
 

@@ -142,6 +142,10 @@ Layout = Annotated[
 Checkpointing = Annotated[
     Literal["none", "selective", "full"], option(None, "Activation checkpointing: recompute activations in backward.")
 ]
+Compile = Annotated[
+    bool | None,
+    flag("--compile/--no-compile", "Compile the layers with torch.compile. Default: on GPUs.", advanced=True),
+]
 Precision = Annotated[
     Literal["bf16", "fp32"] | None,
     option(None, "Precision of matrix multiplications. Default: bf16 on GPUs, fp32 on CPUs.", advanced=True),

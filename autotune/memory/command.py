@@ -26,7 +26,7 @@ def probe(
         Literal["ddp", "zero1", "fsdp2"],
         opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
     ] = "ddp",
-    compile: Annotated[bool, opt.flag("--compile", "Compile the layers with torch.compile.")] = False,
+    compile: opt.Compile = None,
     gpu: opt.Gpu = None,
     accumulate: _Accumulate = True,
     headroom: Annotated[
@@ -101,6 +101,7 @@ def estimate(
     accumulate: _Accumulate = True,
     tensor_ranks: opt.TensorRanks = 1,
     pipeline_stages: opt.PipelineStages = 1,
+    compile: opt.Compile = None,
     what_if: Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -117,7 +118,7 @@ def estimate(
 
     named = {name: model_settings(name) for name in options.model}
     length = options.seq_length
-    of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing")
+    of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing", "compile")
     step = {name: context.params[name] for name in of_step}
     configs = [
         settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)

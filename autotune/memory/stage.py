@@ -27,6 +27,7 @@ from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
+from trainer.config.resolve import missing_for_compile
 from trainer.config.tables import parse_table
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
@@ -79,6 +80,8 @@ def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
         settled["layout"] = default_layout(config.model)
     if "precision" not in config.model_fields_set:
         settled["precision"] = default_precision(site.device)
+    if config.compile is None:
+        settled["compile"] = site.device == "cuda" and missing_for_compile("cuda") is None
     return Probe(
         request=request, config=config.model_copy(update=settled), manifest=bench.manifest,
         memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_gpu, ranks=together),

@@ -120,7 +120,7 @@ def _settings(one: ReportedProfile) -> doc.Words:
         f"prefetch {train.data.prefetch_factor}": workers and workers.joint and workers.joint.adopted,
         f"{train.layout}, {train.seq_length_tokens} tokens": True,
         train.precision: True,
-        "compiled": train.compile,
+        "compiled": train.compiled,
         f"{train.activation_checkpointing} checkpointing": train.activation_checkpointing != "none",
         f"global batch {train.global_batch_size:,}": True,
         sync + " (not measured)" * (evidence.network is None): one.profile.local_ranks > 1,

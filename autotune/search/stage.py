@@ -1,7 +1,6 @@
 """Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
-import shutil
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -21,13 +20,11 @@ from autotune.search.values import Configuration, ExploreEvidence
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
+from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import Checkpointing, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
-
-COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
-"""Compilers of which ``torch.compile`` needs one: for its CPU kernels, or for the launchers of Triton kernels."""
 
 
 def explore_settings(
@@ -147,11 +144,10 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         leave_out("layout", f"you set {train.layout}")
     elif train.model.config["model_type"] not in FAMILIES:
         leave_out("layout", f"{train.model.config['model_type']} cannot be packed", "padded", "bucketed")
-    compilers = COMPILERS[bench.site.device]
-    if not any(map(shutil.which, compilers)):
-        leave_out("compile", f"no compiler found ({', '.join(compilers)})")
+    if (missing := missing_for_compile(bench.site.device)) is not None:
+        leave_out("compile", missing)
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
-    first = {name: getattr(train, name) for name in levels}
+    first = {name: getattr(train, name) for name in levels} | {"compile": train.compiled}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

@@ -25,7 +25,7 @@ class Configuration(StrictTable):
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
         """Return the searched settings of a training configuration."""
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
-        return cls.model_validate({name: plain[name] for name in KNOBS})
+        return cls.model_validate({name: plain[name] for name in KNOBS} | {"compile": bool(plain["compile"])})
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""

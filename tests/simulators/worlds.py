@@ -109,7 +109,7 @@ def settings(world: World, **changes: object) -> TrainConfig:
         model=ModelSettings(name="simulated", config=config),
         seq_length_tokens=world.seq_length, layout="packed", micro_batch_size=64, global_batch_size=64 * world.ranks,
         precision="bf16" if world.gpu_name else "fp32", device="cuda" if world.gpu_name else "cpu",
-        data=DataSettings(num_workers=2), log_interval_steps=1,
+        data=DataSettings(num_workers=2), log_interval_steps=1, compile=False,
     )  # fmt: skip
     return settings_with(base, **changes)
 

@@ -13,7 +13,8 @@ from trainer.config.tables import nearest, parse_table, read_json
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
-_BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512}
+# Without attention dropout, as in the paper's trainer and newer encoders: varlen attention has none.
+_BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512, "attention_probs_dropout_prob": 0.0}
 _MODERNBERT: dict[str, Any] = {"model_type": "modernbert", "max_position_embeddings": 8192}
 
 

@@ -4,11 +4,13 @@ Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA`
 and records the source of each value.
 """
 
+import importlib.util
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,26 @@ def resolve(
     return ResolvedConfig(
         config=config, sources=sources, data_dir=data_dir, profile_sha256=said, fingerprint=fingerprint
     )
+
+
+def missing_for_compile(device: str) -> str | None:
+    """Return what ``torch.compile`` lacks on this machine, as text; None if nothing."""
+    compilers = ("g++", "c++", "clang++") if device == "cpu" else ("gcc", "cc", "clang")
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    # Triton and Inductor compile the launchers of kernels.
+    found = os.environ.get("CXX" if device == "cpu" else "CC") or next(filter(shutil.which, compilers), None)
+    return None if found else f"no compiler found ({', '.join(compilers)})"
+
+
+def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
+    """Decide whether a GPU's layers are compiled where you set nothing, with the reason if they are not."""
+    config = resolved.config
+    if config.compile is not None or config.device != "cuda":
+        return resolved, None
+    missing = missing_for_compile("cuda")
+    config = config.model_copy(update={"compile": missing is None})
+    return replace(resolved, config=config), missing and f"layers are not compiled, and slower: {missing}"
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:

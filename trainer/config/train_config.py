@@ -25,6 +25,7 @@ Attention = Literal["auto", "varlen", "sdpa"]
 Head = Literal["sparse", "dense"]
 LastLayer = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
+CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 Policy = Literal["warn", "skip", "rollback"]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -220,8 +221,13 @@ class TrainConfig(StrictTable):
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
     """Activation checkpointing, which trades speed for memory. ``selective`` keeps outputs of matmuls and attention,
     ``full`` only the input of each layer."""
-    compile: Annotated[bool, Tag.SPEED] = False
-    """Compile each layer with ``torch.compile``: takes minutes at the start and speeds up steps."""
+    compile: Annotated[bool | None, Tag.SPEED, Tag.PROBED] = None
+    """Compile each layer with ``torch.compile``, which takes minutes at the first start and speeds up steps. By default
+    on a GPU, if Triton and a C compiler are installed."""
+    compile_mode: Annotated[CompileMode, Tag.SPEED] = "default"
+    """How compiled layers are made, on a GPU. ``max-autotune-no-cudagraphs`` also times Triton's matmuls, which can add
+    a bias and apply GELU before they store a result; ``reduce-overhead`` replays CUDA graphs, for small micro-batches.
+    """
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in fp32."""
     residual_dtype: Annotated[Literal["fp32", "bf16"], Tag.SPEED, Tag.PROBED] = "fp32"
@@ -241,6 +247,11 @@ class TrainConfig(StrictTable):
     def logged_steps(self) -> int:
         """Optimizer steps between logged metrics."""
         return self.log_interval_steps or (10 if self.device == "cuda" else 1)
+
+    @property
+    def compiled(self) -> bool:
+        """True if layers are compiled; by default on a GPU."""
+        return self.device == "cuda" if self.compile is None else self.compile
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -126,6 +126,7 @@ class GradientTraffic:
 
 
 ValueT = TypeVar("ValueT")
+_MOST_COMPILE_THREADS = 8
 _GROUP_LATER_S = 60.0
 TORCHS_BUCKET_CAP_MIB = 25
 _OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
@@ -286,8 +287,12 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     """Set the environment variables of CUDA and torch's allocator, unless you have set the same options yourself.
 
     GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory grow almost linearly with the
-    micro-batch size; ``cudaMallocAsync`` has no segments. Call this before CUDA is first used.
+    micro-batch size; ``cudaMallocAsync`` has no segments. Processes in which Inductor compiles kernels, by default as
+    many as CPUs in every rank, share the CPUs. Call this before CUDA is first used.
     """
+    together = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    threads = max(1, min(_MOST_COMPILE_THREADS, len(os.sched_getaffinity(0)) // together))
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
     settings = environment.get(name, "")

@@ -59,9 +59,10 @@ class MaskedLM(nn.Module):
         """Segments of varlen attention in every micro-batch, from the documents of the first."""
         # Fuses its passes over the logits into one each way.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            torch.compile(cross_entropy, dynamic=False) if config.compile else cross_entropy
+            torch.compile(cross_entropy, dynamic=False) if config.compiled else cross_entropy
         )
-        static = config.compile or config.device == "cuda"
+        self._replays_graphs = config.compiled and config.compile_mode == "reduce-overhead"
+        static = config.compiled or config.device == "cuda"
         places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._sequence_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
@@ -97,6 +98,8 @@ class MaskedLM(nn.Module):
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
+        if self._replays_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # the results of earlier micro-batches may be overwritten
         logits_KV, labels_K = self._predict(batch)
         return self.loss(logits_KV, labels_K)
 

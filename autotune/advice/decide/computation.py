@@ -161,7 +161,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     if now.train is None or gaps is None:
         return None
     inside = "counters" in gaps.source
-    if inside and not now.train.compile:
+    if inside and not now.train.compiled:
         return Advice(
             claim=f"SMs are idle {percent(gaps.share)} of the step: kernels are launched late, or are too small",
             evidence=(now.part_figure(gaps, "SMs without work"),),
@@ -188,7 +188,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
 def memory_bound(now: TrainingContext) -> Advice | None:
     """Find kernels that wait for GPU memory."""
     waits = now.loss("memory", MATTERS_SHARE)
-    if now.train is None or waits is None or now.train.compile:
+    if now.train is None or waits is None or now.train.compiled:
         return None
     return Advice(
         claim=f"kernels wait for GPU memory about {percent(waits.share)} of the step; Tensor Cores idle meanwhile",

@@ -63,9 +63,11 @@ class Compiled:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of the function
-        """Call the function."""
+        """Call the function, and a module's hooks around it, which are not compiled."""
         state: dict[str, torch.Tensor] = {}
         if self._module is not None:
+            for hook in self._module._forward_pre_hooks.values():
+                args = hook(self._module, args) or args
             state = dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
         leaves, spec = pytree.tree_flatten((args, {name: _opened(value) for name, value in kwargs.items()}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -77,7 +79,10 @@ class Compiled:
             graph = self._graphs[key] = self._made(list(state), spec, others)
         forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
         with self._tape.owned_by(activations_of(self._module) if forward else self._tape.owner):
-            return graph(*inputs)
+            result = graph(*inputs)
+        for hook in () if self._module is None else self._module._forward_hooks.values():
+            hook(self._module, args, result)
+        return result
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
         compile_: Any = importlib.import_module("functorch.compile")
@@ -103,7 +108,7 @@ class Compiled:
             if self._module is None:
                 return self._function(*args, **kwargs)
             # Dynamo marks checkpointed parts instead of tracing their recomputation.
-            replaced: dict[str, Any] = {"_compiled_call_impl": None}
+            replaced: dict[str, Any] = {"_compiled_call_impl": None, "_forward_pre_hooks": {}, "_forward_hooks": {}}
             if checkpointed:
                 replaced["_gradient_checkpointing_func"] = lambda function, *given: function(*given)
             with mock.patch.multiple(self._module, **replaced):

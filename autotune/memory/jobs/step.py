@@ -99,7 +99,7 @@ def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBat
 def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
     """Evaluate as the trainer does, so that a size that fits also holds a batch of evaluation."""
     training.module.eval()
-    eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if config.compiled else contextlib.nullcontext()
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device))[0])
     give_up_gathered(training.module)

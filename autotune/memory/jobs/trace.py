@@ -80,7 +80,7 @@ def trace_steps(
             inside.enter_context(context)
         own = config.model_copy(update={"global_batch_size": batches_per_step * config.micro_batch_size})
         training = build_training(own, vocab_size, special_ids, alone)
-        if config.compile:
+        if config.compiled:
             _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]

@@ -115,7 +115,7 @@ def _row(
 
 def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
     on_gpu, fsdp = train.device == "cuda", train.parallel.strategy == "fsdp2"
-    compiles, recomputes = train.compile, train.activation_checkpointing != "none" and not fsdp
+    compiles, recomputes = train.compiled, train.activation_checkpointing != "none" and not fsdp
     also = train.activation_checkpointing == "selective" and "recomputes matmuls as well"
     return (
         _row("model"),
@@ -125,6 +125,7 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
         _row("residual_dtype", lost=train.residual_dtype == "bf16" and "autocast keeps the residual stream in fp32"),
         _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
         _row("compile", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
+        _row("compile_mode", "torch_compile_mode", train.compile_mode if compiles else None),
         _row("activation_checkpointing", "gradient_checkpointing", recomputes or None, near=also),
         _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="without run record, steps and events"),
     )

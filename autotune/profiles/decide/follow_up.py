@@ -11,7 +11,7 @@ from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 _DEFAULTS: Mapping[str, object] = {
-    "seq_length": SEQ_LENGTH_TOKENS, "activation_checkpointing": "none", "compile": False, "strategy": "ddp",
+    "seq_length": SEQ_LENGTH_TOKENS, "activation_checkpointing": "none", "strategy": "ddp",
     "accumulate": True, "headroom": HEADROOM_SHARE, "max_micro_batch_size": MAX_MICRO_BATCH_SIZE, "what_if": False,
 }  # fmt: skip
 
@@ -63,7 +63,8 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
         "precision": None if train.precision == default_precision(train.device) else train.precision,
         "global_batch_tokens": limits and limits.global_batch_tokens, "headroom": limits and limits.headroom_share,
         "attention_dropout": train.attention_dropout, "activation_checkpointing": train.activation_checkpointing,
-        "compile": train.compile, "accumulate": probe and probe.gradient_accumulation_steps > 1,
+        "compile": None if train.compiled == (train.device == "cuda") else train.compiled,
+        "accumulate": probe and probe.gradient_accumulation_steps > 1,
         "strategy": train.parallel.strategy, "ranks": probe and probe.local_ranks,
     }  # fmt: skip
     return command("probe", **(options | others))

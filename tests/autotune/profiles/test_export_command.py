@@ -87,7 +87,7 @@ def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_w
     assert found["max_steps"] == train.max_steps
     assert found["bf16"] == (train.precision == "bf16")
     assert found["dataloader_num_workers"] == train.data.num_workers
-    assert found["torch_compile"] == train.compile
+    assert found["torch_compile"] == train.compiled
     batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
     assert batch * 2 * profile.local_ranks >= train.global_batch_size  # a step has at least as many samples as rows
     first = train.warmup_steps

@@ -18,6 +18,7 @@ from tests.autotune.profiles.examples import but
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.explorations import additive
+from trainer.config import resolve
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
@@ -57,7 +58,7 @@ class Workbench:
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
     """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
-    monkeypatch.setattr(stage.shutil, "which", lambda name: None)
+    monkeypatch.setattr(resolve.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(session, "SystemClock", lambda: clock)
 
@@ -160,7 +161,7 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
 ])  # fmt: skip
 def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
-    monkeypatch.setattr(stage.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(resolve.shutil, "which", lambda name: compiler)
     bench = replace(bench, site=replace(bench.site, device=device))
     levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
     assert levels[name] == values

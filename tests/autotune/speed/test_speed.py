@@ -47,11 +47,11 @@ def counted(work):
 
 
 def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_flops():
-    work = work_of(last_layer="dense", mlm_head="dense")
+    work = work_of(last_layer="dense", mlm_head="dense", compile=False)
     tokens, of_layer = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
     head = HIDDEN**2 + HIDDEN * 1024  # the table has whole tiles
     matmuls = [(kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"]
-    assert sum(count for _, count in matmuls) == 3 * (6 * LAYERS + 2)
+    assert sum(count for _, count in matmuls) == 3 * (4 * LAYERS + 2)  # one for queries, keys and values
     assert sum(kernel.flops * count for kernel, count in matmuls) == 6 * tokens * (LAYERS * of_layer + head)
     attention = {kernel.name: (kernel.flops, count) for kernel, count in work.kernels if kernel.kind == "attention"}
     forward = 4 * tokens * (WIDTH / 2) * HIDDEN  # documents are half a sequence
@@ -61,11 +61,11 @@ def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_fl
 
 
 def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_matmuls():
-    eager, compiled = work_of(), work_of(compile=True)
+    eager, compiled = work_of(compile=False), work_of()
     assert counted(eager)["matmul"] == counted(compiled)["matmul"]
     assert compiled.launches < eager.launches
     moving = ("copy", "math", "norm", "softmax", "random")
-    assert compiled.bytes_of(*moving) < 0.8 * eager.bytes_of(*moving)
+    assert compiled.bytes_of(*moving) < 0.9 * eager.bytes_of(*moving)
     assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
 
 

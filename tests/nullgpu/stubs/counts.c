@@ -69,6 +69,7 @@ struct ng_graph {
 };
 static ng_graph *captured;
 static void capture(entry *one) {
+    if (!strncmp(one->name, "wait:", 5)) return; /* of the recording host */
     if (!strncmp(one->name, "call:", 5) && strncmp(one->name, "call:cublas", 11) && strncmp(one->name, "call:cudnn", 10)) return;
     ng_graph *g = captured;
     if (g->used == g->room) g->entries = realloc(g->entries, (g->room = g->room ? 2 * g->room : 256) * sizeof *g->entries);

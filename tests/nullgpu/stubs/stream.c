@@ -104,6 +104,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     ng_count("wait", "cudaStreamSynchronize");
+    if (capturing && s == capturing) return ng_fail(cudaErrorStreamCaptureUnsupported);
     return wait_for_device();
 }
 cudaError_t cudaDeviceSynchronize(void) {
