@@ -7,7 +7,7 @@ value, are computed in one matmul.
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,7 @@ class WorkingCopies:
     Linear layers in ``alone`` are not computed together with others.
     """
 
-    def __init__(
-        self, model: nn.Module, alone: Collection[nn.Module] = (), dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, model: nn.Module, alone: Sequence[nn.Module] = (), dtype: torch.dtype = torch.bfloat16) -> None:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         parts = (*itertools.chain(*lists), *model.children())  # layers, what else the encoder has, and the head
         links = [_Link(found, dtype) for part in parts if (found := _computed_together(part, alone))]
@@ -52,7 +50,7 @@ def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | Non
     return getattr(linear, "compute_weight", linear.weight), getattr(linear, "compute_bias", linear.bias)
 
 
-def _computed_together(part: nn.Module, alone: Collection[nn.Module]) -> list[list[nn.Linear]]:
+def _computed_together(part: nn.Module, alone: Sequence[nn.Module]) -> list[list[nn.Linear]]:
     linears = [one for one in part.modules() if type(one) is nn.Linear and one.weight.requires_grad]
     found: list[list[nn.Linear]] = []
     for module, names in itertools.product(part.modules(), _SIBLINGS):
