@@ -66,6 +66,9 @@ class _Run:
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
         self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+        if (why := self._training.module.against_copies) is not None:
+            message = f"weights of {config.model.config['model_type']!r} are cast to bf16 in every micro-batch: {why}"
+            remarks.append(happened(0, "preflight", message, level="info"))
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)

@@ -31,6 +31,8 @@ SHAPES["megatron-bert"] = SHAPES["bert"] | {"model_type": "megatron-bert"}
 SHAPES["esm"] = SHAPES["bert"] | {"model_type": "esm", "position_embedding_type": "rotary", "token_dropout": True}
 SHAPES["eurobert"] = _SMALL | {"model_type": "eurobert", "num_hidden_layers": 2, "intermediate_size": 48,
                                "num_key_value_heads": 1}  # fmt: skip
+SHAPES["albert"] = SHAPES["bert"] | {"model_type": "albert", "embedding_size": 16}
+SHAPES["mpnet"] = SHAPES["bert"] | {"model_type": "mpnet"}
 SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size": 32}
 
 

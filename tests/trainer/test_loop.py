@@ -111,7 +111,7 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
 @pytest.mark.parametrize("changes", [
     {"model": DROPOUT},
     {"model": DROPOUT, "data": DataSettings(num_workers=2)},
-    {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed"},
+    {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed", "precision": "bf16"},
     {"model": DROPOUT, "micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
 ], ids=["plain", "workers", "bucketed", "accumulated"])  # fmt: skip
 def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weights_bit_by_bit(changes):
@@ -129,6 +129,12 @@ def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weig
     origin = str((CHECKPOINTS / "step-000000005").absolute())
     assert _run("fork", resume=origin, **changes).header.resumed_from == origin
     _check_same("fork", after=5)
+
+
+def test_weights_that_every_micro_batch_casts_are_told_with_the_reason(monkeypatch):
+    monkeypatch.setattr("trainer.model.masked_lm.prove_copies", lambda _: "for a reason")
+    (event,) = _events(_run(precision="bf16", max_steps=1), "preflight")
+    assert event.message == "weights of 'bert' are cast to bf16 in every micro-batch: for a reason"
 
 
 def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():

@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +24,9 @@ from trainer.model.attention import (
     most_segments,
     sequence_queries,
 )
-from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
+from trainer.model.encoder import HeadInputs, model_layers, window_tokens
 from trainer.model.families import FAMILIES
+from trainer.model.packing import prove_copies
 from trainer.model.precision import WorkingCopies, set_residual_dtype
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
@@ -49,6 +49,7 @@ class MaskedLM(nn.Module):
         """Layers of the encoder, to compile and shard one at a time; empty if it cannot be packed."""
         self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
+        self._dtype = torch.bfloat16 if self._bf16 else model.dtype
         self.residual_dtype = torch.bfloat16 if self._bf16 and config.residual_dtype == "bf16" else torch.float32
         sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
         if self._bf16 and (sharded or self.residual_dtype == torch.bfloat16):
@@ -77,11 +78,12 @@ class MaskedLM(nn.Module):
             make_sparse_layer(self.layers[-1], layout)
         self.copies: WorkingCopies | None = None
         """Weights in bf16; None if autocast or fsdp2 casts them."""
-        if self._bf16 and layout is not None and not sharded:
-            last: Any = self.layers[-1]
+        self.against_copies = prove_copies(model.config) if self._bf16 and not sharded else None
+        """Reason why autocast casts weights in every micro-batch; None otherwise."""
+        if self._bf16 and not sharded and self.against_copies is None:
             # The last layer's queries have another input than its keys.
-            alone = [last.attention.self.query] if self.narrow and layout == "bert" else []
-            self.copies = WorkingCopies([*self.layers, *model_head(model)], alone)
+            alone = [self.layers[-1].get_submodule("attention.self.query")] if self.narrow and layout == "bert" else ()
+            self.copies = WorkingCopies(model, alone)
         for name, part in model.named_modules():
             if layout is not None and name.endswith("token_type_embeddings"):
                 part.forward = functools.partial(_first_row, part)
@@ -126,10 +128,6 @@ class MaskedLM(nn.Module):
             self.overflows += self._slots is not None and slots > self._slots
             position_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
             return self._logits_at(position_K, inputs, batch), labels_K
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self._bf16 else self.model.dtype
 
     def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
         if self.attention.kind == "row":

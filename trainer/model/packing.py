@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import cast
 
 import torch
 from torch.nn import functional
@@ -19,6 +20,7 @@ from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.attention import AttentionKind, Packing, attend_within_documents, encoder_inputs
 from trainer.model.encoder import HeadInputs, fresh_model, window_tokens
+from trainer.model.precision import WorkingCopies
 
 _NAME = "documents_of_probe"
 _TOKENS = 7, 9
@@ -38,12 +40,24 @@ def prove_packing(config: PretrainedConfig) -> Packing | str:
     The logits of packed documents must equal those of each document alone, with its padding mask as transformers builds
     it, and must not change by a single bit if all tokens of the other document do.
     """
+    return cast("Packing | str", _found(_packing, config))
+
+
+def prove_copies(config: PretrainedConfig) -> str | None:
+    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can.
+
+    With copies in fp32, logits and gradients must be those without; with copies in bf16, autocast must accept them.
+    """
+    return cast("str | None", _found(_against_copies, config))
+
+
+def _found(prove: Callable[[PreTrainedModel], object], config: PretrainedConfig) -> object:
     if getattr(config, "attention_type", "original_full") != "original_full":  # BigBird's choice by length
         return "its attention is sparse in sequences longer than a probe"
     why = ""
     for narrow in (True, False):  # some architectures have sizes that depend on others
         try:
-            return _proved(_small(config, narrow=narrow).to_json_string(use_diff=False))
+            return _proved(prove, _small(config, narrow=narrow).to_json_string(use_diff=False))
         except (*_RAISED, BadConfig) as error:
             why = f"a small copy of it cannot be computed ({_line(error)})"
     return why
@@ -77,8 +91,7 @@ def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
 
 
 @functools.cache
-def _proved(small: str) -> Packing | str:
-    AttentionInterface.register(_NAME, functools.partial(attend_within_documents, attend=_attend_plainly))
+def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
     values = json.loads(small)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     with _disable_current_modes():
@@ -86,26 +99,52 @@ def _proved(small: str) -> Packing | str:
     if size > _MOST_PARAMETERS:
         raise ValueError(f"even with few layers it has {size:,} parameters")
     # Outside of all modes, as a trace would record the probe, and with the generator left as it was.
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.random.fork_rng([]), torch.no_grad():
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.random.fork_rng([]):
         model = fresh_model(config, torch.device("cpu")).eval()
         for parameter in filter(lambda one: one.requires_grad, model.parameters()):
             # Away from zeros, ones and small values, which would hide an influence.
             if parameter.dim() > 1:
-                parameter.normal_(std=2 * parameter.shape[-1] ** -0.5)
+                parameter.data.normal_(std=2 * parameter.shape[-1] ** -0.5)
             else:
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-        documents = _documents(config)
-        together = torch.cat([_alone(model, ids) for ids in documents[:2]])
-        why: list[str] = []
-        for embeds, first_position in product((False, True), (0, config.pad_token_id + 1)):
-            packing = Packing(first_position=first_position, embeds_first=embeds)
-            found = _against(functools.partial(_logits, model, "sdpa", packing), documents, together)
-            if found is None:
-                model.config._attn_implementation = _NAME
-                varlen = _against(functools.partial(_logits, model, "varlen", packing), documents, together)
-                return replace(packing, against_varlen=varlen)
-            why.append(found)
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+        return prove(model)
+
+
+@torch.no_grad()
+def _packing(model: PreTrainedModel) -> Packing | str:
+    AttentionInterface.register(_NAME, functools.partial(attend_within_documents, attend=_attend_plainly))
+    documents = _documents(model.config)
+    together = torch.cat([_alone(model, ids) for ids in documents[:2]])
+    why: list[str] = []
+    for embeds, first_position in product((False, True), (0, model.config.pad_token_id + 1)):
+        packing = Packing(first_position=first_position, embeds_first=embeds)
+        found = _against(functools.partial(_logits, model, "sdpa", packing), documents, together)
+        if found is None:
+            model.config._attn_implementation = _NAME
+            varlen = _against(functools.partial(_logits, model, "varlen", packing), documents, together)
+            return replace(packing, against_varlen=varlen)
+        why.append(found)
     return why[0]
+
+
+def _against_copies(model: PreTrainedModel) -> str | None:
+    wide, narrow = copy.deepcopy(model), copy.deepcopy(model)
+    WorkingCopies(wide, dtype=torch.float32)
+    for one, other in zip(_learned(model), _learned(wide), strict=True):
+        if not (one - other).abs().max() <= _TOLERANCE * one.abs().max():
+            return "its linear layers are called in another order, or with other inputs"
+    WorkingCopies(narrow)
+    with torch.autocast("cpu", torch.bfloat16):
+        _learned(narrow)
+    return None
+
+
+def _learned(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of a document, and the gradient of their squares with respect to all parameters."""
+    logits = _alone(model, _documents(model.config)[0])
+    trained = [one for one in model.parameters() if one.requires_grad]
+    gradients = torch.autograd.grad(logits.float().square().sum(), trained, materialize_grads=True)
+    return logits, torch.cat([one.flatten() for one in gradients])
 
 
 Ids = list[int]

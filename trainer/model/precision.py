@@ -7,7 +7,7 @@ value, are computed in one matmul.
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,17 @@ _AT_ONCE = 2**63 - 1
 
 
 class WorkingCopies:
-    """Working copies of the linear layers in ``parts``; gradients reach the parameters of a part together.
+    """Working copies, of ``dtype``, of a model's linear layers; gradients reach the parameters of a layer together.
 
     Linear layers in ``alone`` are not computed together with others.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], alone: Collection[nn.Module] = ()) -> None:
-        links = [_Link(found) for part in parts if (found := _computed_together(part, alone))]
+    def __init__(self, model: nn.Module, alone: Sequence[nn.Module] = (), dtype: torch.dtype = torch.bfloat16) -> None:
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        parts = (*itertools.chain(*lists), *model.children())  # layers, what else the encoder has, and the head
+        links = [_Link(found, dtype) for part in parts if (found := _computed_together(part, alone))]
         self.memory = [link.memory for link in links]
-        """Block of each part, bf16."""
+        """Block of each part."""
         self._copies = [copy for link in links for copy in link.views(link.copies)]
         self._parameters = [parameter for link in links for parameter in link.parameters]
         self.refresh()
@@ -48,8 +50,8 @@ def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | Non
     return getattr(linear, "compute_weight", linear.weight), getattr(linear, "compute_bias", linear.bias)
 
 
-def _computed_together(part: nn.Module, alone: Collection[nn.Module]) -> list[list[nn.Linear]]:
-    linears = [one for one in part.modules() if type(one) is nn.Linear]
+def _computed_together(part: nn.Module, alone: Sequence[nn.Module]) -> list[list[nn.Linear]]:
+    linears = [one for one in part.modules() if type(one) is nn.Linear and one.weight.requires_grad]
     found: list[list[nn.Linear]] = []
     for module, names in itertools.product(part.modules(), _SIBLINGS):
         siblings = [getattr(module, name, None) for name in names]
@@ -64,7 +66,7 @@ def _computed_together(part: nn.Module, alone: Collection[nn.Module]) -> list[li
 class _Link:
     """Link of a part's working copies to its parameters; ``groups`` are linear layers that are computed together."""
 
-    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype) -> None:
         owners = [(linears, name) for linears in groups for name in ("weight", "bias")]
         owners = [(linears, name) for linears, name in owners if getattr(linears[0], name) is not None]
         pieces = [[getattr(one, name) for one in linears] for linears, name in owners]
@@ -72,7 +74,7 @@ class _Link:
         shapes = [(sum(len(one) for one in of_one), *of_one[0].shape[1:]) for of_one in pieces]
         padded = [-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
         device = self.parameters[0].device
-        self.memory = torch.zeros(sum(padded), dtype=torch.bfloat16, device=device)
+        self.memory = torch.zeros(sum(padded), dtype=dtype, device=device)
         blocks = self.memory.split(padded)
         self.copies = [block[: math.prod(shape)].view(shape) for block, shape in zip(blocks, shapes, strict=True)]
         self._rows = [[len(one) for one in of_one] for of_one in pieces]
@@ -82,8 +84,7 @@ class _Link:
             linears[0].register_buffer("compute_bias", None, persistent=False)
             results: dict[int, torch.Tensor] = {}
             for number, one in enumerate(linears):
-                sizes = [each.out_features for each in linears]
-                vars(one).update(number=number, results=results, sizes=sizes)
+                vars(one).update(number=number, results=results, sizes=[each.out_features for each in linears])
                 one.__class__ = Linear
         for (linears, name), copy in zip(owners, linked, strict=True):
             linears[0].register_buffer(f"compute_{name}", copy, persistent=False)

@@ -52,17 +52,6 @@ def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_ask
     assert training.step.run(batches[:1], 0.0, part_of_it=True).partial is None
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_bf16_computes_about_the_same_loss_and_gradient(dataset, family):
-    whole = oracles.learned(oracles.config_of(family), dataset)
-    config = oracles.config_of(family, precision="bf16")
-    training = oracles.training_of(config, dataset)
-    half = oracles.gradients_of(training, oracles.micro_batches(dataset, config))
-    oracles.check_alike(half, whole, loss=1e-2, gradient=0.05)
-    assert oracles.relative_distance(whole[1], half[1]) > 1e-5
-    assert all(parameter.dtype == torch.float32 for parameter in training.module.parameters())
-
-
 @pytest.fixture
 def rig(dataset):
     """A training of two micro-batches a step that has taken a step, and the batches of the next."""
