@@ -1,5 +1,7 @@
 import itertools
 import math
+import random
+import statistics
 
 import pytest
 
@@ -9,6 +11,7 @@ from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, confirm, ev
 from autotune.trials.values import Crashed, OutOfMemory
 from tests.simulators.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
+NO_LIMIT = {"max": None}
 BROKEN = Crashed(detail="broken")
 
 
@@ -160,13 +163,47 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
     asked = []
-    search, _ = explored(tmp_path, additive({}), predict=lambda kind: asked.append(kind) or 8)
+    search, _ = explored(tmp_path, additive({}), predict=lambda kind: asked.append(kind) or {"max": 8})
     assert {knobs_of(trial).micro_batch_size for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
     assert len(asked) == len(set(asked)) <= len({cell.kind for cell in FEW})
     assert {kind.micro_batch_size for kind in asked} == {1}
     again = explored(tmp_path, additive({}), predict=lambda kind: pytest.fail("it is in the trial log"))[0]
     assert (again.predicted, again.predicting_s) == (search.predicted, search.predicting_s)
     assert again.runner.machine.trials == []
+
+
+def trials_until_found(place, rate, predicted, seed):
+    """How many configurations are tried until one has 97 % of the best, if these rates are predicted; the search."""
+
+    def predict(kind):
+        assert kind not in asked
+        steps = {one.micro_batch_size: 1 / predicted[one] for one in CELLS if one.kind == kind and one in predicted}
+        return asked.setdefault(kind, NO_LIMIT | {"step_s": steps})
+
+    asked, best = {}, max(worth(rate, cell) for cell in CELLS)
+    search = exploring(place, rate, cells=CELLS, noise=0.02, seed=seed, minutes=120, predict=predict)
+    search.run()
+    tried = [worth(rate, cell) >= 0.97 * best for cell in search.known.tried]
+    return tried.index(True) if True in tried else len(CELLS), search
+
+
+def test_with_predicted_speeds_fewer_trials_find_the_best_and_wrong_ones_cost_hardly_more(tmp_path):
+    found = {}
+    for name, seed in itertools.product(LANDSCAPES, range(3)):
+        rate, rng = LANDSCAPES[name], random.Random(seed)
+        near = {cell: worth(rate, cell) * math.exp(rng.gauss(0, 0.1)) for cell in CELLS}
+        wrong = dict(zip(CELLS, rng.sample(list(near.values()), len(CELLS)), strict=True))
+        for kind, predicted in {"none": {}, "near": near, "wrong": wrong}.items():
+            trials, search = trials_until_found(tmp_path / f"{kind} {name} {seed}", rate, predicted, seed)
+            found.setdefault(kind, []).append(trials)
+    rows = evidence(search, confirm(search)).rows
+    assert [row.predicted_ratio for row in rows] == [
+        None,
+        *(wrong[row.settings] / wrong[UNEXPLORED] for row in rows[1:]),
+    ]
+    none, near, wrong = (statistics.fmean(found[kind]) for kind in ("none", "near", "wrong"))
+    assert near < 0.6 * none
+    assert wrong <= 1.1 * none
 
 
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
@@ -226,7 +263,7 @@ def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_
         if search.stopped_because and not trial.measured.get("losses"):
             verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
 
-    changes = {"noise": 0.1, "seed": seed, "minutes": 2, "predict": lambda _: search.runner.clock.sleep(5)}
+    changes = {"noise": 0.1, "seed": seed, "minutes": 2, "predict": lambda _: search.runner.clock.sleep(5) or NO_LIMIT}
     search = exploring(tmp_path, CLOSE, note, **changes)
     search.run()
     confirm(search)
@@ -241,7 +278,7 @@ COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 
 @pytest.mark.parametrize(("changes", "why", "cells"), [
     ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
-    ({"cells": FEW, "predict": lambda kind: 0}, "no other configuration fits or runs", 1),
+    ({"cells": FEW, "predict": lambda kind: {"max": 0}}, "no other configuration fits or runs", 1),
     ({"cells": COMPILED, "minutes": 1}, "no remaining configuration fits the time left", len(COMPILED)),
 ])  # fmt: skip
 def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):

@@ -10,6 +10,7 @@ from autotune.profiles.store import read_profile
 from autotune.search import stage
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
+from autotune.speed.decide import data_sheet_rates
 from autotune.trials import session
 from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
@@ -179,7 +180,7 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert max(cell.micro_batch_size for cell in request.cells) <= 64
 
 
-def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(make):
+def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(make, monkeypatch):
     work, traces = make(), []
 
     def simulate(trial):
@@ -190,12 +191,17 @@ def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can
     request = work.request(traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
-    assert request.predict(plain) == 32
+    assert request.predict(plain) == {"max": 32}
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
-    request.predict(plain.but(compile=True))
+    monkeypatch.setattr(stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3"))
+    compiled = work.request(traced=True)
+    steps_s = compiled.predict(plain.but(compile=True))["step_s"]
+    assert list(steps_s) == [cell.micro_batch_size for cell in request.cells if cell.kind == plain][-len(steps_s) :]
+    assert steps_s[1] > steps_s[max(steps_s)] > 0
+    assert (request.predicted_for.get("rates"), "data sheet" in compiled.predicted_for["rates"]) == (None, True)
     request.predict(plain.but(activation_checkpointing="full"))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
-    assert work.request(traced=True).predict(plain) is None
+    assert work.request(traced=True).predict(plain) == {"max": None}
     assert work.request(traced=False).predict is None
