@@ -102,8 +102,7 @@ def test_a_prediction_of_some_is_the_mean_of_all_until_windows_contradict_it():
         {n: -3 * rate for n, rate in some.items()},
         [Seen(cell=n, log_ratio=rates[n]) for n in range(0, 24, 2)],
     )
-    found = posterior(CELLS, start + seen, wrong)
-    assert found.mean == pytest.approx(posterior(CELLS, start + seen).mean, abs=1e-9)
+    assert posterior(CELLS, start + seen, wrong).mean == pytest.approx(posterior(CELLS, start + seen).mean, abs=1e-9)
 
 
 @given(

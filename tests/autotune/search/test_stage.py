@@ -194,12 +194,12 @@ def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can
     assert request.predict(plain) == {"max": 32}
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
     monkeypatch.setattr(stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3"))
-    compiled = work.request(traced=True)
-    steps_s = compiled.predict(plain.but(compile=True))["step_s"]
-    assert list(steps_s) == [cell.micro_batch_size for cell in request.cells if cell.kind == plain][-len(steps_s) :]
-    assert steps_s[1] > steps_s[max(steps_s)] > 0
-    assert (request.predicted_for.get("rates"), "data sheet" in compiled.predicted_for["rates"]) == (None, True)
-    request.predict(plain.but(activation_checkpointing="full"))
+    predicting, full = work.request(traced=True), plain.but(activation_checkpointing="full")
+    steps_s = predicting.predict(full)["step_s"]
+    assert set(steps_s) == {one.micro_batch_size for one in request.cells if one.kind == full} - {33}  # of 32 that fit
+    assert all(seconds > 0 for seconds in steps_s.values())
+    assert (request.predicted_for.get("rates"), "data sheet" in predicting.predicted_for["rates"]) == (None, True)
+    request.predict(plain.but(compile=True))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
