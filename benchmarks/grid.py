@@ -169,7 +169,7 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         request = explore_request(bench, stored, asked, windows)
         plain = [cell for cell in request.cells if not cell.compile]
         assert request.predict is not None
-        most = {kind: request.predict(kind) for kind in {cell.kind for cell in plain}}
+        most = {kind: request.predict(kind)["max"] for kind in {cell.kind for cell in plain}}
         cells = [cell for cell in plain if cell.micro_batch_size <= (most[cell.kind] or cell.micro_batch_size)]
         request = replace(request, cells=tuple(cells))
         return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)

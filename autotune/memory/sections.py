@@ -329,7 +329,7 @@ def _one(one: PredictedModel) -> Iterator[Block]:
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
         yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     if one.speed is not None:
-        yield speed_table(one.speed)
+        yield speed_table(one.speed, one.micro_batch_size)
     else:
         yield _line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
     if one.shares:

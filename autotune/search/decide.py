@@ -2,7 +2,8 @@
 
 Log throughput is modelled as a Gaussian process over the configurations of a small discrete space: a constant, an
 effect of each setting, an effect of each pair of settings, and a residual of each configuration. Micro-batch sizes that
-are close have similar effects. The scales of these parts are the most likely of a few candidates, given the windows.
+are close have similar effects. The mean before any window is a share of the log throughput that traces predict. This
+share and the scales of the other parts are the most likely of a few candidates, given the windows.
 
 Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
 Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
@@ -34,6 +35,8 @@ EFFECT_SIGMAS = (0.1, 0.3, 0.7)
 PAIR_SHARES = (0.03, 0.1, 0.4)
 """Candidate variances of a pair's effect, as a share of a single setting's."""
 CELL_SIGMA = 0.03
+PREDICTED_SHARES = (1.0, 0.5, 0.0)
+"""Candidate shares of the predicted log ratios in the prior mean: 0 gives up a prediction that windows contradict."""
 NOISE_SIGMAS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.16)
 """Candidate standard deviations of the noise of one full window."""
 SHORT_NOISE = 2.0
@@ -67,8 +70,13 @@ class Posterior:
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 1e-12)))
 
 
-def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior:
-    """Return the prediction for all configurations from windows of some; raise ``ValueError`` if there are none."""
+def posterior(
+    cells: Sequence[Configuration], seen: Sequence[Seen], predicted: Mapping[int, float] | None = None
+) -> Posterior:
+    """Return the prediction from windows of some configurations, and from log ratios that traces of some predict.
+
+    Raise ``ValueError`` if there are no windows.
+    """
     if not seen:
         raise ValueError("there are no windows")
     # Windows of one configuration and length count as their mean; their scatter informs the noise alone.
@@ -85,20 +93,32 @@ def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior
     of_scatter = (len(keys) - len(seen)) * np.log(sigmas) - (np.array(off) / wider).sum() / (2 * sigmas**2)
     singles, pairs = _alike(tuple(cells))
     there, same = np.ix_(at, at), at[:, None] == at
-    best: tuple[float, float, float, float] | None = None
+    shares = np.array(PREDICTED_SHARES if predicted else (0.0,))
+    prior_mean = _prior_mean(cells, predicted) if predicted else np.zeros(len(cells))
+    off_prior = means[:, None] - prior_mean[at, None] * shares
+    best: tuple[float, float, float, float, float] | None = None
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
         among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * same
-        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, means) + of_scatter
-        which = int(fits.argmax())
-        if best is None or fits[which] > best[0]:
-            best = float(fits[which]), NOISE_SIGMAS[which], effect, pair
+        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, off_prior) + of_scatter[:, None]
+        which, of_share = divmod(int(fits.argmax()), len(shares))
+        if best is None or fits[which, of_share] > best[0]:
+            best = float(fits[which, of_share]), NOISE_SIGMAS[which], effect, pair, float(shares[of_share])
     assert best is not None
-    _, noise, effect, pair = best
+    _, noise, effect, pair, share = best
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
     solve = np.linalg.inv(prior[there] + noise**2 * own)
     across = prior[:, at]
     covariance = np.asarray(prior - across @ solve @ across.T)
-    return Posterior(mean=np.asarray(across @ solve @ means), covariance=covariance, noise_sigma=noise)
+    mean = share * prior_mean + across @ solve @ (means - share * prior_mean[at])
+    return Posterior(mean=np.asarray(mean), covariance=covariance, noise_sigma=noise)
+
+
+def _prior_mean(cells: Sequence[Configuration], predicted: Mapping[int, float]) -> Float64:
+    """Return the predicted log ratios, extended to configurations without one by the same model, shape (cells,)."""
+    (singles, pairs), at = _alike(tuple(cells)), list(predicted)
+    effects = EFFECT_SIGMAS[1] ** 2 * (singles + PAIR_SHARES[1] * pairs)
+    prior = LEVEL_VARIANCE + effects + CELL_SIGMA**2 * np.eye(len(cells))
+    return np.asarray(prior[:, at] @ np.linalg.solve(prior[np.ix_(at, at)], list(predicted.values())))
 
 
 @functools.lru_cache(maxsize=8)
@@ -122,10 +142,10 @@ def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
 
 
 def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
-    """Return the log likelihood under each of several covariances, shape (several, n, n), up to a constant."""
+    """Return log likelihoods, (several, k), under each covariance, (several, n, n), of the columns of y, (n, k)."""
     low = np.linalg.cholesky(covariances)
-    half = np.linalg.solve(low, np.broadcast_to(y[:, None], (*low.shape[:2], 1)))[..., 0]
-    return np.asarray(-0.5 * (half**2).sum(axis=1) - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1))
+    half = np.linalg.solve(low, np.broadcast_to(y, (*low.shape[:2], y.shape[1])))
+    return np.asarray(-0.5 * (half**2).sum(axis=1) - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1)[:, None])
 
 
 def expected_improvement(found: Posterior, best: float) -> Float64:

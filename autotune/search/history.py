@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
 from autotune.search.values import Configuration
@@ -35,9 +36,10 @@ class ExploreRequest:
     most_trials: int = 60
     """Largest number of configurations to try."""
     left_out: tuple[str, ...] = ()
-    predict: Callable[[Configuration], int | None] | None = None
-    """Largest micro-batch of a ``kind`` predicted to leave the headroom free, None if unknown; takes seconds."""
-    predicted_for: Mapping[str, float] = field(default_factory=dict)
+    predict: Callable[[Configuration], Mapping[str, Any]] | None = None
+    """Predictions of a ``kind``: its largest micro-batch that leaves the headroom free as ``max``, None if unknown; if
+    the machine's constants are known, seconds of an optimizer step by micro-batch size as ``step_s``. Takes seconds."""
+    predicted_for: Mapping[str, object] = field(default_factory=dict)
     """Limits that predictions depend on besides the configuration."""
 
     def config_of(self, cell: Configuration) -> TrainConfig:
@@ -81,6 +83,8 @@ class SearchState:
     tried: dict[Configuration, ConfigurationWindows] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Reasons for excluding values that only crashed, by value."""
+    predicted_s: dict[Configuration, float] = field(default_factory=dict)
+    """Seconds of an optimizer step, as far as they are predicted."""
     _believed: Posterior | None = None
     """Cached posterior; None after a new measurement."""
 
@@ -94,6 +98,16 @@ class SearchState:
             one = self.tried.setdefault(cell, ConfigurationWindows())
             (one.short if short else one.full).append((rate, math.log(rate / rates[self.starting])))
         self._believed = None
+
+    def predict(self, seconds: Mapping[Configuration, float]) -> None:
+        """Record predicted seconds of an optimizer step."""
+        self.predicted_s |= seconds
+        self._believed = None
+
+    def predicted_ratio(self, cell: Configuration) -> float | None:
+        """Return the predicted ratio of tokens/s to the starting configuration; None if it is not known."""
+        before_s, after_s = self.predicted_s.get(self.starting), self.predicted_s.get(cell)
+        return before_s / after_s if before_s and after_s else None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
         """Record a failure; out of memory excludes larger micro-batches, repeated crashes exclude a value."""
@@ -133,12 +147,16 @@ class SearchState:
     def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
         """Return the posterior of all remaining configurations; ``lies`` are assumed to perform as predicted."""
         if self._believed is None:
-            self._believed = posterior(self.cells, self._seen())
+            self._believed = self._posterior(self._seen())
         if not lies:
             return self._believed
         place, mean = self.places, self._believed.mean
         told = [Seen(cell=place[cell], log_ratio=float(mean[place[cell]])) for cell in lies]
-        return posterior(self.cells, [*self._seen(), *told])
+        return self._posterior([*self._seen(), *told])
+
+    def _posterior(self, seen: Sequence[Seen]) -> Posterior:
+        ratios = {number: self.predicted_ratio(cell) for cell, number in self.places.items()}
+        return posterior(self.cells, seen, {number: math.log(one) for number, one in ratios.items() if one})
 
     @property
     def places(self) -> dict[Configuration, int]:

@@ -102,17 +102,26 @@ class Exploration:
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
         """Return the next configuration by expected gain and time, ``pending`` as predicted; None if none is left."""
+        ranked = self._by_worth(pending)
+        while ranked:
+            cell, predictions = ranked.pop(0), len(self.known.predicted_s)
+            if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
+                continue
+            if not (fits := cell in self.known.tried or self._fits(cell)):
+                self.known.rule_out(cell)
+            if len(self.known.predicted_s) > predictions:  # which may change the order
+                ranked = self._by_worth(pending)
+            elif fits:
+                return cell
+        return None
+
+    def _by_worth(self, pending: Sequence[Configuration]) -> list[Configuration]:
+        """Return all configurations by expected gain and time, the best first."""
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
         # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2: compiling takes a minute.
         worth = {cell: gain / self._takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
-        for cell in sorted(worth, key=lambda one: -worth[one]):
-            if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
-                continue
-            if cell in self.known.tried or self._fits(cell):
-                return cell
-            self.known.rule_out(cell)
-        return None
+        return sorted(worth, key=lambda one: -worth[one])
 
     def _takes_s(self, cell: Configuration) -> float:
         """Return the expected seconds of a window: the median of those so far, compiled or not."""
@@ -128,10 +137,14 @@ class Exploration:
             asked = {"predicted": self.request.config_of(kind).model_dump(mode="json"), **self.request.predicted_for}
             trial = Trial(job="trace", measured=asked, timeout_s=self.request.training.request.trial_timeout_s)
             label = f"memory prediction, {kind.name}"
-            found = self.runner.run(trial, label, by=lambda _: Measured(figures={"max": predict(kind)}))
+            found = self.runner.run(trial, label, by=lambda _: Measured(figures=dict(predict(kind))))
             assert isinstance(found, Measured)
             self.predicted[kind] = found.figures["max"]
+            seconds = found.figures.get("step_s", {})
             self.predicting_s += self.runner.finished[-1].seconds
+            if seconds:
+                self._fits(self.starting)  # predicted ratios are to its seconds
+                self.known.predict({kind.but(micro_batch_size=int(size)): one for size, one in seconds.items()})
         most = self.predicted[kind]
         return most is None or cell.micro_batch_size <= most
 
@@ -288,12 +301,11 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
     for cell, one in search.known.tried.items():
         rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
         row = ExploredRow(
-            settings=cell,
-            windows=len(one.full) + len(one.short),
+            settings=cell, windows=len(one.full) + len(one.short), outcome=one.outcome,
             tokens_per_s=statistics.median(rates) if rates else None,
             ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
-            outcome=one.outcome,
-        )
+            predicted_ratio=None if cell == before else search.known.predicted_ratio(cell),
+        )  # fmt: skip
         explored.append(row)
     return ExploreEvidence(
         configurations=len({*search.known.cells, *search.known.tried}), trials=len(others),

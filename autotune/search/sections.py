@@ -21,6 +21,7 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
     if found is None:
         command = f"autotune tune --model {one.name} --data DIR --explore"
         return (Missing(what="Joint search of the step's settings", state="not requested", commands=(command,)),)
+    predicted = "predicted ratio", "r", lambda row: None if (one := row.predicted_ratio) is None else f"{one:.3f}"
     table = table_of(
         "Configurations that were tried; tokens/s exclude padding, ratios are to the starting one in the same round",
         sorted(found.rows, key=lambda row: -(row.ratio_to_starting or (row.settings == found.starting))),
@@ -28,6 +29,7 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         ("windows", "r", lambda row: str(row.windows)),
         ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
         ("ratio", "r", lambda row: None if (one := row.ratio_to_starting) is None else f"{one:.3f}"),
+        *([predicted] if any(row.predicted_ratio for row in found.rows) else []),
         ("outcome", "l", lambda row: "completed" if row.outcome == "ran" else row.outcome),
         long=True,
     )  # fmt: skip
@@ -39,7 +41,9 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
     yield f"configuration of the step: {found.choice}"
     if found.candidate != found.starting:
         ratio = f"{of_windows(found.ratio, number)} times the non-padding tokens/s"
-        yield f"{found.candidate.name} has {ratio} of {found.starting.name}"
+        known = [row.predicted_ratio for row in found.rows if row.settings == found.candidate and row.predicted_ratio]
+        predicted = f" (predicted: {number(known[0])})" if known else ""
+        yield f"{found.candidate.name} has {ratio} of {found.starting.name}{predicted}"
     if found.equal_loss is not None:
         yield f"loss: {found.equal_loss}"
     looked = f", {found.pruned} of them in one short window" if found.pruned else ""

@@ -1,6 +1,7 @@
 """Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import prepare, profile_of_probe, settled_probe
-from autotune.profiles.decide.batch_split import global_batch_size_of, with_headroom
+from autotune.profiles.decide.batch_split import global_batch_size_of, split_global_batch, with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import Profile, profile_to_toml
 from autotune.search import measure
@@ -17,11 +18,13 @@ from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of
 from autotune.search.values import Configuration, ExploreEvidence
+from autotune.speed.decide import predict_steps_s
+from autotune.speed.measure import known_rates
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.resolve import missing_for_compile
-from trainer.config.train_config import Checkpointing, TrainConfig
+from trainer.config.train_config import TRIMMED_LAYOUTS, Checkpointing, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
@@ -103,23 +106,36 @@ def explore_request(
     ranks, max_micro_batch_size = probe.local_ranks, probe_request.max_micro_batch_size
     limits = {"memory_budget_bytes": probe.memory_budget_bytes, "headroom_share": constraints.headroom_share}
     limits |= {"ranks": ranks, "micro_batches": probe.micro_batches}
+    cells = knob_space(Configuration.of(train), levels, global_batch_size, ranks, lambda _: max_micro_batch_size)
+    rates = known_rates(bench.site.host.cpu_model or "cpu" if bench.site.gpu is None else bench.site.gpu.name)
 
-    def predict(kind: Configuration) -> int | None:
-        """Return the largest micro-batch predicted to leave the headroom free; None if it cannot be predicted."""
-        alike = replace(probe, rows=rows[kind.layout], config=probe.config.model_copy(update=kind.model_dump()))
+    def predict(kind: Configuration) -> dict[str, Any]:
+        """Return the largest micro-batch predicted to leave the headroom free, and seconds of steps by size."""
+        rows_of_all, config = global_batch_size[kind.layout], probe.config.model_copy(update=kind.model_dump())
+        useful = math.ceil(rows_of_all / ranks / (1 - constraints.headroom_share)) + 1
+        asked = replace(probe_request, max_micro_batch_size=min(useful, max_micro_batch_size))
         try:
-            return with_headroom(alike.trace(bench.machine).max_micro_batch_size, constraints.headroom_share)
+            found = replace(probe, request=asked, rows=rows[kind.layout], config=config).trace(bench.machine)
         except CannotTrace:
-            return None
+            return {"max": None}
+        most = with_headroom(found.max_micro_batch_size, constraints.headroom_share)
+        if rates is None or kind.precision not in rates.matmul:
+            return {"max": most}
+        # Trimmed layouts leave out most of the padding, which is traced.
+        share = means[kind.layout] / width if kind.layout in TRIMMED_LAYOUTS else 1.0
+        sizes = [cell.micro_batch_size for cell in cells if cell.kind == kind and cell.micro_batch_size <= most]
+        counts = [split_global_batch(rows_of_all, size, ranks).gradient_accumulation_steps for size in sizes]
+        seconds = predict_steps_s(found.works, rates, config, sizes, [share * count for count in counts])
+        return {"max": most, "step_s": dict(zip(sizes, seconds, strict=True))}
 
     return ExploreRequest(
         training=training_windows(bench, train, request, ranks),
-        cells=knob_space(Configuration.of(train), levels, global_batch_size, ranks, lambda _: max_micro_batch_size),
+        cells=cells,
         global_batch_size=global_batch_size,
         non_padding_shares={one: None if one == "bucketed" else mean / width for one, mean in means.items()},
         left_out=tuple(left_out),
         predict=None if probe.expected is None else predict,
-        predicted_for=limits,
+        predicted_for=limits if rates is None else limits | {"rates": rates.source},
     )
 
 

@@ -60,6 +60,8 @@ class ExploredRow(StrictTable):
     ratio_to_starting: PositiveFloat | None = None
     """Median ratio to the starting configuration in the same round, of full windows, or of short ones if there are no
     full ones. None for the starting configuration itself, and if nothing ran."""
+    predicted_ratio: PositiveFloat | None = None
+    """The same, as predicted from traces of both steps; None without a trace or constants of the machine."""
     outcome: str
     """``ran``, ``pruned`` after a short window, or the reason why it did not run."""
 

@@ -61,26 +61,17 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
         for dtype, rate in (("bf16", peak.bf16), ("fp32", peak.tf32))
     }
     return MachineRates(
-        device=gpu_name,
-        source=f"data sheet ({peak.source})",
+        device=gpu_name, source=f"data sheet ({peak.source})", attention=attention,
         matmul={"bf16": _matmul_rates(peak, "bf16"), "fp32": _matmul_rates(peak, "tf32")},
-        attention=attention,
         passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
-        kernel_s=KERNEL_S,
-        launch_s=LAUNCH_S,
-        compiled_launch_s=COMPILED_LAUNCH_S,
-        graph_call_s=GRAPH_CALL_S,
-        host_runs_ahead=True,
-        range_share=RANGE_SHARE,
-    )
+        kernel_s=KERNEL_S, launch_s=LAUNCH_S, compiled_launch_s=COMPILED_LAUNCH_S, graph_call_s=GRAPH_CALL_S,
+        host_runs_ahead=True, range_share=RANGE_SHARE,
+    )  # fmt: skip
 
 
 def _matmul_rates(peak: Peak, number_format: Format) -> MatmulRates:
-    return MatmulRates(
-        flops_per_s=MATMUL_SHARE * getattr(peak, number_format),
-        bytes_per_s=MATMUL_BYTES_SHARE * peak.memory_bytes_per_s,
-        fixed_s=MATMUL_FIXED_S,
-    )
+    flops_per_s, bytes_per_s = MATMUL_SHARE * getattr(peak, number_format), MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
+    return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
 
 
 def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> MatmulRates:
@@ -93,11 +84,8 @@ def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> 
             break
         used.pop(int(solved.argmin()))
     found = dict(zip(used, map(float, solved), strict=True))
-    return MatmulRates(
-        flops_per_s=1 / found[0] if found.get(0) else 1e18,
-        bytes_per_s=1 / found[1] if found.get(1) else 1e18,
-        fixed_s=found.get(2, 0.0),
-    )
+    flops_per_s, bytes_per_s = (1 / found[term] if found.get(term) else 1e18 for term in (0, 1))
+    return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=found.get(2, 0.0))
 
 
 def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
@@ -107,9 +95,8 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
     if kernel.kind == "matmul":
         matmul = rates.matmul.get(kernel.dtype, rates.matmul["fp32"])
         return kernel.flops / matmul.flops_per_s + kernel.moved_bytes / matmul.bytes_per_s + matmul.fixed_s
-    moving_s = kernel.moved_bytes / _bytes_per_s(
-        rates.passes.get(kernel.kind, rates.passes["copy"]), kernel.moved_bytes
-    )
+    measured = rates.passes.get(kernel.kind, rates.passes["copy"])
+    moving_s = kernel.moved_bytes / _bytes_per_s(measured, kernel.moved_bytes)
     if kernel.kind == "attention":
         found = rates.attention.get(f"{kernel.name} {kernel.dtype}")
         if found is not None:
@@ -152,15 +139,27 @@ def predict_speed(
     seconds = Interval(value=step_s, low=step_s * (1 - rates.range_share), high=step_s * (1 + rates.range_share))
     per_s = _inverse(seconds)
     return SpeedPrediction(
-        device=rates.device,
-        source=rates.source,
-        micro_batch_size=work.micro_batch_size,
-        step_s=seconds,
-        padded_tokens_per_s=per_s.scaled(work.padded_tokens),
+        device=rates.device, source=rates.source, micro_batch_size=work.micro_batch_size, step_s=seconds,
+        padded_tokens_per_s=per_s.scaled(work.padded_tokens), parts_s=parts | {"host": waiting_s},
         non_padding_tokens_per_s=None if non_padding_tokens is None else per_s.scaled(work.padded_tokens * full),
         mfu=None if peak is None else per_s.scaled(work.model_flops / peak),
-        parts_s=parts | {"host": waiting_s},
-    )
+    )  # fmt: skip
+
+
+def predict_steps_s(
+    works: Sequence[StepWork], rates: MachineRates, train: TrainConfig, sizes: Sequence[int], counts: Sequence[float]
+) -> list[float]:
+    """Return the predicted seconds of optimizer steps of ``counts`` micro-batches, from two or more traced sizes."""
+    works = sorted(works, key=lambda one: one.micro_batch_size)
+    speeds = [predict_speed(work, rates, train) for work in works]
+    optimizer_s = speeds[-1].parts_s.get("optimizer", 0.0)
+    traced = [0, *(work.micro_batch_size for work in works)]
+    token_s = [(one.step_s.value - optimizer_s) / work.padded_tokens for one, work in zip(speeds, works, strict=True)]
+    of_traced = [size * train.seq_length_tokens * one for size, one in zip(traced[1:], token_s, strict=True)]
+    slope_s = (of_traced[1] - of_traced[0]) / (traced[2] - traced[1])
+    of_traced.insert(0, max(0.0, of_traced[0] - traced[1] * slope_s))
+    micro_batch_s = np.interp(sizes, traced, of_traced)
+    return [float(one) * count + optimizer_s for one, count in zip(micro_batch_s, counts, strict=True)]
 
 
 def _host_s(kernel: Kernel, rates: MachineRates, *, compiled: bool) -> float:

@@ -57,11 +57,9 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
             next_step="Stop what else uses the machine, and try again.",
         )
     told = {
-        "device": device,
-        "source": f"measured on this machine, {when_utc[:10]}",
-        "host_runs_ahead": kind == "cuda",
+        "device": device, "source": f"measured on this machine, {when_utc[:10]}", "host_runs_ahead": kind == "cuda",
         "range_share": MEASURED_RANGE_SHARE,
-    }
+    }  # fmt: skip
     return parse_table(MachineRates, rates | told, where="measured constants")
 
 

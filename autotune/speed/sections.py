@@ -11,8 +11,8 @@ from autotune.base.units import format_count, format_seconds, format_share
 from autotune.speed.values import MachineRates, SpeedPrediction, parts_of
 
 
-def speed_table(speed: SpeedPrediction) -> Table:
-    """Return a table of a predicted step: tokens/s, MFU, and where the time goes."""
+def speed_table(speed: SpeedPrediction, max_micro_batch_size: int) -> Table:
+    """Return a table of a predicted step near the largest that fits: tokens/s, MFU, and where the time goes."""
     rows: list[Row] = [
         ["tokens/s including padding, one rank", _ranged(speed.padded_tokens_per_s, format_count)],
         ["non-padding tokens/s", _ranged(speed.non_padding_tokens_per_s, format_count)],
@@ -21,7 +21,9 @@ def speed_table(speed: SpeedPrediction) -> Table:
         *([f"share of {part}", format_share(share)] for part, share in parts_of(speed)),
         ["source", speed.source],
     ]
-    return facts(f"speed at micro-batch size {speed.micro_batch_size}, predicted", rows)
+    near = "" if speed.micro_batch_size == max_micro_batch_size else f"the traced one next to {max_micro_batch_size}, "
+    caption = f"speed at micro-batch size {speed.micro_batch_size} ({near}the largest that fits), predicted"
+    return facts(caption, rows)
 
 
 def rates_text(rates: MachineRates, path: Path) -> str:

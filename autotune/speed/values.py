@@ -48,12 +48,8 @@ class StepWork:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        return {
-            "micro_batch_size": self.micro_batch_size,
-            "padded_tokens": self.padded_tokens,
-            "model_flops": self.model_flops,
-            "kernels": [[*kernel, count] for kernel, count in self.kernels],
-        }
+        plain = {name: getattr(self, name) for name in ("micro_batch_size", "padded_tokens", "model_flops")}
+        return plain | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "StepWork":

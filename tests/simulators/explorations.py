@@ -83,7 +83,7 @@ def exploring(
     cells: tuple[Configuration, ...] = FEW,
     minutes: float = 20.0,
     most_trials: int = 60,
-    predict: Callable[[Configuration], int | None] | None = None,
+    predict: Callable[[Configuration], dict[str, Any]] | None = None,
     **simulated: Any,
 ) -> Exploration:
     """A search that has not begun, whose windows count their own real tokens; others are of ``machine_of``."""

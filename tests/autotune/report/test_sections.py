@@ -225,6 +225,8 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
         "64 packed sequences, bf16, compiled", "64 packed sequences, bf16", "64 bucketed sequences, bf16",
         "64 packed sequences, bf16, full checkpointing", "64 packed sequences, bf16, sdpa, compiled",
     ]  # fmt: skip
+    rows = [row.model_copy(update={"predicted_ratio": 1.234}) for row in explored().rows]
+    assert "sequences, bf16 (predicted: 1.23)." in exploration_text(explored(rows=rows))
     assert table.rows[1] == ["64 packed sequences, bf16", "18", "342,000", None, "completed"]
     assert table.rows[3][3:] == ["0.720", "pruned"]
     assert table.rows[-1][1:] == ["0", "n/a", None, "crashed"]

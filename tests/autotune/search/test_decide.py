@@ -93,6 +93,18 @@ def test_pairs_that_do_not_add_up_are_seen():
         posterior(CELLS, [])
 
 
+def test_a_prediction_of_some_is_the_mean_of_all_until_windows_contradict_it():
+    rates = [0.4 * (cell.precision == "bf16") - 0.3 * (cell.activation_checkpointing == "full") for cell in CELLS]
+    some = {n: rate for n, rate in enumerate(rates) if n % 4 != 3}
+    start = [Seen(cell=0, log_ratio=0.0)] * 8
+    assert posterior(CELLS, start, some).mean == pytest.approx(rates, abs=0.05)
+    wrong, seen = (
+        {n: -3 * rate for n, rate in some.items()},
+        [Seen(cell=n, log_ratio=rates[n]) for n in range(0, 24, 2)],
+    )
+    assert posterior(CELLS, start + seen, wrong).mean == pytest.approx(posterior(CELLS, start + seen).mean, abs=1e-9)
+
+
 @given(
     st.lists(st.tuples(st.floats(-3, 3), st.floats(0, 2)), min_size=1, max_size=10), st.floats(-3, 3), st.floats(0, 3)
 )

@@ -1,14 +1,16 @@
 import itertools
 import math
+import random
 
 import pytest
 
 from autotune.errors import Undecided
 from autotune.search.history import FINALISTS
-from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, confirm, evidence
+from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, TOGETHER, confirm, evidence
 from autotune.trials.values import Crashed, OutOfMemory
 from tests.simulators.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
+NO_LIMIT = {"max": None}
 BROKEN = Crashed(detail="broken")
 
 
@@ -160,13 +162,41 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
     asked = []
-    search, _ = explored(tmp_path, additive({}), predict=lambda kind: asked.append(kind) or 8)
+    search, _ = explored(tmp_path, additive({}), predict=lambda kind: asked.append(kind) or {"max": 8})
     assert {knobs_of(trial).micro_batch_size for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
     assert len(asked) == len(set(asked)) <= len({cell.kind for cell in FEW})
     assert {kind.micro_batch_size for kind in asked} == {1}
     again = explored(tmp_path, additive({}), predict=lambda kind: pytest.fail("it is in the trial log"))[0]
     assert (again.predicted, again.predicting_s) == (search.predicted, search.predicting_s)
     assert again.runner.machine.trials == []
+
+
+def trials_until_found(place, rate, predicted, seed):
+    def predict(kind):
+        assert kind not in asked
+        steps = {one.micro_batch_size: 1 / predicted[one] for one in FEW if one.kind == kind and one in predicted}
+        return asked.setdefault(kind, NO_LIMIT | {"step_s": steps})
+
+    asked, best = {}, max(worth(rate, cell) for cell in FEW)
+    search = exploring(place, rate, noise=0.02, seed=seed, minutes=120, most_trials=12, predict=predict)
+    search.run()
+    tried = [worth(rate, cell) >= 0.97 * best for cell in search.known.tried]
+    return tried.index(True) if True in tried else len(FEW), search
+
+
+def test_with_predicted_speeds_fewer_trials_find_the_best_and_wrong_ones_cost_a_round(tmp_path):
+    found = {"none": 0, "near": 0, "wrong": 0}
+    for name, seed in itertools.product(("padded in bf16", "large micro-batches alone"), range(2)):
+        rate, rng = LANDSCAPES[name], random.Random(seed)
+        near = {cell: worth(rate, cell) * math.exp(rng.gauss(0, 0.1)) for cell in FEW}
+        wrong = dict(zip(FEW, rng.sample(list(near.values()), len(FEW)), strict=True))
+        for kind, predicted in {"none": {}, "wrong": wrong, "near": near}.items():
+            trials, search = trials_until_found(tmp_path / f"{kind} {name} {seed}", rate, predicted, seed)
+            found[kind] += trials
+    for row in evidence(search, confirm(search)).rows[1:]:
+        assert row.predicted_ratio == pytest.approx(near[row.settings] / near[UNEXPLORED])
+    assert found["near"] < 0.6 * found["none"], found
+    assert found["wrong"] <= found["none"] + 4 * TOGETHER, found
 
 
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
@@ -226,7 +256,7 @@ def test_predictions_take_of_the_same_time_and_only_as_many_are_verified_as_the_
         if search.stopped_because and not trial.measured.get("losses"):
             verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
 
-    changes = {"noise": 0.1, "seed": seed, "minutes": 2, "predict": lambda _: search.runner.clock.sleep(5)}
+    changes = {"noise": 0.1, "seed": seed, "minutes": 2, "predict": lambda _: search.runner.clock.sleep(5) or NO_LIMIT}
     search = exploring(tmp_path, CLOSE, note, **changes)
     search.run()
     confirm(search)
@@ -241,7 +271,7 @@ COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
 
 @pytest.mark.parametrize(("changes", "why", "cells"), [
     ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
-    ({"cells": FEW, "predict": lambda kind: 0}, "no other configuration fits or runs", 1),
+    ({"cells": FEW, "predict": lambda kind: {"max": 0}}, "no other configuration fits or runs", 1),
     ({"cells": COMPILED, "minutes": 1}, "no remaining configuration fits the time left", len(COMPILED)),
 ])  # fmt: skip
 def test_where_nothing_else_fits_or_the_time_allows_nothing_no_window_is_read(tmp_path, changes, why, cells):

@@ -10,6 +10,7 @@ from autotune.profiles.store import read_profile
 from autotune.search import stage
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
+from autotune.speed.decide import data_sheet_rates
 from autotune.trials import session
 from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
@@ -180,7 +181,7 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert max(cell.micro_batch_size for cell in request.cells) <= 64
 
 
-def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(make):
+def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(make, monkeypatch):
     work, traces = make(), []
 
     def simulate(trial):
@@ -191,12 +192,17 @@ def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can
     request = work.request(traced=True)
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
-    assert request.predict(plain) == 32
+    assert request.predict(plain) == {"max": 32}
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
+    monkeypatch.setattr(stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3"))
+    predicting, full = work.request(traced=True), plain.but(activation_checkpointing="full")
+    steps_s = predicting.predict(full)["step_s"]
+    assert set(steps_s) == {one.micro_batch_size for one in request.cells if one.kind == full} - {33}  # of 32 that fit
+    assert all(seconds > 0 for seconds in steps_s.values())
+    assert (request.predicted_for.get("rates"), "data sheet" in predicting.predicted_for["rates"]) == (None, True)
     request.predict(plain.but(compile=True))
-    request.predict(plain.but(activation_checkpointing="full"))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
-    assert work.request(traced=True).predict(plain) is None
+    assert work.request(traced=True).predict(plain) == {"max": None}
     assert work.request(traced=False).predict is None

@@ -82,6 +82,19 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     assert parts_of(speed)[0][0] == "host"
 
 
+def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_between_traced_sizes():
+    moved = {rows: (Kernel("copy", moved_bytes=rows * 10**9), 2) for rows in (8, 24)}  # of two micro-batches
+    update = Kernel("optimizer", moved_bytes=10**10)
+    works = [
+        StepWork(micro_batch_size=rows, padded_tokens=2 * rows * WIDTH, model_flops=1.0, kernels=(one, (update, 1)))
+        for rows, one in moved.items()
+    ]
+    rates = data_sheet_rates(H100).model_copy(update={"kernel_s": 0.0, "host_runs_ahead": False, "launch_s": 0.0})
+    of_sequence, of_update = (bytes_ / rates.passes["copy"][0].bytes_per_s for bytes_ in (10**9, 10**10))
+    found = decide.predict_steps_s(works, rates, config(), [2, 16, 24], [1, 3, 0.5])
+    assert found == pytest.approx([of_update + of_sequence * sequences for sequences in (2, 48, 12)])
+
+
 @pytest.mark.parametrize(
     ("kernel", "seconds"),
     [
