@@ -11,19 +11,18 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
-from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
+from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
 from autotune.workers.measure import training_trial
-from trainer.config.train_config import Precision
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the starting configuration."""
@@ -143,9 +142,9 @@ class Exploration:
     def _searching_s_left(self) -> float:
         return self.left_s - self.request.training.request.budget_s / 2
 
-    def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
+    def finalists(self, alike: Configuration | None = None) -> list[Configuration]:
         """Return the most promising configurations: as many as the time left can verify, and at least one."""
-        every, least_s = self.known.finalists(precisions), self._takes_s(self.starting)
+        every, least_s = self.known.finalists(alike), self._takes_s(self.starting)
         rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
@@ -218,12 +217,11 @@ class ConfirmedChoice:
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Return the fastest finalist; if the loss check rejects it, the fastest one of the starting precision."""
-    known = search.known
-    first = confirm_one_of(search.finalists({cell.precision for cell in known.cells}), search)
+    """Return the fastest finalist; if the loss check rejects it, the fastest one that computes as the starting one."""
+    first = confirm_one_of(search.finalists(), search)
     if first.rejected is None:
         return first
-    second = confirm_one_of(search.finalists({known.starting.precision}), search)
+    second = confirm_one_of(search.finalists(search.starting), search)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
@@ -234,9 +232,8 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
         return ConfirmedChoice(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
-    exactly = all(getattr(candidate, name) == getattr(starting, name) for name in KNOBS if name not in EXACT_KNOBS)
     found = ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
-    if not faster or exactly:
+    if not faster or candidate.computes_as(starting):
         return found
     loss = _check_loss(candidate, search)
     return replace(found, equal_loss=loss.message, adopted=loss.equal, rejected=None if loss.equal else loss.message)

@@ -1,11 +1,13 @@
 """Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
+import importlib.util
 import shutil
 from dataclasses import replace
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
+from autotune.base.model_work import attention_dropout
 from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
@@ -152,6 +154,9 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         leave_out("compile", f"no compiler found ({', '.join(compilers)})")
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
+    hopper = bench.site.gpu is not None and (bench.site.gpu.compute_capability or (0,))[0] == 9
+    if hopper and attention_dropout(train) == 0 and importlib.util.find_spec("flash_attn_interface"):
+        levels["attention"] += ("fa3",)
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

@@ -27,6 +27,10 @@ class Configuration(StrictTable):
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS})
 
+    def computes_as(self, other: "Configuration") -> bool:
+        """Return whether tests verify that both compute the same; if not, both must reach the same loss."""
+        return (self.precision, self.attention == "fa3") == (other.precision, other.attention == "fa3")
+
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
         return self.model_copy(update=settings)
@@ -45,8 +49,6 @@ class Configuration(StrictTable):
 
 
 KNOBS = tuple(Configuration.model_fields)
-EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
-"""Settings that tests verify to leave the mathematics unchanged; the others must reach the same loss."""
 
 
 class ExploredRow(StrictTable):
