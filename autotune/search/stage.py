@@ -154,9 +154,9 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         leave_out("compile", f"no compiler found ({', '.join(compilers)})")
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
-    hopper = bench.site.gpu is not None and (bench.site.gpu.compute_capability or (0,))[0] == 9
-    if hopper and attention_dropout(train) == 0 and importlib.util.find_spec("flash_attn_interface"):
-        levels["attention"] += ("fa3",)
+    elif attention_dropout(train) == 0 and importlib.util.find_spec("flash_attn_interface"):
+        hoppers = all((gpu.compute_capability or (0,))[0] == 9 for gpu in bench.site.gpus)
+        levels["attention"] += ("fa3",) if hoppers else ()
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

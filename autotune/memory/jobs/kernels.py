@@ -17,6 +17,8 @@ aten = torch.ops.aten
 
 _TILE = 16
 """Tile in which the memory-efficient attention kernel reads masks."""
+_MOST_FLASH_WIDTH, _ALIGNED_BYTES = 256, 16
+"""Widest head of FlashAttention, and alignment of heads in the memory-efficient kernel."""
 _FLASH_ROWS, _FLASH_WIDTH = 128, 32
 """FlashAttention 2's backward accumulates gradients of queries in fp32, with every document rounded up to a multiple of
 this many positions, and heads to a multiple of this many dimensions."""
@@ -50,8 +52,10 @@ def attend(  # noqa: PLR0917 - torch's own order
         if dropout > 0:  # the CPU's kernel has none
             return explicit(query, key, value, mask, dropout, causal, scale=scale)
         call, options = aten._scaled_dot_product_flash_attention_for_cpu, {"attn_mask": mask}
-    elif mask is None and query.dtype == torch.bfloat16:
+    elif mask is None and query.dtype == torch.bfloat16 and query.shape[-1] <= _MOST_FLASH_WIDTH:
         call, options = aten._scaled_dot_product_flash_attention, {"return_debug_mask": False}
+    elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:  # no fused kernel takes such heads
+        return explicit(query, key, value, mask, dropout, causal, scale=scale)
     else:
         if mask is not None:
             places = mask.shape[-1]

@@ -95,6 +95,16 @@ def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
     assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
 
 
+def test_flash_attention_3_makes_attention_faster_where_it_runs():
+    work = work_of()
+    for gpu, faster in ((H100, True), ("NVIDIA A100-SXM4-80GB", False)):
+        slow, fast = (
+            predict_speed(work, data_sheet_rates(gpu), config(attention=way)).parts_s for way in ("varlen", "fa3")
+        )
+        assert (fast["attention"] < slow["attention"]) == faster
+        assert fast["matmuls"] == slow["matmuls"]
+
+
 def test_matmul_rates_are_those_that_made_the_measurements():
     rng = np.random.default_rng(0)
     flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)

@@ -1,8 +1,11 @@
+import contextlib
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import _registry, current_flash_attention_impl
 
 from tests.trainer import oracles
 from trainer.build import GraphCounter, checkpoint_activations
@@ -11,7 +14,7 @@ from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, sparse_last_layer
-from trainer.model.attention import Packing, attend_within_documents, choose_attention, document_places
+from trainer.model.attention import Packing, attend_within_documents, choose_attention, document_places, pin_kernels
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.packing import prove_packing
@@ -38,9 +41,9 @@ def varlen(monkeypatch):
     monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
 
 
-def _choose_varlen(monkeypatch):
+def _choose_varlen(monkeypatch, kind="varlen"):
     def choose(*known):
-        return dataclasses.replace(choose_attention(*known), kind="varlen")
+        return dataclasses.replace(choose_attention(*known), kind=kind)
 
     monkeypatch.setattr("trainer.build.choose_attention", choose)
 
@@ -113,23 +116,57 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
 )
 def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
     config, model_config = _model_config(attention="varlen", **changes)
-    with pytest.raises(BadConfig, match=reason):
-        choose_attention(config, model_config, torch.device(device), Packing())
+    for named in (config, config.model_copy(update={"attention": "fa3"})):
+        with pytest.raises(BadConfig, match=reason):
+            choose_attention(named, model_config, torch.device(device), Packing())
     auto = config.model_copy(update={"attention": "auto"})
     chosen = choose_attention(auto, model_config, torch.device(device), Packing())
     assert chosen.kind == "sdpa"
     assert reason in chosen.reason
 
 
-def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
-    config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
-    for active in (None, "FA2"):
-        monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
-        assert choose_attention(config, model_config, META, Packing()).kind == "varlen"
-    monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
-    with pytest.raises(BadConfig, match="FA3 is active") as refused:
-        choose_attention(config, model_config, META, Packing())
-    assert "restore_flash_attention_impl" in refused.value.next_step
+@pytest.mark.parametrize(("capability", "taken"), [((8, 0), False), ((9, 0), True), ((10, 0), False)])
+def test_flash_attention_3_is_for_hoppers(capability, taken, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another")
+    config, model_config = _model_config(precision="bf16", device="cuda", attention="fa3")
+    with contextlib.nullcontext() if taken else pytest.raises(BadConfig, match="requires a Hopper GPU, not another"):
+        assert choose_attention(config, model_config, torch.device("cuda"), Packing()).kind == "fa3"
+
+
+def test_flash_attention_3_is_active_for_who_asks_for_it_alone(monkeypatch):
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", lambda: SimpleNamespace(remove=lambda: None))
+    for kind, active in (("fa3", "FA3"), ("varlen", None), ("sdpa", None), ("fa3", "FA3"), ("row", None)):
+        pin_kernels(kind)
+        assert current_flash_attention_impl() == active
+    monkeypatch.undo()
+    with pytest.raises(BadConfig, match="No module named 'flash_attn_interface'"):
+        pin_kernels("fa3")
+
+
+def _attend_without_empty_segments(query_THE, key_THE, value_THE, query_edges, key_edges, *more, **options):
+    if not torch.compiler.is_compiling():
+        for edges, tensor in ((query_edges, query_THE), (key_edges, key_THE)):
+            assert (int(edges[0]), int(edges[-1])) == (0, len(tensor))
+            assert int(edges.diff().min()) > 0
+    return oracles.attend_within_edges(query_THE, key_THE, value_THE, query_edges, key_edges, *more, **options)
+
+
+@pytest.mark.parametrize(("family", "layout"), [("bert", "packed"), ("bert", "padded"), ("modernbert", "packed")])
+def test_flash_attention_3_gets_no_empty_segment_and_learns_what_masks_do(family, layout, dataset, monkeypatch):
+    """With so few masks that most documents have none."""
+    config = oracles.config_of(family, layout=layout, masking_probability=0.02)
+    under_a_mask = oracles.training_of(config, dataset)
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", _attend_without_empty_segments)
+    _choose_varlen(monkeypatch, "fa3")
+    exact = oracles.training_of(config, dataset)
+    for number, batch in enumerate(oracles.micro_batches(dataset, config, steps=5)):
+        exact.module._slots = 64 if number % 2 else None  # as on GPUs
+        more = number % 3  # sequences without documents
+        ids_BS, padded = torch.cat([batch.ids_BS, torch.zeros_like(batch.ids_BS[:more])]), batch.padded_sequences + more
+        varied = dataclasses.replace(batch, ids_BS=ids_BS, padded_sequences=padded)
+        found, expected = (oracles.gradients_of(one, [varied]) for one in (exact, under_a_mask))
+        oracles.check_alike(found, expected, gradient=1e-5)
 
 
 def test_an_encoder_that_cannot_be_packed_takes_padded_rows_only():
@@ -173,6 +210,7 @@ def _nothing() -> MicroBatch:
     return MicroBatch(
         ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
         targets_P=none.to(torch.uint16), non_padding_tokens=0, predicted_tokens=0, most_predicted_in_sequence=0,
+        padded_sequences=2,
     )  # fmt: skip
 
 
@@ -251,11 +289,13 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activati
 
 
 @pytest.mark.usefixtures("aot_eager")
-@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
-def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
+@pytest.mark.parametrize(("family", "kind"), [("bert", "varlen"), ("modernbert", "varlen"), ("eurobert", "varlen"),
+                                              ("bert", "fa3")])  # fmt: skip
+def test_compiled_layers_take_any_number_of_documents(family, kind, dataset, monkeypatch):
     expected = oracles.learned(oracles.config_of(family), dataset)
-    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
-    _choose_varlen(monkeypatch)
+    plain = {"varlen": oracles.attend_within_edges, "fa3": _attend_without_empty_segments}
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", plain[kind])
+    _choose_varlen(monkeypatch, kind)
     oracles.check_alike(oracles.learned(oracles.config_of(family), dataset), expected)
     _check_compiled(oracles.config_of(family), dataset)
 
