@@ -1,8 +1,8 @@
 """Attention within documents: no cross-document attention in a packed sequence.
 
-``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs, ``fa3`` in FlashAttention 3's, on
-Hopper; ``sdpa`` computes whole sequences under a mask, on any device; ``row``, for architectures that cannot be packed,
-uses transformers' own padding mask.
+``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``fa3`` does so on Hopper, in that
+of FlashAttention 3. ``sdpa`` computes whole sequences under a mask, on any device; ``row``, for architectures that
+cannot be packed, uses transformers' own padding mask.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
 head, K slots of the MLM head, R slots of a sequence.

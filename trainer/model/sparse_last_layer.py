@@ -20,7 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 from trainer.model.families import LayerLayout
 from trainer.model.precision import compute_weights
 
-_UNSPLIT = {"num_splits": 1} if "num_splits" in inspect.signature(varlen_attn).parameters else {}
+_UNSPLIT: dict[str, Any] = {"num_splits": 1} if "num_splits" in inspect.signature(varlen_attn).parameters else {}
 """Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of each part; not in torch 2.11."""
 
 
