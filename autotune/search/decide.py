@@ -159,8 +159,7 @@ def knob_space(
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
         sizes = micro_batches(global_batch_size[one.layout], ranks, max_micro_batch_size(one))
-        # There is no such kernel.
-        cells += [one.but(micro_batch_size=rows) for rows in sizes if (one.attention, one.precision) != ("fa3", "fp32")]
+        cells += [one.but(micro_batch_size=rows) for rows in sizes if one.possible]
     return tuple(dict.fromkeys(cells))
 
 

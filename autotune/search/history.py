@@ -1,7 +1,7 @@
 """Search request, and the measurements of each configuration so far."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
@@ -160,10 +160,10 @@ class SearchState:
         ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
         return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
-    def finalists(self, alike: Configuration | None = None) -> list[Configuration]:
-        """Return those that ran and may be the fastest, the most promising first; ``alike``: that compute as this."""
+    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
+        """Return those that ran and may be the fastest, the most promising first, without ``rejected`` arithmetics."""
         ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.starting]
-        return self.may_be_fastest([cell for cell in ran if alike is None or cell.computes_as(alike)])[:FINALISTS]
+        return self.may_be_fastest([cell for cell in ran if cell.arithmetic not in rejected])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""

@@ -11,7 +11,7 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
@@ -142,9 +142,9 @@ class Exploration:
     def _searching_s_left(self) -> float:
         return self.left_s - self.request.training.request.budget_s / 2
 
-    def finalists(self, alike: Configuration | None = None) -> list[Configuration]:
+    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
         """Return the most promising configurations: as many as the time left can verify, and at least one."""
-        every, least_s = self.known.finalists(alike), self._takes_s(self.starting)
+        every, least_s = self.known.finalists(rejected), self._takes_s(self.starting)
         rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
@@ -217,12 +217,15 @@ class ConfirmedChoice:
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Return the fastest finalist; if the loss check rejects it, the fastest one that computes as the starting one."""
-    first = confirm_one_of(search.finalists(), search)
-    if first.rejected is None:
+    """Return the fastest finalist; if the loss check rejects it, the fastest one with another arithmetic."""
+    found = first = confirm_one_of(search.finalists(), search)
+    rejected: list[str] = []
+    while found.rejected is not None and (not rejected or search.left_s > 0):
+        rejected.append(found.candidate.arithmetic)
+        found = confirm_one_of(search.finalists(rejected), search)
+    if found is first or not found.adopted:
         return first
-    second = confirm_one_of(search.finalists(search.starting), search)
-    return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
+    return replace(found, equal_loss=first.equal_loss, passed_over=first.candidate)
 
 
 def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> ConfirmedChoice:
@@ -233,7 +236,7 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
     found = ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
-    if not faster or candidate.computes_as(starting):
+    if not faster or candidate.arithmetic == starting.arithmetic:
         return found
     loss = _check_loss(candidate, search)
     return replace(found, equal_loss=loss.message, adopted=loss.equal, rejected=None if loss.equal else loss.message)
@@ -265,16 +268,20 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
 
 
 def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
-    """Compare the losses of both precisions at the starting micro-batch size."""
+    """Compare the losses of both ways to compute at the starting micro-batch size."""
+    starting = search.starting
+    rounding = ("precision", "attention")
+    other = starting.but(**{name: getattr(candidate, name) for name in rounding})
+    cells = {cell.arithmetic: cell for cell in (starting, other)}
 
-    def train(precision: str) -> Outcome:
-        label, cell = f"loss check, {precision}", search.starting.but(precision=precision)
-        config = search.request.config_of(cell).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
+    def train(name: str) -> Outcome:
+        label = f"loss check, {name}"
+        config = search.request.config_of(cells[name]).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
         length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
         trial = training_trial(search.request.training, config, 0, [label], cached=True, **length)
         return search.reading.run(trial, label)
 
-    return check_loss((search.starting.precision, candidate.precision), train)
+    return check_loss((starting.arithmetic, candidate.arithmetic), train)
 
 
 def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:

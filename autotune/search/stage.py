@@ -1,9 +1,9 @@
 """Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
 
 import contextlib
-import importlib.util
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
@@ -154,7 +154,7 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         leave_out("compile", f"no compiler found ({', '.join(compilers)})")
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
-    elif attention_dropout(train) == 0 and importlib.util.find_spec("flash_attn_interface"):
+    elif attention_dropout(train) == 0 and find_spec("flash_attn_interface"):
         hoppers = all((gpu.compute_capability or (0,))[0] == 9 for gpu in bench.site.gpus)
         levels["attention"] += ("fa3",) if hoppers else ()
     first = {name: getattr(train, name) for name in levels}

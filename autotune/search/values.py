@@ -27,9 +27,15 @@ class Configuration(StrictTable):
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS})
 
-    def computes_as(self, other: "Configuration") -> bool:
-        """Return whether tests verify that both compute the same; if not, both must reach the same loss."""
-        return (self.precision, self.attention == "fa3") == (other.precision, other.attention == "fa3")
+    @property
+    def arithmetic(self) -> str:
+        """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
+        return f"{self.precision}, fa3" if self.attention == "fa3" else self.precision
+
+    @property
+    def possible(self) -> bool:
+        """False for settings that the trainer rejects together."""
+        return self.attention != "fa3" or self.precision == "bf16"
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""

@@ -165,7 +165,7 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
 def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
     monkeypatch.setattr(stage.shutil, "which", lambda name: compiler)
-    monkeypatch.setattr(stage.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(stage, "find_spec", lambda _: True)
     gpus = (SimpleNamespace(compute_capability=(9 if device == "H100" else 8, 0)),)
     bench = replace(bench, site=replace(bench.site, device="cpu" if device == "cpu" else "cuda", gpus=gpus))
     levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
