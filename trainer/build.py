@@ -18,7 +18,7 @@ from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.ranks import Ranks, SharedModule, share_module
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
-from trainer.model.attention import VARLEN_NAME, choose_attention, dropout_key
+from trainer.model.attention import VARLEN_NAME, choose_attention, dropout_key, pin_kernels
 from trainer.model.encoder import build_config, build_model, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
@@ -134,11 +134,9 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     attention = choose_attention(config, model_config, ranks.device, prove_packing(model_config))
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-        # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
-        # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        pin_kernels(attention.kind)
     torch.manual_seed(config.seed)
-    model = build_model(model_config, ranks.device, VARLEN_NAME if attention.kind == "varlen" else "sdpa")
+    model = build_model(model_config, ranks.device, VARLEN_NAME if attention.by_document else "sdpa")
     # From here on, ranks draw different dropout masks.
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
     module = MaskedLM(model, config, attention)

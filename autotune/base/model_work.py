@@ -76,6 +76,16 @@ def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
     return tuple(window if number % every else None for number in range(layers))
 
 
+def attention_dropout(train: TrainConfig) -> float:
+    """Return the attention dropout in effect, 0 to 1."""
+    if train.attention_dropout is not None:
+        return train.attention_dropout
+    name, default = "attention_probs_dropout_prob", 0.1
+    if train.model.config["model_type"] == "modernbert":
+        name, default = "attention_dropout", 0.0
+    return float(of_model(train, name, default))
+
+
 def of_model(train: TrainConfig, key: str, default: float) -> float:
     """Return a number of the model's config; the default if it is missing or not plausible."""
     value = train.model.config.get(key)

@@ -90,7 +90,7 @@ def estimate(
     vocab_size: opt.VocabSize = None,
     layout: opt.Layout = None,
     attention: Annotated[
-        Literal["auto", "varlen", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
+        Literal["auto", "varlen", "fa3", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
     ] = "auto",
     activation_checkpointing: opt.Checkpointing = "none",
     mlm_head: Annotated[

@@ -3,9 +3,11 @@
 import contextlib
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
+from autotune.base.model_work import attention_dropout
 from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
@@ -164,6 +166,9 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         leave_out("compile", missing)
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
+    elif attention_dropout(train) == 0 and find_spec("flash_attn_interface"):
+        hoppers = all((gpu.compute_capability or (0,))[0] == 9 for gpu in bench.site.gpus)
+        levels["attention"] += ("fa3",) if hoppers else ()
     first = {name: getattr(train, name) for name in levels} | {"compile": train.compiled}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

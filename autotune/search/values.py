@@ -27,6 +27,16 @@ class Configuration(StrictTable):
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS} | {"compile": bool(plain["compile"])})
 
+    @property
+    def arithmetic(self) -> str:
+        """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
+        return f"{self.precision}, fa3" if self.attention == "fa3" else self.precision
+
+    @property
+    def possible(self) -> bool:
+        """False for settings that the trainer rejects together."""
+        return self.attention != "fa3" or self.precision == "bf16"
+
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
         return self.model_copy(update=settings)
@@ -45,8 +55,6 @@ class Configuration(StrictTable):
 
 
 KNOBS = tuple(Configuration.model_fields)
-EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
-"""Settings that tests verify to leave the mathematics unchanged; the others must reach the same loss."""
 
 
 class ExploredRow(StrictTable):

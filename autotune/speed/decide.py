@@ -126,6 +126,10 @@ def predict_speed(
     peak = peak_flops_per_s(rates.device, product_format(train.precision, tf32=train.tf32))
     # Trimmed layouts leave out most of the padding.
     full = 1.0 if train.layout in TRIMMED_LAYOUTS else (non_padding_tokens or 0.0) / train.seq_length_tokens
+    if train.attention == "fa3":
+        # Rates may have none of it: those of a measured machine without it, and of GPUs other than Hoppers.
+        of_fa3 = {name.replace("FA3", "varlen"): one for name, one in rates.attention.items() if name.startswith("FA3")}
+        rates = rates.model_copy(update={"attention": {**rates.attention, **of_fa3}})
     parts: dict[TimePart, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)

@@ -56,21 +56,24 @@ from pathlib import Path
 import torch
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import join_ranks
+from trainer.evaluate import evaluate
 dataset = TokenDataset.open(Path(sys.argv[1]))
-config = config_of(device="cuda", precision="bf16", attention=sys.argv[2])
+config = config_of(device="cuda", precision="bf16", attention=sys.argv[2], evaluation={"max_sequences": 8})
 training = training_of(config, dataset)
 training.step.run(micro_batches(dataset, config), 1e-4)
+evaluate(training.module, dataset, config, join_ranks(config, environment={}), 1)
 torch.cuda.synchronize()
 print("stepped", flush=True)
 """
 LAYERS = 2
 
 
-@pytest.mark.parametrize(("attention", "expected"), [("sdpa", (LAYERS, LAYERS, 0)), ("varlen", (0, 0, LAYERS))])
+@pytest.mark.parametrize(("attention", "expected"), [("sdpa", (2 * LAYERS, LAYERS, 0)), ("varlen", (0, 0, 2 * LAYERS))])
 def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     null_gpu, patterned_dataset, attention, expected
 ):
-    """On Hopper torch would choose cuDNN's kernels for both."""
+    """In training and in evaluation; on Hopper torch would choose cuDNN's kernels for both."""
     ended = null_gpu(name="h100-sxm-80gb").run("-c", STEP, patterned_dataset, attention)
     assert ended.out == "stepped\n", ended
     counts = ended.counts

@@ -37,12 +37,14 @@ SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size":
 
 
 def attend_within_edges(
-    query_THE, key_THE, value_THE, query_edges, key_edges, most_queries, most_keys, *, scale=None, window_size
-):
+    query_THE, key_THE, value_THE, query_edges, key_edges, most_queries, most_keys, *, scale=None, window_size,
+    shortest=0,
+):  # fmt: skip
     """Varlen attention under a mask, which compiles whatever the number of documents is."""
     if not torch.compiler.is_compiling():
-        assert int(query_edges.diff().max()) <= most_queries
-        assert int(key_edges.diff().max()) <= most_keys
+        for edges, tensor, most in ((query_edges, query_THE, most_queries), (key_edges, key_THE, most_keys)):
+            assert (int(edges[0]), int(edges[-1])) == (0, len(tensor))
+            assert shortest <= int(edges.diff().min()) <= int(edges.diff().max()) <= most
     asks, tells = (
         torch.searchsorted(edges, torch.arange(len(tensor), dtype=edges.dtype), right=True)
         for edges, tensor in ((query_edges, query_THE), (key_edges, key_THE))
@@ -81,11 +83,8 @@ def result_of(
     loss=2.0, norm=1.0, *, applied=True, sums=(), partial=None, computed_s=0.0, departed_s=None
 ) -> StepResult:
     """What a step was that nobody took."""
-    began, computed, departed = (
-        DeviceEvent(0.0),
-        DeviceEvent(computed_s),
-        None if departed_s is None else DeviceEvent(departed_s),
-    )
+    began, computed = DeviceEvent(0.0), DeviceEvent(computed_s)
+    departed = None if departed_s is None else DeviceEvent(departed_s)
     loss, norm, sums = (torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, sums))
     return StepResult(
         loss=loss, grad_norm=norm, applied=torch.tensor(applied), sums=sums, partial=partial, began=began, asked=began,

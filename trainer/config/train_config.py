@@ -21,7 +21,7 @@ TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
-Attention = Literal["auto", "varlen", "sdpa"]
+Attention = Literal["auto", "varlen", "fa3", "sdpa"]
 Head = Literal["sparse", "dense"]
 LastLayer = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -210,7 +210,8 @@ class TrainConfig(StrictTable):
     """Fraction of non-special tokens to predict: 80 % of them become [MASK], 10 % a random token, 10 % stay."""
     attention: Annotated[Attention, Tag.SPEED] = "auto"
     """Attention kernel. ``varlen`` computes each document separately (Ampere or newer GPU, bf16, no attention dropout),
-    ``sdpa`` whole sequences under a mask. ``auto`` uses ``varlen`` if possible; the run prints the choice."""
+    ``fa3`` does so in FlashAttention 3 (Hopper GPU, module ``flash_attn_interface``), ``sdpa`` computes whole sequences
+    under a mask. ``auto`` uses ``varlen`` if possible; the run prints the choice."""
     attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
     """Dropout of attention weights, instead of the model's own: a change of recipe, recorded in every run."""
     mlm_head: Annotated[Head, Tag.SPEED] = "sparse"

@@ -52,6 +52,8 @@ class MicroBatch:
     non_padding_tokens: int
     predicted_tokens: int
     most_predicted_in_sequence: int
+    padded_sequences: int
+    """Sequences that end in padding; empty ones are padding only."""
     after: Position | None = None
     """Position of the job after this optimizer step; only with the last micro-batch of a step."""
 
@@ -128,6 +130,9 @@ class MicroBatchSource(Dataset[MicroBatch]):
             non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
             predicted_tokens=len(predicted),
             most_predicted_in_sequence=int(np.diff(np.searchsorted(predicted, edges)).max()),
+            padded_sequences=len(edges)
+            - 1
+            - int(np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum()),
             after=plan.after,
         )
 

@@ -1,20 +1,20 @@
 """Attention within documents: no cross-document attention in a packed sequence.
 
-``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``sdpa`` computes whole sequences
-under a mask, on any device; ``row``, for architectures that cannot be packed, uses transformers' own padding mask.
+``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``fa3`` does so on Hopper, in that
+of FlashAttention 3. ``sdpa`` computes whole sequences under a mask, on any device; ``row``, for architectures that
+cannot be packed, uses transformers' own padding mask.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
 head, K slots of the MLM head, R slots of a sequence.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.attention import current_flash_attention_impl
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, restore_flash_attention_impl
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
@@ -22,12 +22,12 @@ from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.sparse_last_layer import DocumentQueries, SequenceQueries, attend_documents
 
-AttentionKind = Literal["varlen", "sdpa", "row"]
+AttentionKind = Literal["varlen", "fa3", "sdpa", "row"]
 
 VARLEN_NAME = "varlen_documents"
 """Name under which transformers knows our attention function."""
 _MOST_HEAD_DIMENSIONS = 256
-"""Limit of FlashAttention 2's kernels, which also require a multiple of 8."""
+"""Limit of FlashAttention's kernels, which also require a multiple of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,11 @@ class ChosenAttention:
     kind: AttentionKind
     reason: str
     packing: Packing = Packing()
+
+    @property
+    def by_document(self) -> bool:
+        """True if a kernel gets the edges of documents; False if it gets a mask."""
+        return self.kind in ("varlen", "fa3")
 
 
 def dropout_key(model_config: PretrainedConfig) -> str | None:
@@ -72,15 +77,15 @@ def choose_attention(
                 "modernbert model.",
             )
         return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}: {packing}")
-    choice = functools.partial(ChosenAttention, packing=packing)
     if config.attention == "sdpa":
-        return choice(kind="sdpa", reason="set by train.attention")
+        return ChosenAttention(kind="sdpa", reason="set by train.attention", packing=packing)
     against = _against_varlen(config, model_config, device, packing)
     if against is None:
-        return choice(kind="varlen", reason="no cross-document attention")
-    if config.attention == "varlen":
-        raise BadConfig(f"train.attention = 'varlen' cannot be used: {against[0]}", next_step=against[1])
-    return choice(kind="sdpa", reason=against[0])
+        kind: AttentionKind = "fa3" if config.attention == "fa3" else "varlen"
+        return ChosenAttention(kind=kind, reason="no cross-document attention", packing=packing)
+    if config.attention == "auto":
+        return ChosenAttention(kind="sdpa", reason=against[0], packing=packing)
+    raise BadConfig(f"train.attention = {config.attention!r} cannot be used: {against[0]}", next_step=against[1])
 
 
 def _against_varlen(
@@ -106,30 +111,41 @@ def _against_varlen(
     head_dimensions = head_dimensions or model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
         return f"varlen does not support a head dimension of {head_dimensions}", "Use --set train.attention=sdpa."
-    # Packed sequences have empty documents, on which the backward pass of other kernels hangs: flash-attention #1254.
-    if (active := current_flash_attention_impl()) not in (None, "FA2"):
-        return (
-            f"{active} is active, which can hang on empty documents, as packed sequences contain",
-            "Call torch.nn.attention.restore_flash_attention_impl(), or use --set train.attention=sdpa.",
-        )
+    if config.attention == "fa3" and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != 9:
+        return f"fa3 requires a Hopper GPU, not {torch.cuda.get_device_name(device)}", "Use --set train.attention=auto."
     return None
 
 
+def pin_kernels(kind: AttentionKind) -> None:
+    """Restrict attention on GPUs to the kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load.
+
+    Without a mask and in bf16 that is FlashAttention, else the memory-efficient kernel.
+    """
+    cuda = torch.backends.cuda
+    # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
+    # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
+    cuda.enable_cudnn_sdp(False)
+    for enable in (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp):
+        enable(True)  # explicit weights only for heads that neither kernel supports
+    if current_flash_attention_impl() is not None:
+        restore_flash_attention_impl()
+    if kind == "fa3":
+        try:
+            activate_flash_attention_impl("FA3")
+        except (ImportError, OSError, RuntimeError) as error:
+            raise BadConfig(
+                f"train.attention = 'fa3' requires FlashAttention 3, which cannot be loaded: {error}",
+                next_step="Install flash_attn_interface (hopper/ in its source), or use --set train.attention=auto.",
+            ) from error
+
+
 def attend_within_documents(
-    module: nn.Module,
-    query_BHSE: torch.Tensor,
-    key_BHSE: torch.Tensor,
-    value_BHSE: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    cu_seq_lens_q: torch.Tensor,
-    max_length_q: int,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
+    module: nn.Module, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor, value_BHSE: torch.Tensor,
+    attention_mask: torch.Tensor | None, *, cu_seq_lens_q: torch.Tensor, max_length_q: int,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
     attend: Callable[..., torch.Tensor] = attend_documents,
     **_: Any,  # noqa: ANN401 - other arguments from transformers
-) -> tuple[torch.Tensor, None]:
+) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention supports neither dropout nor masks")
@@ -137,17 +153,11 @@ def attend_within_documents(
         key_BHSE, value_BHSE = (tensor.repeat_interleave(heads_per_key, 1) for tensor in (key_BHSE, value_BHSE))
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
     attended_THE = attend(
-        query_THE,
-        key_THE,
-        value_THE,
-        query_edges=cu_seq_lens_q,
-        key_edges=cu_seq_lens_q,
-        longest_query=max_length_q,
-        longest_key=max_length_q,
+        query_THE, key_THE, value_THE, query_edges=cu_seq_lens_q, key_edges=cu_seq_lens_q,
+        longest_query=max_length_q, longest_key=max_length_q, scale=scaling,
         # transformers counts the token itself
         window_tokens=None if sliding_window is None else sliding_window - 1,
-        scale=scaling,
-    )
+    )  # fmt: skip
     return attended_THE.unsqueeze(0), None
 
 
@@ -178,30 +188,27 @@ class EncoderInputs:
     document_BS: torch.Tensor | None = None
     """Document of each position; only for sdpa."""
     edges: torch.Tensor | None = None
-    """Edges of documents and of padding, int32, ascending; only for varlen."""
+    """Edges of documents and of padding, int32, ascending; only if computed by document."""
 
 
 def encoder_inputs(
-    batch: MicroBatch,
-    kind: AttentionKind,
-    packing: Packing,
-    model: PreTrainedModel,
-    *,
-    dtype: torch.dtype,
-    window_tokens: int | None,
-    segments: int = 0,
-) -> EncoderInputs:
+    batch: MicroBatch, kind: AttentionKind, packing: Packing, model: PreTrainedModel, *, dtype: torch.dtype,
+    window_tokens: int | None, segments: int = 0,
+) -> EncoderInputs:  # fmt: skip
     """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
     ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers. ``segments`` is
-    the least number of segments for varlen.
+    the least number of segments for varlen; fa3 has no empty ones.
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
         return EncoderInputs(arguments=arguments)
     ids_BS = batch.wide_ids_BS()
-    if kind == "varlen":
-        edges = document_edges(batch, segments)
+    if kind in ("varlen", "fa3"):
+        edges = document_edges(batch, segments if kind == "varlen" else 0)
+        if kind == "fa3":  # its backward pass hangs on empty segments: flash-attention #1254
+            edges = edges[: len(batch.starts_N) + batch.padded_sequences + 1]
+            torch._dynamo.maybe_mark_dynamic(edges, 0)
         place_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
         begin_T = edges.index_select(0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1)
         # In each segment, padding included, which nothing else attends to.
@@ -226,13 +233,9 @@ def encoder_inputs(
 
 
 def _embedded(
-    model: PreTrainedModel,
-    document_BS: torch.Tensor,
-    documents: int,
-    *,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-) -> dict[str, torch.Tensor | None]:
+    model: PreTrainedModel, document_BS: torch.Tensor, documents: int, *,
+    input_ids: torch.Tensor, position_ids: torch.Tensor,
+) -> dict[str, torch.Tensor | None]:  # fmt: skip
     """Return the encoder's arguments with embeddings instead of ids.
 
     ESM's token dropout zeroes the embeddings of mask tokens and scales the others by their share of the document, which
@@ -252,16 +255,21 @@ def _embedded(
     return {"input_ids": None, "inputs_embeds": embedded}
 
 
-def document_queries(inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor) -> DocumentQueries:
-    """Return the queries of the sparse last layer for varlen; ``position_K`` is ascending."""
+def document_queries(
+    inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor, kind: AttentionKind
+) -> DocumentQueries:
+    """Return the queries of the sparse last layer by document; ``position_K`` is ascending."""
     assert inputs.edges is not None
+    query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
+    if kind == "fa3":
+        torch._dynamo.maybe_mark_dynamic(query_edges, 0)
     seq_length_tokens = batch.ids_BS.shape[1]
     return DocumentQueries(
         position_K=position_K,
-        query_edges=torch.searchsorted(position_K, inputs.edges, out_int32=True),
+        query_edges=query_edges,
         key_edges=inputs.edges,
         # Unused slots are spread evenly, so no document gets more of them than it has positions.
-        most_queries=min(len(position_K), 2 * seq_length_tokens),
+        most_queries=min(len(position_K), (2 + len(position_K) // batch.ids_BS.numel()) * seq_length_tokens),
         most_keys=seq_length_tokens,
     )
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
-from trainer.data.masking import IGNORED_LABEL, head_slots
+from trainer.data.masking import IGNORED_LABEL, SLOTS_MULTIPLE, head_slots
 from trainer.model.attention import (
     ChosenAttention,
     EncoderInputs,
@@ -112,21 +112,21 @@ class MaskedLM(nn.Module):
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits and labels, of the head's slots or of all positions."""
+        segments = self._enough_segments(batch) if self.attention.by_document else 0
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
-                batch,
-                self.attention.kind,
-                self.attention.packing,
-                self.model,
-                dtype=self._dtype,
-                window_tokens=self._window_tokens,
-                segments=self._enough_segments(batch) if self.attention.kind == "varlen" else 0,
-            )
+                batch, self.attention.kind, self.attention.packing, self.model,
+                dtype=self._dtype, window_tokens=self._window_tokens, segments=segments,
+            )  # fmt: skip
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
-            slots = _enough(self._slots, batch.predicted_tokens)
-            self.overflows += self._slots is not None and slots > self._slots
-            position_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
+            begins_N, fixed = batch.starts_N[:0], self._slots
+            if self.narrow and self.attention.kind == "fa3" and inputs.edges is not None:
+                begins_N = inputs.edges[:-1]  # each segment needs a query, as the backward pass hangs on empty ones
+                fixed = fixed and fixed + -(-segments // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+            slots = _enough(fixed, batch.predicted_tokens + len(begins_N))
+            self.overflows += fixed is not None and slots > fixed
+            position_K, labels_K = _slots(batch, slots, begins_N, ascending=self.attention.by_document)
             return self._logits_at(position_K, inputs, batch), labels_K
 
     def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
@@ -138,8 +138,8 @@ class MaskedLM(nn.Module):
         return logits.flatten(0, 1)
 
     def _asked(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
-        if self.attention.kind == "varlen":
-            return document_queries(inputs, batch, position_K)
+        if self.attention.by_document:
+            return document_queries(inputs, batch, position_K, self.attention.kind)
         sequence_slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
         return sequence_queries(inputs, batch, position_K, sequence_slots=sequence_slots, dtype=self._dtype)
 
@@ -167,13 +167,14 @@ def _enough(slots: int | None, needed: int) -> int:
     return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
 
 
-def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _slots(
+    batch: MicroBatch, slots: int, begins_N: torch.Tensor, *, ascending: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions and labels, shapes (K,): those to predict, then unused slots, or both sorted by position."""
-    device = batch.ids_BS.device
-    unused = slots - batch.predicted_tokens
-    # Spread evenly over the sequences.
-    spread = torch.linspace(0, batch.ids_BS.numel() - 1, unused, dtype=torch.int64, device=device)
-    position_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
+    places, unused = batch.ids_BS.numel(), slots - batch.predicted_tokens
+    # At the given positions, and spread evenly over the sequences.
+    spread = torch.linspace(0, places - 1, unused - len(begins_N), dtype=torch.int64, device=begins_N.device)
+    position_K = torch.cat([batch.predicted_P.to(torch.int64), begins_N.to(torch.int64), spread])
     labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
     if not ascending:
         return position_K, labels_K

@@ -191,7 +191,7 @@ def _logits(model: PreTrainedModel, kind: AttentionKind, packing: Packing, first
     batch = MicroBatch(
         ids_BS=ids, starts_N=places[[0, len(first)]], tokens_N=torch.tensor([len(first), len(second)]).int(),
         predicted_P=places, targets_P=places, non_padding_tokens=tokens, predicted_tokens=tokens,
-        most_predicted_in_sequence=tokens,
+        most_predicted_in_sequence=tokens, padded_sequences=1,
     )  # fmt: skip
     inputs = encoder_inputs(batch, kind, packing, model, dtype=torch.float32, window_tokens=window_tokens(model.config))
     with HeadInputs(model, places.long()):

@@ -5,6 +5,7 @@ dimensions of a head, K slots of the MLM head, R slots of a sequence.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,24 +14,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.model.families import LayerLayout
 from trainer.model.precision import compute_weights
 
+_UNSPLIT: dict[str, Any] = {"num_splits": 1} if "num_splits" in inspect.signature(varlen_attn).parameters else {}
+"""Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of each part; not in torch 2.11."""
+
 
 def attend_documents(
-    query_THE: torch.Tensor,
-    key_UHE: torch.Tensor,
-    value_UHE: torch.Tensor,
-    *,
-    query_edges: torch.Tensor,
-    key_edges: torch.Tensor,
-    longest_query: int,
-    longest_key: int,
-    window_tokens: int | None = None,
+    query_THE: torch.Tensor, key_UHE: torch.Tensor, value_UHE: torch.Tensor, *, query_edges: torch.Tensor,
+    key_edges: torch.Tensor, longest_query: int, longest_key: int, window_tokens: int | None = None,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return attention within each document; shape (T, H, E).
 
     Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and values, and the last one's end;
@@ -39,20 +37,14 @@ def attend_documents(
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
     # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document
-    # exceeds has no effect in FlashAttention, but cuDNN does not support it.
-    reach = longest_key if window_tokens is None else window_tokens
+    # exceeds has no effect in FlashAttention, but cuDNN does not support it. FlashAttention 3 compares it with queries
+    # too, and else moves it by the difference of queries and keys.
+    reach = max(longest_query, longest_key) if window_tokens is None else window_tokens
     named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
     attended = varlen_attn(
-        query_THE,
-        key_UHE,
-        value_UHE,
-        query_edges,
-        key_edges,
-        longest_query,
-        longest_key,
-        window_size=(reach, reach),
-        scale=scale if named else None,
-    )
+        query_THE, key_UHE, value_UHE, query_edges, key_edges, longest_query, longest_key, window_size=(reach, reach),
+        scale=scale if named else None, **(_UNSPLIT if current_flash_attention_impl() == "FA3" else {}),
+    )  # fmt: skip
     assert isinstance(attended, torch.Tensor)
     return attended
 

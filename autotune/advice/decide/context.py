@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.advice.values import Bottleneck, Cause, EvidenceFigure, Gain, StepPart, figure
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.model_work import HIDDEN_SIZE, of_model
+from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, of_model
 from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
@@ -243,11 +243,7 @@ class TrainingContext:
     @property
     def attention_dropout(self) -> float:
         """Attention dropout in effect, 0 to 1."""
-        if self.train is not None and self.train.attention_dropout is not None:
-            return self.train.attention_dropout
-        modern = self.train is not None and self.train.model.config["model_type"] == "modernbert"
-        name = "attention_dropout" if modern else "attention_probs_dropout_prob"
-        return float(self.of_model(name, 0.0 if modern else 0.1))
+        return 0.1 if self.train is None else attention_dropout(self.train)
 
     @property
     def parameters(self) -> int | None:

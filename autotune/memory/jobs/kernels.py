@@ -11,11 +11,14 @@ import torch
 from torch.nn import functional
 
 from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, Within
+from trainer.config.train_config import Attention
 
 aten = torch.ops.aten
 
 _TILE = 16
 """Tile in which the memory-efficient attention kernel reads masks."""
+_MOST_FLASH_WIDTH, _ALIGNED_BYTES = 256, 16
+"""Widest head of FlashAttention, and alignment of heads in the memory-efficient kernel."""
 _FLASH_ROWS, _FLASH_WIDTH = 128, 32
 """FlashAttention 2's backward accumulates gradients of queries in fp32, with every document rounded up to a multiple of
 this many positions, and heads to a multiple of this many dimensions."""
@@ -36,17 +39,9 @@ _PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
 
 
 def attend(  # noqa: PLR0917 - torch's own order
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    *,
-    explicit: Callable[..., torch.Tensor],
-    cuda: bool,
-) -> torch.Tensor:
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+    causal: bool, scale: float | None, *, explicit: Callable[..., torch.Tensor], cuda: bool,
+) -> torch.Tensor:  # fmt: skip
     """Call the attention kernel that the device would choose; shape (B, H, S, E).
 
     ``explicit`` computes attention with explicit weights; other arguments are those of
@@ -57,8 +52,10 @@ def attend(  # noqa: PLR0917 - torch's own order
         if dropout > 0:  # the CPU's kernel has none
             return explicit(query, key, value, mask, dropout, causal, scale=scale)
         call, options = aten._scaled_dot_product_flash_attention_for_cpu, {"attn_mask": mask}
-    elif mask is None and query.dtype == torch.bfloat16:
+    elif mask is None and query.dtype == torch.bfloat16 and query.shape[-1] <= _MOST_FLASH_WIDTH:
         call, options = aten._scaled_dot_product_flash_attention, {"return_debug_mask": False}
+    elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:  # no fused kernel takes such heads
+        return explicit(query, key, value, mask, dropout, causal, scale=scale)
     else:
         if mask is not None:
             places = mask.shape[-1]
@@ -73,10 +70,11 @@ def attend(  # noqa: PLR0917 - torch's own order
     return results[0]
 
 
-def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
+def within_kernels(kind: Literal["cpu", "cuda"], attention: Attention = "auto") -> dict[Any, Within]:
     """Return the allocator requests of each operator besides its results, in order.
 
-    CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator; requests of a few KiB are left out.
+    CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator, and of FlashAttention 3, read from its
+    source; requests of a few KiB are left out.
     """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
@@ -88,7 +86,8 @@ def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
         aten.sum.dim_IntList: _sum,
     }
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
-        found[torch.ops.torch_attn._varlen_attn_backward.default] = _varlen_backward
+        varlen = _fa3_backward if attention == "fa3" else _varlen_backward
+        found[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
     return found
 
 
@@ -117,6 +116,17 @@ def _varlen_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__
     rows, heads, width = query.shape
     edges = next(one for one in others if isinstance(one, torch.Tensor) and one.dtype == torch.int32)
     return _accumulated(rows + _FLASH_ROWS * (edges.numel() - 1), heads, width)
+
+
+def _fa3_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__: object) -> Requests:
+    # Two numbers per position, and longer heads: mha_bwd in hopper/flash_api.cpp; all released by Python, in order.
+    rows, heads, width = query.shape
+    edges = next(one for one in others if isinstance(one, torch.Tensor) and one.dtype == torch.int32)
+    padded = next(size for size in (64, 96, 128, 192, 256) if width <= size)
+    block = {64: 128, 128: 80}.get(padded, 64)
+    numbers, again = (Block(_FP32_BYTES * heads * _up(rows + block * (edges.numel() - 1), block)) for _ in range(2))
+    sums = Block(numbers.size_bytes * padded)
+    return (OUTPUTS, numbers, again, sums, numbers, again, sums)
 
 
 def _accumulated(rows: int, heads: int, width: int) -> Requests:

@@ -71,7 +71,7 @@ def trace_steps(
         The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
     fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
-    tape = AllocationRecorder(within_kernels(config.device), _keys_of_a_query(fullest))
+    tape = AllocationRecorder(within_kernels(config.device, config.attention), _keys_of_a_query(fullest))
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)

@@ -48,6 +48,7 @@ def fullest_batch(
         non_padding_tokens=int(tokens_N.sum()),
         predicted_tokens=len(predicted),
         most_predicted_in_sequence=max(counts),
+        padded_sequences=1,
     )
 
 

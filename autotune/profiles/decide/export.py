@@ -254,7 +254,7 @@ def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
 def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return features that no argument expresses, each with what happens instead if this profile uses it."""
     varlen = train.device == "cuda" and train.precision == "bf16" and train.layout == "packed"
-    varlen = varlen if train.attention == "auto" else train.attention == "varlen"
+    varlen = varlen if train.attention == "auto" else train.attention in {"varlen", "fa3"}
     masked, sparse = train.mlm_head == "sparse", train.model.config["model_type"] == "modernbert"
     saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
     waits = saving.enabled and saving.asynchronous and "training waits for each checkpoint"

@@ -71,6 +71,26 @@ def rules(kind: semantics.Kind, *, bf16: bool) -> tuple[AllocationRecorder, Devi
     return tape, DeviceRules(kind, bf16=bf16, tape=tape)
 
 
+def test_flash_attention_3s_backward_takes_two_numbers_and_a_head_in_fp32_for_each_position():
+    rule = within_kernels("cuda", "fa3")[torch.ops.torch_attn._varlen_attn_backward.default]
+    query, edges = torch.empty(1000, 12, 72, device="meta"), torch.arange(0, 1001, 100, dtype=torch.int32)
+    rows = 1664  # 1,000 and for each of 10 segments 64, in tiles of 64
+    requested = [one.size_bytes for one in rule(query, query, query, edges)[1:4]]
+    assert requested == [4 * 12 * rows, 4 * 12 * rows, 4 * 12 * rows * 96]
+
+
+@pytest.mark.parametrize(("width", "masked", "kernel"), [
+    (64, False, "flash forward"), (64, True, "efficient forward"), (288, False, "efficient forward"), (26, True, None),
+])  # fmt: skip
+def test_attention_takes_the_kernel_that_a_gpu_has_for_its_heads(width, masked, kernel):
+    tape, of_device = rules("cuda", bf16=True)
+    heads = torch.empty(1, 2, 32, width, dtype=torch.bfloat16, device="meta")
+    mask = torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta") if masked else None
+    with tape, of_device:
+        functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+    assert [one.name for one in tape.kernels.counts if one.kind == "attention"] == ([kernel] if kernel else [])
+
+
 def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
     """What every module of a model returns, in the order in which they are called."""
     found: list[tuple[str, torch.dtype]] = []

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from autotune.errors import Undecided
+from autotune.search.decide import knob_space
 from autotune.search.history import FINALISTS
 from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, TOGETHER, confirm, evidence
 from autotune.trials.values import Crashed, OutOfMemory
@@ -360,6 +361,20 @@ def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_howeve
     kept = evidence(search, found)
     assert (kept.adopted, kept.chosen) == (False, kept.starting)
     assert f"is faster, but was rejected: {found.equal_loss}" in kept.choice
+
+
+@pytest.mark.parametrize(("learns", "taken_one"), [(1.0, "fa3"), (0.5, "auto")])
+def test_flash_attention_3_is_tried_only_in_bf16_and_taken_only_if_it_learns_the_same(tmp_path, learns, taken_one):
+    levels = {"precision": ("fp32", "bf16"), "attention": ("auto", "fa3")}
+    cells = knob_space(UNEXPLORED, levels, GLOBAL_ROWS, 1, lambda knobs: 8)
+    assert {one.precision for one in cells if one.attention == "fa3"} == {"bf16"}
+
+    def loss(name, step):
+        return 3.0 - 0.01 * step * (learns if "fa3" in name else 1.0)
+
+    search, found = explored(tmp_path, additive({"fa3": 2.0, "bf16": 1.2}), cells=cells, loss=loss)
+    assert (found.adopted, found.candidate.attention, found.candidate.precision) == (True, taken_one, "bf16")
+    assert [one["attention"] for one in checks_of(search)][:2] == ["auto", "fa3"]
 
 
 def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,7 @@ def test_a_profile_of_another_model_is_refused(make):
 
 STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})
 TINY = TrainConfig(model=SETTINGS, layout="packed")
+NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
 
 
 @pytest.mark.parametrize(("train", "asked", "device", "compiler", "name", "values", "said"), [
@@ -158,12 +160,16 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
     (TINY, {}, "cpu", None, "compile", (False,), "no compiler found (g++, c++, clang++)"),
     (TINY, {}, "cpu", "g++", "compile", (False, True), None),
     (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
-    (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
+    (TINY, {}, "H100", None, "attention", ("auto", "sdpa"), None),
+    (NO_DROPOUT, {}, "A100", None, "attention", ("auto", "sdpa"), None),
+    (NO_DROPOUT, {}, "H100", None, "attention", ("auto", "sdpa", "fa3"), None),
 ])  # fmt: skip
 def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
     monkeypatch.setattr(resolve.shutil, "which", lambda name: compiler)
-    bench = replace(bench, site=replace(bench.site, device=device))
+    monkeypatch.setattr(stage, "find_spec", lambda _: True)
+    gpus = (SimpleNamespace(compute_capability=(9 if device == "H100" else 8, 0)),)
+    bench = replace(bench, site=replace(bench.site, device="cpu" if device == "cpu" else "cuda", gpus=gpus))
     levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])

@@ -108,6 +108,13 @@ def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
     assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
 
 
+def test_flash_attention_3_makes_attention_faster_where_it_runs():
+    ways = [(work_of(attention=way), config(attention=way)) for way in ("varlen", "fa3")]
+    for gpu, faster in ((H100, True), ("NVIDIA A100-SXM4-80GB", False)):
+        slow, fast = (predict_speed(work, data_sheet_rates(gpu), one).parts_s["attention"] for work, one in ways)
+        assert (fast < slow) == faster
+
+
 def test_matmul_rates_are_those_that_made_the_measurements():
     rng = np.random.default_rng(0)
     flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)

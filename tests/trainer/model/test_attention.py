@@ -1,8 +1,10 @@
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import _registry, current_flash_attention_impl
 
 from tests.trainer import oracles
 from trainer.build import GraphCounter, checkpoint_activations
@@ -11,7 +13,7 @@ from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, sparse_last_layer
-from trainer.model.attention import Packing, attend_within_documents, choose_attention, document_places
+from trainer.model.attention import Packing, attend_within_documents, choose_attention, document_places, pin_kernels
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.packing import prove_packing
@@ -32,23 +34,21 @@ def batch(dataset) -> MicroBatch:
     return oracles.micro_batches(dataset, oracles.config_of())[0]
 
 
-@pytest.fixture
-def varlen(monkeypatch):
-    """The kernel of varlen attention, as its definition says it."""
-    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
+def _choose_varlen(monkeypatch, kind="varlen"):
+    attend = functools.partial(oracles.attend_within_edges, shortest=int(kind == "fa3"))
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", attend)
 
-
-def _choose_varlen(monkeypatch):
     def choose(*known):
-        return dataclasses.replace(choose_attention(*known), kind="varlen")
+        return dataclasses.replace(choose_attention(*known), kind=kind)
 
     monkeypatch.setattr("trainer.build.choose_attention", choose)
 
 
 @pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
-def test_a_document_never_influences_another(family, way, dataset, varlen):
+def test_a_document_never_influences_another(family, way, dataset, monkeypatch):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
+    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
     # Without masks, as the perturbed document is to differ in all its tokens.
     config = oracles.config_of(family, mlm_head="dense", micro_batch_size=2, global_batch_size=2)
     training = oracles.training_of(config, dataset)
@@ -75,7 +75,7 @@ def test_a_document_never_influences_another(family, way, dataset, varlen):
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
-    family, layout, last_layer, dataset, varlen, monkeypatch
+    family, layout, last_layer, dataset, monkeypatch
 ):
     config = oracles.config_of(family, layout=layout, last_layer=last_layer)
     under_a_mask = oracles.learned(config, dataset)
@@ -102,34 +102,56 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
         attend_within_documents(torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=8, dropout=0.1)
 
 
-@pytest.mark.parametrize(
-    ("device", "changes", "reason"),
-    [
-        ("cpu", {"precision": "bf16"}, "requires a GPU"),
-        ("meta", {"precision": "bf16", "device": "cpu"}, "requires a GPU"),
-        ("meta", {"precision": "fp32", "device": "cuda"}, "bf16"),
-        ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "attention dropout"),
-    ],
-)
+@pytest.mark.parametrize(("device", "changes", "reason"), [
+    ("cpu", {"precision": "bf16"}, "requires a GPU"),
+    ("meta", {"precision": "bf16", "device": "cpu"}, "requires a GPU"),
+    ("meta", {"precision": "fp32", "device": "cuda"}, "bf16"),
+    ("meta", {"precision": "bf16", "device": "cuda", "dropout": 0.1}, "attention dropout"),
+])  # fmt: skip
 def test_varlen_is_refused_by_name_and_left_by_auto_where_it_cannot_be_had(device, changes, reason):
     config, model_config = _model_config(attention="varlen", **changes)
-    with pytest.raises(BadConfig, match=reason):
-        choose_attention(config, model_config, torch.device(device), Packing())
+    for named in (config, config.model_copy(update={"attention": "fa3"})):
+        with pytest.raises(BadConfig, match=reason):
+            choose_attention(named, model_config, torch.device(device), Packing())
     auto = config.model_copy(update={"attention": "auto"})
     chosen = choose_attention(auto, model_config, torch.device(device), Packing())
     assert chosen.kind == "sdpa"
     assert reason in chosen.reason
 
 
-def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
-    config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
-    for active in (None, "FA2"):
-        monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
-        assert choose_attention(config, model_config, META, Packing()).kind == "varlen"
-    monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
-    with pytest.raises(BadConfig, match="FA3 is active") as refused:
-        choose_attention(config, model_config, META, Packing())
-    assert "restore_flash_attention_impl" in refused.value.next_step
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_flash_attention_3_is_refused_on_all_but_hoppers(capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another")
+    config, model_config = _model_config(precision="bf16", device="cuda", attention="fa3")
+    with pytest.raises(BadConfig, match="requires a Hopper GPU, not another"):
+        choose_attention(config, model_config, torch.device("cuda"), Packing())
+
+
+def test_flash_attention_3_is_active_for_who_asks_for_it_alone(monkeypatch):
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", lambda: SimpleNamespace(remove=lambda: None))
+    for kind, active in (("fa3", "FA3"), ("varlen", None), ("fa3", "FA3"), ("sdpa", None)):
+        pin_kernels(kind)
+        assert current_flash_attention_impl() == active
+    monkeypatch.undo()
+    with pytest.raises(BadConfig, match="No module named 'flash_attn_interface'"):
+        pin_kernels("fa3")
+
+
+@pytest.mark.parametrize(("family", "layout"), [("bert", "packed"), ("bert", "padded"), ("modernbert", "packed")])
+def test_flash_attention_3_gets_no_empty_segment_and_learns_what_masks_do(family, layout, dataset, monkeypatch):
+    """With so few masks that most documents have none."""
+    config = oracles.config_of(family, layout=layout, masking_probability=0.02)
+    under_a_mask = oracles.training_of(config, dataset)
+    _choose_varlen(monkeypatch, "fa3")
+    exact = oracles.training_of(config, dataset)
+    for number, batch in enumerate(oracles.micro_batches(dataset, config, steps=5)):
+        exact.module._slots = 64 if number % 2 else None  # as on GPUs
+        more = number % 3  # sequences without documents
+        ids_BS, padded = torch.cat([batch.ids_BS, torch.zeros_like(batch.ids_BS[:more])]), batch.padded_sequences + more
+        varied = dataclasses.replace(batch, ids_BS=ids_BS, padded_sequences=padded)
+        found, expected = (oracles.gradients_of(one, [varied]) for one in (exact, under_a_mask))
+        oracles.check_alike(found, expected, gradient=1e-5)
 
 
 def test_an_encoder_that_cannot_be_packed_takes_padded_rows_only():
@@ -173,6 +195,7 @@ def _nothing() -> MicroBatch:
     return MicroBatch(
         ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
         targets_P=none.to(torch.uint16), non_padding_tokens=0, predicted_tokens=0, most_predicted_in_sequence=0,
+        padded_sequences=2,
     )  # fmt: skip
 
 
@@ -251,11 +274,11 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activati
 
 
 @pytest.mark.usefixtures("aot_eager")
-@pytest.mark.parametrize("family", ["bert", "modernbert", "eurobert"])
-def test_compiled_layers_take_any_number_of_documents(family, dataset, monkeypatch):
+@pytest.mark.parametrize(("family", "kind"), [("bert", "varlen"), ("modernbert", "varlen"), ("eurobert", "varlen"),
+                                              ("bert", "fa3")])  # fmt: skip
+def test_compiled_layers_take_any_number_of_documents(family, kind, dataset, monkeypatch):
     expected = oracles.learned(oracles.config_of(family), dataset)
-    monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
-    _choose_varlen(monkeypatch)
+    _choose_varlen(monkeypatch, kind)
     oracles.check_alike(oracles.learned(oracles.config_of(family), dataset), expected)
     _check_compiled(oracles.config_of(family), dataset)
 
