@@ -102,7 +102,7 @@ def losses(place: Path, data: Path, name: str, seed: int, steps: int = STEPS) ->
     ranks = join_ranks(config, environment={})
     torch.set_num_threads(1)
     resolved = ResolvedConfig(config=config, sources={}, data_dir=data, profile_sha256="0" * 64)
-    with _TensorCores():
+    with _TensorCores():  # type: ignore[no-untyped-call]  # torch declares no types
         train(resolved, ranks, RunWriter(place, active=True), lambda row: None)
     found = read_run(place)
     last = [one.loss for one in found.steps[-LAST_STEPS:] if one.loss is not None]

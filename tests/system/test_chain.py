@@ -170,7 +170,7 @@ def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads
     steps = read_run(out).steps
     assert [row.step for row in steps] == list(range(1, 21))
     assert all(math.isfinite(row.loss) and math.isfinite(row.grad_norm) for row in steps)
-    assert all(row.padded_tokens == 1024 and row.packing_efficiency > 0.9 for row in steps)
+    assert sum(row.non_padding_tokens for row in steps) > 0.9 * 20 * 1024
     # Of a model that knows nothing, the loss is the logarithm of the vocabulary.
     words = json.loads((data / "manifest.json").read_text())["vocab_size"]
     assert steps[0].loss == pytest.approx(math.log(words), rel=0.05)
