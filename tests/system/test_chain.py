@@ -1,6 +1,7 @@
 """The whole chain on real input: programs of this machine, real limits, real torchrun, real transformers."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.simulators.trainings import write_settings
+from trainer.config.presets import PRESETS
+from trainer.record.run_record import read_run
 
 pytestmark = pytest.mark.system
 
@@ -147,3 +152,31 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     done = torchrun(2, found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
                     "train.global_batch_size=4", "--out", "runs/mine", cwd=work)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("model", "layers", "width"), [("bert-120m", 12, 768), ("bert-350m", 24, 1024)])
+def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads_it(work, data, model, layers, width):
+    from transformers import AutoModelForMaskedLM
+
+    profile = write_settings(
+        work / f"{model}.toml", model={"name": model, "config": PRESETS[model]}, seq_length_tokens=512, max_steps=20,
+        micro_batch_size=2, global_batch_size=2, warmup_steps=2, learning_rate=1e-4, schedule="constant",
+    )  # fmt: skip
+    out = work / "runs" / model
+    command = [sys.executable, "-m", "trainer", str(profile), "--data", str(data), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=7200)
+    assert done.returncode == 0, done.stderr
+    steps = read_run(out).steps
+    assert [row.step for row in steps] == list(range(1, 21))
+    assert all(math.isfinite(row.loss) and math.isfinite(row.grad_norm) for row in steps)
+    assert sum(row.non_padding_tokens for row in steps) > 0.9 * 20 * 1024
+    # Of a model that knows nothing, the loss is the logarithm of the vocabulary.
+    words = json.loads((data / "manifest.json").read_text())["vocab_size"]
+    assert steps[0].loss == pytest.approx(math.log(words), rel=0.05)
+    assert sum(row.loss for row in steps[-3:]) / 3 < 0.85 * steps[0].loss
+    per_layer = 4 * (width**2 + width) + 8 * width**2 + 5 * width + 4 * width
+    embeddings_and_head = (words + 512 + 2 + 2) * width + width**2 + 3 * width + words
+    exported = AutoModelForMaskedLM.from_pretrained(out / "model")
+    header = json.loads((out / "run.json").read_text())
+    assert exported.num_parameters() == header["parameters"] == layers * per_layer + embeddings_and_head
