@@ -27,7 +27,7 @@ from trainer.model.attention import (
 from trainer.model.encoder import HeadInputs, model_layers, window_tokens
 from trainer.model.families import FAMILIES
 from trainer.model.packing import prove_copies
-from trainer.model.precision import WorkingCopies, set_residual_dtype
+from trainer.model.precision import WorkingCopies, keep_norms_in_bf16, set_residual_dtype
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
@@ -54,6 +54,8 @@ class MaskedLM(nn.Module):
         sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
         if self._bf16 and (sharded or self.residual_dtype == torch.bfloat16):
             set_residual_dtype(model, self.residual_dtype)
+        if self._bf16 and config.compiled:
+            keep_norms_in_bf16(self.layers, self.residual_dtype)
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None

@@ -143,13 +143,60 @@ def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
             part.result_dtype = dtype  # type: ignore[assignment]
 
 
+def keep_norms_in_bf16(layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
+    """Let the layer norms of compiled layers keep their normalised input for backward in bf16, half of its bytes.
+
+    Only the gradient is rounded, as that of matmuls is, whose inputs are kept in bf16. ``dtype`` is that of the result.
+    """
+    for layer in layers:
+        set_residual_dtype(layer, dtype)
+        for part in layer.modules():
+            if isinstance(part, LayerNorm):
+                part.keeps_bf16 = True
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer norm that computes in fp32, whatever the dtypes of its input and weights."""
 
     result_dtype: torch.dtype
+    keeps_bf16 = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalised input, of the same shape."""
         weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
-        result = functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
+        if self.keeps_bf16 and torch.is_grad_enabled():
+            result = _Normalize.apply(input.float(), weight, bias, self.eps)  # type: ignore[no-untyped-call]
+        else:
+            result = functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
         return result.to(self.result_dtype)
+
+
+class _Normalize(torch.autograd.Function):
+    """Layer norm over the last dimension in fp32."""
+
+    @staticmethod
+    def forward(  # noqa: D102 - torch's own
+        ctx: Any,  # noqa: ANN401 - torch's own
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        variance, mean = torch.var_mean(input, -1, correction=0, keepdim=True)
+        scale = torch.rsqrt(variance + eps)
+        normal = (input - mean) * scale
+        ctx.save_for_backward(normal.bfloat16(), scale, weight)
+        ctx.has_bias = bias is not None
+        result = normal if weight is None else normal * weight
+        return result if bias is None else result + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+        kept, scale, weight = ctx.saved_tensors
+        normal, (gradient,) = kept.float(), gradients
+        tokens = tuple(range(gradient.dim() - 1))
+        of_bias = gradient.sum(tokens) if ctx.has_bias else None
+        of_weight = None if weight is None else (gradient * normal).sum(tokens)
+        inner = gradient if weight is None else gradient * weight
+        along = (inner * normal).mean(-1, keepdim=True)
+        return (inner - inner.mean(-1, keepdim=True) - normal * along) * scale, of_weight, of_bias, None

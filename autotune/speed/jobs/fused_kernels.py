@@ -1,7 +1,7 @@
 """Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
 
 Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
-if one reads another's output. A sum over the leading dimensions, such as a bias gradient, is one more kernel if it
+if one reads another's output, and no library call must run between them. A sum over the leading dimensions, such as a bias gradient, is one more kernel if it
 reads an output: rows must be complete before columns are summed.
 """
 
@@ -24,13 +24,15 @@ class _Loop:
     elements: int
     between: int
     """Number of library calls before it."""
+    earliest: int
+    """Number of library calls that it needs."""
     reads: set[fx.Node] = field(default_factory=set)
     writes: set[fx.Node] = field(default_factory=set)
     operators: list[Any] = field(default_factory=list)
     sums_columns: bool = False
 
     def kernel(self) -> Kernel:
-        moved = moved_bytes(_values(self.reads - self.writes)) + moved_bytes(_values(self.writes))
+        moved = moved_bytes(_values(self.reads)) + moved_bytes(_values(self.writes))
         return Kernel(kind_of(self.operators), "", "", 0.0, moved)
 
 
@@ -46,28 +48,47 @@ def kernels_of(
     calls a library, None for others.
     """
     loops: list[_Loop] = []
+    needs: dict[fx.Node, int] = {}
+    """Number of library calls before which a value cannot be computed."""
     calls = 0
     for node in nodes:
         call = library_call(node)
+        needs[node] = max((needs[one] for one in node.all_input_nodes), default=0)
         if call is not None:
             calls += 1
+            needs[node] = calls
             args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
             # A wrapper that saves the random state has no value; those of its attention are in its users.
             kernel = counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))
             if kernel is not None:
                 yield kernel
         elif node in stored:
-            _add(_loop_of(node, stored, calls), loops)
+            _add(_loop_of(node, stored, calls, needs[node]), loops)
     for loop in loops:
+        # What only the loop itself reads stays in registers.
+        inside = {one for one in loop.writes if not _leaves(one, loop, stored)}
+        loop.reads, loop.writes = loop.reads - loop.writes, loop.writes - inside
         yield loop.kernel()
         if loop.sums_columns:
             yield Kernel("norm", "", "", 0.0, _PARTIAL_SUMS_BYTES)
     yield Kernel("graph call")
 
 
-def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int) -> _Loop:
+def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
+    """Return whether anything but the loop reads a value."""
+    waiting = list(value.users)
+    while waiting:
+        one = waiting.pop()
+        if one.op == "output" or (one in stored and one not in loop.writes):
+            return True
+        if one not in stored:
+            waiting.extend(one.users)
+    return False
+
+
+def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int) -> _Loop:
     """Return the loop that computes a value, back to what is in memory."""
-    loop = _Loop(elements=0, between=between, writes={node}, sums_columns=_sums_columns(node))
+    loop = _Loop(elements=0, between=between, earliest=earliest, writes={node}, sums_columns=_sums_columns(node))
     waiting, seen = [node], set()
     while waiting:
         one = waiting.pop()
@@ -86,12 +107,12 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int) -> _Loop:
 
 def _add(loop: _Loop, loops: list[_Loop]) -> None:
     for other in loops:
-        if (other.elements, other.between) != (loop.elements, loop.between) or other.sums_columns:
+        if other.elements != loop.elements or not loop.earliest <= other.between <= loop.between:
             continue
         # Columns are summed along the way only if nothing that the loop writes is needed for them.
-        if loop.reads & other.reads and not (loop.sums_columns and loop.reads & other.writes):
-            break
-        if loop.reads & other.writes and not loop.sums_columns:
+        if loop.reads & other.writes and (loop.sums_columns or other.sums_columns):
+            continue
+        if loop.reads & (other.reads | other.writes):
             break
     else:
         loops.append(loop)
@@ -99,6 +120,7 @@ def _add(loop: _Loop, loops: list[_Loop]) -> None:
     other.reads |= loop.reads
     other.writes |= loop.writes
     other.operators += loop.operators
+    other.sums_columns = other.sums_columns and loop.sums_columns
 
 
 def _sums_columns(node: fx.Node) -> bool:
