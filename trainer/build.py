@@ -153,6 +153,8 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
     if module.residual_dtype == torch.bfloat16:
         changes.append("the residual stream is in bf16")
+    if config.float8 != "none":
+        changes.append(f"linear layers compute in float8 ({config.float8})")
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients are synchronised in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are sharded

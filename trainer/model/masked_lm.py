@@ -27,7 +27,7 @@ from trainer.model.attention import (
 )
 from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
-from trainer.model.precision import WorkingCopies, set_residual_dtype
+from trainer.model.precision import WorkingCopies, check_float8, require, set_residual_dtype, use_float8, weights_of
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
@@ -61,6 +61,11 @@ class MaskedLM(nn.Module):
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             torch.compile(cross_entropy, dynamic=False) if config.compile else cross_entropy
         )
+        self.fused_loss: Callable[..., torch.Tensor] | None = None
+        """Loss from hidden states, weight, labels and bias of the head's last layer, without logits."""
+        if config.fused_cross_entropy:
+            _check_fused(config, model)
+            self.fused_loss = liger_cross_entropy
         static = config.compile or config.device == "cuda"
         places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
@@ -81,6 +86,9 @@ class MaskedLM(nn.Module):
             # The last layer's queries have another input than its keys.
             alone = [last.attention.self.query] if self.narrow and layout == "bert" else []
             self.copies = WorkingCopies([*self.layers, *model_head(model)], alone)
+        if config.float8 != "none":
+            check_float8(config, model.device, copies=self.copies is not None)
+            use_float8(self.layers, config.float8)
         for name, part in model.named_modules():
             if layout is not None and name.endswith("token_type_embeddings"):
                 part.forward = functools.partial(_first_row, part)
@@ -97,8 +105,17 @@ class MaskedLM(nn.Module):
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
-        logits_KV, labels_K = self._predict(batch)
-        return self.loss(logits_KV, labels_K)
+        if self.fused_loss is None:
+            logits_KV, labels_K = self._predict(batch)
+            return self.loss(logits_KV, labels_K)
+        decoder: Any = self.model.get_output_embeddings()
+        vars(decoder)["forward"] = nn.Identity().forward  # of its input, as the loss computes the layer
+        try:
+            hidden_KD, labels_K = self._predict(batch)
+        finally:
+            del vars(decoder)["forward"]
+        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in weights_of(decoder))
+        return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropy, as ``forward``, and hits, int64, shapes (), for a batch on the device."""
@@ -178,6 +195,32 @@ def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Ten
         return position_K, labels_K
     order_K = position_K.argsort(stable=True)
     return position_K[order_K], labels_K[order_K]
+
+
+def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
+    """Raise ``BadConfig`` if the head's last layer and the loss cannot be computed in one function."""
+    decoder = model.get_output_embeddings()
+    ids = (model.config.vocab_size,)
+    biases = [one for part in model_head(model) for one in part.parameters() if one.shape == ids]
+    last = isinstance(decoder, nn.Linear) and all(one is decoder.bias for one in biases)
+    require("fused_cross_entropy=false", "liger_kernel", "liger", (
+        (config.device == "cuda", "requires a GPU", ""),
+        (config.mlm_head == "sparse", "requires a sparse MLM head", "mlm_head=sparse"),
+        (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
+        (last, f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer", ""),
+    ))  # fmt: skip
+
+
+def liger_cross_entropy(
+    hidden_KD: torch.Tensor, weight_VD: torch.Tensor, labels_K: torch.Tensor, bias_V: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+        hidden_KD, weight_VD, labels_K, bias_V, ignore_index=IGNORED_LABEL, reduction="sum", accum_dtype=torch.float32
+    )
+    return loss
 
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
