@@ -2,7 +2,8 @@
 
 Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
 if one reads another's output. A sum over the leading dimensions, such as a bias gradient, is one more kernel if it
-reads an output: rows must be complete before columns are summed.
+reads an output: rows must be complete before columns are summed. Loops that scale by the largest of all values, as
+casts to float8 do, follow the one that finds it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -85,8 +86,11 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int) -> _Loop:
 
 
 def _add(loop: _Loop, loops: list[_Loop]) -> None:
+    awaited = {one for one in loop.reads if waits_for_all(one)}
     for other in loops:
         if (other.elements, other.between) != (loop.elements, loop.between) or other.sums_columns:
+            continue
+        if awaited & other.writes:
             continue
         # Columns are summed along the way only if nothing that the loop writes is needed for them.
         if loop.reads & other.reads and not (loop.sums_columns and loop.reads & other.writes):
@@ -99,6 +103,12 @@ def _add(loop: _Loop, loops: list[_Loop]) -> None:
     other.reads |= loop.reads
     other.writes |= loop.writes
     other.operators += loop.operators
+
+
+def waits_for_all(node: fx.Node) -> bool:
+    """Return whether a value is the largest of a tensor or of its columns, known only once all rows are read."""
+    name = getattr(node.target, "__name__", "")
+    return name == "max.default" or (name == "amax.default" and 0 in node.args[1])  # type: ignore[operator]  # a list
 
 
 def _sums_columns(node: fx.Node) -> bool:
