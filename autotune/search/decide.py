@@ -159,7 +159,7 @@ def knob_space(
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
         sizes = micro_batches(global_batch_size[one.layout], ranks, max_micro_batch_size(one))
-        cells += [one.but(micro_batch_size=rows) for rows in sizes]
+        cells += [one.but(micro_batch_size=rows) for rows in sizes if one.possible]
     return tuple(dict.fromkeys(cells))
 
 

@@ -8,7 +8,7 @@ from autotune.search.decide import Posterior, Seen, expected_gain_over, posterio
 from autotune.search.values import Configuration
 from autotune.trials.values import Contaminated, Outcome, OutOfMemory, TrainingFigures, describe
 from autotune.workers.measure import TrainingWindows
-from trainer.config.train_config import Layout, Precision, TrainConfig
+from trainer.config.train_config import Layout, TrainConfig
 
 CRASHES = 2
 """Number of crashes after which a value that never ran is excluded from the search."""
@@ -160,10 +160,10 @@ class SearchState:
         ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
         return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
 
-    def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
-        """Return configurations of these precisions that ran and may be the fastest, the most promising first."""
+    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
+        """Return those that ran and may be the fastest, the most promising first, without ``rejected`` arithmetics."""
         ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.starting]
-        return self.may_be_fastest([cell for cell in ran if cell.precision in precisions])[:FINALISTS]
+        return self.may_be_fastest([cell for cell in ran if cell.arithmetic not in rejected])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""

@@ -18,12 +18,11 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
-from autotune.search.values import EXACT_KNOBS, KNOBS, Configuration, ExploredRow, ExploreEvidence
+from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
 from autotune.workers.measure import training_trial
-from trainer.config.train_config import Precision
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the starting configuration."""
@@ -143,9 +142,9 @@ class Exploration:
     def _searching_s_left(self) -> float:
         return self.left_s - self.request.training.request.budget_s / 2
 
-    def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
+    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
         """Return the most promising configurations: as many as the time left can verify, and at least one."""
-        every, least_s = self.known.finalists(precisions), self._takes_s(self.starting)
+        every, least_s = self.known.finalists(rejected), self._takes_s(self.starting)
         rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
@@ -218,13 +217,15 @@ class ConfirmedChoice:
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Return the fastest finalist; if the loss check rejects it, the fastest one of the starting precision."""
-    known = search.known
-    first = confirm_one_of(search.finalists({cell.precision for cell in known.cells}), search)
-    if first.rejected is None:
+    """Return the fastest finalist; if the loss check rejects it, the fastest one with another arithmetic."""
+    found = first = confirm_one_of(search.finalists(), search)
+    rejected: list[str] = []
+    while found.rejected is not None and (not rejected or search.left_s > 0):
+        rejected.append(found.candidate.arithmetic)
+        found = confirm_one_of(search.finalists(rejected), search)
+    if found is first or not found.adopted:
         return first
-    second = confirm_one_of(search.finalists({known.starting.precision}), search)
-    return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
+    return replace(found, equal_loss=first.equal_loss, passed_over=first.candidate)
 
 
 def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> ConfirmedChoice:
@@ -234,9 +235,8 @@ def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> C
         return ConfirmedChoice(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
-    exactly = all(getattr(candidate, name) == getattr(starting, name) for name in KNOBS if name not in EXACT_KNOBS)
     found = ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
-    if not faster or exactly:
+    if not faster or candidate.arithmetic == starting.arithmetic:
         return found
     loss = _check_loss(candidate, search)
     return replace(found, equal_loss=loss.message, adopted=loss.equal, rejected=None if loss.equal else loss.message)
@@ -268,16 +268,20 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
 
 
 def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
-    """Compare the losses of both precisions at the starting micro-batch size."""
+    """Compare the losses of both ways to compute at the starting micro-batch size."""
+    starting = search.starting
+    rounding = ("precision", "float8", "fused_cross_entropy")
+    other = starting.but(**{name: getattr(candidate, name) for name in rounding})
+    cells = {cell.arithmetic: cell for cell in (starting, other if other.possible else other.but(compile=True))}
 
-    def train(precision: str) -> Outcome:
-        label, cell = f"loss check, {precision}", search.starting.but(precision=precision)
-        config = search.request.config_of(cell).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
+    def train(name: str) -> Outcome:
+        label = f"loss check, {name}"
+        config = search.request.config_of(cells[name]).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
         length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
         trial = training_trial(search.request.training, config, 0, [label], cached=True, **length)
         return search.reading.run(trial, label)
 
-    return check_loss((search.starting.precision, candidate.precision), train)
+    return check_loss((starting.arithmetic, candidate.arithmetic), train)
 
 
 def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
@@ -21,7 +22,7 @@ from autotune.search.values import Configuration, ExploreEvidence
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
-from trainer.config.train_config import Checkpointing, TrainConfig
+from trainer.config.train_config import Checkpointing, Float8, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
@@ -133,6 +134,8 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         "attention": ("auto", "sdpa"),
         "activation_checkpointing": get_args(Checkpointing),
         "compile": (False, True),
+        "float8": get_args(Float8),
+        "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
     }
     left_out = []
@@ -141,17 +144,26 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         levels[name] = values
         left_out.append(f"{name}: {why}")
 
-    if "precision" in asked.model_fields_set:
-        leave_out("precision", f"you set {train.precision}")
-    if "layout" in asked.model_fields_set:
-        leave_out("layout", f"you set {train.layout}")
-    elif train.model.config["model_type"] not in FAMILIES:
-        leave_out("layout", f"{train.model.config['model_type']} cannot be packed", "padded", "bucketed")
+    for name in ("precision", "layout", "float8", "fused_cross_entropy"):
+        if name in asked.model_fields_set:
+            leave_out(name, f"you set {str(getattr(train, name)).lower()}")
+    model_type = train.model.config["model_type"]
+    if levels["layout"] and model_type not in FAMILIES:
+        leave_out("layout", f"{model_type} cannot be packed", "padded", "bucketed")
     compilers = COMPILERS[bench.site.device]
     if not any(map(shutil.which, compilers)):
         leave_out("compile", f"no compiler found ({', '.join(compilers)})")
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
+    gpu = bench.site.gpu
+    if gpu is None or train.parallel.strategy == "fsdp2" or model_type not in FAMILIES:
+        levels |= {"float8": (), "fused_cross_entropy": ()}
+    if gpu is None or (gpu.compute_capability or (0, 0)) < (8, 9) or not levels["compile"]:
+        levels["float8"] = ()
+    if levels["float8"] and find_spec("torchao") is None:
+        leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
+    if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:
+        levels["fused_cross_entropy"] = ()
     first = {name: getattr(train, name) for name in levels}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

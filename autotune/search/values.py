@@ -8,7 +8,7 @@ from pydantic import Field
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
-from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
+from trainer.config.train_config import Attention, Checkpointing, Float8, Layout, Precision, TrainConfig
 
 
 class Configuration(StrictTable):
@@ -18,6 +18,8 @@ class Configuration(StrictTable):
     attention: Attention
     activation_checkpointing: Checkpointing
     compile: bool
+    float8: Float8 = "none"
+    fused_cross_entropy: bool = False
     layout: Layout
     micro_batch_size: Positive
 
@@ -26,6 +28,17 @@ class Configuration(StrictTable):
         """Return the searched settings of a training configuration."""
         plain = config.model_dump() if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS})
+
+    @property
+    def arithmetic(self) -> str:
+        """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
+        words = [self.precision, f"{self.float8} float8", "fused cross-entropy" if self.fused_cross_entropy else ""]
+        return ", ".join(word for word in words if word not in ("none float8", ""))
+
+    @property
+    def possible(self) -> bool:
+        """False for settings that the trainer rejects together."""
+        return self.float8 == "none" or (self.precision == "bf16" and self.compile)
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
@@ -39,14 +52,12 @@ class Configuration(StrictTable):
     @property
     def name(self) -> str:
         """Short description for tables and labels."""
-        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.precision, self.attention]
+        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.arithmetic, self.attention]
         words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
         return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
 
 
 KNOBS = tuple(Configuration.model_fields)
-EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
-"""Settings that tests verify to leave the mathematics unchanged; the others must reach the same loss."""
 
 
 class ExploredRow(StrictTable):

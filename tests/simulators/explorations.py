@@ -68,7 +68,7 @@ def machine_of(
         if (failure := failing(knobs)) is not None:
             return failure
         value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
-        losses = [loss(knobs.precision, step) for step in range(trial.measured["min_steps"])]
+        losses = [loss(knobs.arithmetic, step) for step in range(trial.measured["min_steps"])]
         losses = losses if trial.measured.get("losses") else []
         return Measured(figures=FEED | {"tokens_per_s": value, "padded_tokens_per_s": value, "losses": losses})
 

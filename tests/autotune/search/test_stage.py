@@ -16,7 +16,7 @@ from autotune.workers.values import SweepRequest
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import FakeClock, FakeMachine
+from tests.fakes import CARD, FakeClock, FakeMachine
 from tests.simulators.explorations import additive
 from trainer.config.train_config import ModelSettings, TrainConfig
 
@@ -157,11 +157,19 @@ TINY = TrainConfig(model=SETTINGS, layout="packed")
     (TINY, {}, "cpu", "g++", "compile", (False, True), None),
     (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
     (TINY, {}, "cuda", None, "attention", ("auto", "sdpa"), None),
+    (TINY, {}, "cuda", "gcc", "float8", ("none", "tensorwise", "rowwise"), None),
+    (TINY, {}, "cuda", "absent", "float8", ("none",), "torchao is not installed (pip install '.[fp8]')"),
+    (TINY, {"float8": "none"}, "cuda", "gcc", "float8", ("none",), "you set none"),
+    (TINY, {}, "cpu", "g++", "float8", ("none",), None),
+    (TINY, {}, "cuda", "gcc", "fused_cross_entropy", (False, True), None),
+    (TINY, {}, "cuda", "absent", "fused_cross_entropy", (False,), None),
+    (TINY, {"fused_cross_entropy": False}, "cuda", "gcc", "fused_cross_entropy", (False,), "you set false"),
 ])  # fmt: skip
 def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
     monkeypatch.setattr(stage.shutil, "which", lambda name: compiler)
-    bench = replace(bench, site=replace(bench.site, device=device))
+    monkeypatch.setattr(stage, "find_spec", lambda name: compiler if compiler != "absent" else None)
+    bench = replace(bench, site=replace(bench.site, device=device, gpus=(CARD,)))
     levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])
