@@ -128,6 +128,11 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         seq_length_tokens=config.seq_length_tokens,
     )
     missing = missing_for_compile("cuda") if config.compiled and ranks.device.type == "cuda" else None
+    if config.attention == "fa3" and config.compiled and config.compile_mode == "reduce-overhead":
+        raise BadConfig(
+            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
+            next_step="Use --set train.compile_mode=default or --set train.attention=auto",
+        )
     if missing is not None:
         raise BadConfig(f"layers cannot be compiled: {missing}", next_step="Use --set train.compile=false")
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
@@ -157,6 +162,8 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
     if module.residual_dtype == torch.bfloat16:
         changes.append("the residual stream is in bf16")
+    if config.float8 != "none":
+        changes.append(f"linear layers compute in float8 ({config.float8})")
     if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients are synchronised in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are sharded

@@ -135,6 +135,8 @@ def recipe_changes(one: ReportedProfile) -> list[str]:
     changes = []
     if train.attention_dropout is not None:
         changes.append(f"attention dropout {train.attention_dropout:g} instead of the model's own")
+    if train.float8 != "none":
+        changes.append(f"linear layers in float8 ({train.float8})")
     if train.parallel.gradient_dtype != "fp32":
         equal = "" if network is None or network.equal_loss is None else f"; equal loss: {network.equal_loss}"
         changes.append(f"{train.parallel.gradient_dtype} gradients instead of fp32{equal}")

@@ -26,7 +26,7 @@ from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.resolve import missing_for_compile
-from trainer.config.train_config import TRIMMED_LAYOUTS, Checkpointing, TrainConfig
+from trainer.config.train_config import TRIMMED_LAYOUTS, Checkpointing, Float8, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
@@ -148,6 +148,8 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         "attention": ("auto", "sdpa"),
         "activation_checkpointing": get_args(Checkpointing),
         "compile": (False, True),
+        "float8": get_args(Float8),
+        "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
     }
     left_out = []
@@ -156,19 +158,28 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         levels[name] = values
         left_out.append(f"{name}: {why}")
 
-    if "precision" in asked.model_fields_set:
-        leave_out("precision", f"you set {train.precision}")
-    if "layout" in asked.model_fields_set:
-        leave_out("layout", f"you set {train.layout}")
-    elif train.model.config["model_type"] not in FAMILIES:
-        leave_out("layout", f"{train.model.config['model_type']} cannot be packed", "padded", "bucketed")
+    for name in ("precision", "layout", "float8", "fused_cross_entropy"):
+        if name in asked.model_fields_set:
+            leave_out(name, f"you set {str(getattr(train, name)).lower()}")
+    model_type = train.model.config["model_type"]
+    if levels["layout"] and model_type not in FAMILIES:
+        leave_out("layout", f"{model_type} cannot be packed", "padded", "bucketed")
     if (missing := missing_for_compile(bench.site.device)) is not None:
         leave_out("compile", missing)
+    gpu = bench.site.gpu
+    capability = (gpu and gpu.compute_capability) or (0, 0)
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
-    elif attention_dropout(train) == 0 and find_spec("flash_attn_interface"):
-        hoppers = all((gpu.compute_capability or (0,))[0] == 9 for gpu in bench.site.gpus)
-        levels["attention"] += ("fa3",) if hoppers else ()
+    elif attention_dropout(train) == 0 and capability[0] == 9 and find_spec("flash_attn_interface"):
+        levels["attention"] += ("fa3",)
+    if gpu is None or train.parallel.strategy == "fsdp2" or model_type not in FAMILIES:
+        levels |= {"float8": (), "fused_cross_entropy": ()}
+    if capability < (8, 9) or not levels["compile"]:
+        levels["float8"] = ()
+    if levels["float8"] and find_spec("torchao") is None:
+        leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
+    if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:
+        levels["fused_cross_entropy"] = ()
     first = {name: getattr(train, name) for name in levels} | {"compile": train.compiled}
     first |= {"attention": "auto"} if levels["attention"] else {}
     return {name: tuple(dict.fromkeys((first[name], *values))) for name, values in levels.items()}, left_out

@@ -8,7 +8,7 @@ from pydantic import Field
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
-from trainer.config.train_config import Attention, Checkpointing, Layout, Precision, TrainConfig
+from trainer.config.train_config import Attention, Checkpointing, Float8, Layout, Precision, TrainConfig
 
 
 class Configuration(StrictTable):
@@ -18,24 +18,29 @@ class Configuration(StrictTable):
     attention: Attention
     activation_checkpointing: Checkpointing
     compile: bool
+    float8: Float8 = "none"
+    fused_cross_entropy: bool = False
     layout: Layout
     micro_batch_size: Positive
 
     @classmethod
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
         """Return the searched settings of a training configuration."""
-        plain = config.model_dump() if isinstance(config, TrainConfig) else config
+        plain = config.model_dump() | {"compile": config.compiled} if isinstance(config, TrainConfig) else config
         return cls.model_validate({name: plain[name] for name in KNOBS} | {"compile": bool(plain["compile"])})
 
     @property
     def arithmetic(self) -> str:
         """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
-        return f"{self.precision}, fa3" if self.attention == "fa3" else self.precision
+        words = [self.precision, "fa3" if self.attention == "fa3" else "", f"{self.float8} float8"]
+        words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
+        return ", ".join(word for word in words if word not in ("none float8", ""))
 
     @property
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
-        return self.attention != "fa3" or self.precision == "bf16"
+        narrow = self.attention == "fa3" or self.float8 != "none"
+        return (not narrow or self.precision == "bf16") and (self.float8 == "none" or self.compile)
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
@@ -49,9 +54,9 @@ class Configuration(StrictTable):
     @property
     def name(self) -> str:
         """Short description for tables and labels."""
-        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.precision, self.attention]
+        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.arithmetic, self.attention]
         words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
-        return ", ".join(word for word in words if word not in ("auto", "none checkpointing", ""))
+        return ", ".join(word for word in words if word not in ("auto", "fa3", "none checkpointing", ""))
 
 
 KNOBS = tuple(Configuration.model_fields)

@@ -22,7 +22,7 @@ from autotune.speed.values import (
     TimePart,
 )
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import Format, Peak, find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import Peak, find_peak, peak_flops_per_s, product_format
 
 Float64 = npt.NDArray[np.float64]
 
@@ -62,15 +62,20 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     }
     return MachineRates(
         device=gpu_name, source=f"data sheet ({peak.source})", attention=attention,
-        matmul={"bf16": _matmul_rates(peak, "bf16"), "fp32": _matmul_rates(peak, "tf32")},
+        matmul={
+            "bf16": _matmul_rates(peak, peak.bf16),
+            "fp32": _matmul_rates(peak, peak.tf32),
+            # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
+            **({} if peak.fp8 is None else {"fp8": _matmul_rates(peak, peak.fp8)}),
+        },
         passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
         kernel_s=KERNEL_S, launch_s=LAUNCH_S, compiled_launch_s=COMPILED_LAUNCH_S, graph_call_s=GRAPH_CALL_S,
         host_runs_ahead=True, range_share=RANGE_SHARE,
     )  # fmt: skip
 
 
-def _matmul_rates(peak: Peak, number_format: Format) -> MatmulRates:
-    flops_per_s, bytes_per_s = MATMUL_SHARE * getattr(peak, number_format), MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
+def _matmul_rates(peak: Peak, peak_flops_per_s: float) -> MatmulRates:
+    flops_per_s, bytes_per_s = MATMUL_SHARE * peak_flops_per_s, MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
     return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
 
 

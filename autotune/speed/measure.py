@@ -31,10 +31,12 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
     Raises:
         BadConfig: If the file of measured constants is damaged.
     """
-    path = rates_path(device, directory)
+    path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
-        return parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
-    return data_sheet_rates(device)
+        rates = parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
+        unmeasured = {} if sheet is None else sheet.matmul
+        return rates.model_copy(update={"matmul": unmeasured | rates.matmul})
+    return sheet
 
 
 def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str) -> MachineRates:

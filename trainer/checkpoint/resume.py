@@ -30,7 +30,8 @@ _SAME_DATA = (
 _RECIPE = (
     "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
     "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
-    "attention_dropout", "precision", "residual_dtype", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
+    "attention_dropout", "precision", "residual_dtype", "float8", "tf32", "max_epochs", "parallel.gradient_dtype",
+    "health",
 )  # fmt: skip
 """Settings that may change on resume; a change is reported."""
 

@@ -26,6 +26,7 @@ Head = Literal["sparse", "dense"]
 LastLayer = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
+Float8 = Literal["none", "tensorwise", "rowwise"]
 Policy = Literal["warn", "skip", "rollback"]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -216,6 +217,9 @@ class TrainConfig(StrictTable):
     """Dropout of attention weights, instead of the model's own: a change of recipe, recorded in every run."""
     mlm_head: Annotated[Head, Tag.SPEED] = "sparse"
     """Positions for which the MLM head computes logits: ``sparse``, masked tokens only; ``dense``, all. Same loss."""
+    fused_cross_entropy: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
+    """Compute the MLM head's last layer and its loss in pieces with Liger (``pip install '.[liger]'``), which saves the
+    memory of logits. Requires a GPU and a sparse MLM head; the host waits for each micro-batch."""
     last_layer: Annotated[LastLayer, Tag.SPEED] = "sparse"
     """Positions for which the last layer computes queries and MLP: ``sparse``, masked tokens only; ``dense``, all. The
     loss is the same; ``sparse`` requires a sparse MLM head to have an effect."""
@@ -234,6 +238,10 @@ class TrainConfig(StrictTable):
     residual_dtype: Annotated[Literal["fp32", "bf16"], Tag.SPEED, Tag.PROBED] = "fp32"
     """Dtype of the residual stream with ``precision = bf16``: of the results of embeddings and layer norms. ``bf16``
     saves memory and traffic, and is a change of recipe, recorded in every run."""
+    float8: Annotated[Float8, Tag.SPEED, Tag.PROBED] = "none"
+    """Compute linear layers of the encoder in float8 with torchao (``pip install '.[fp8]'``), with a scaling factor per
+    tensor (``tensorwise``) or row (``rowwise``). Requires compiled layers in bf16 and an Ada, Hopper or newer GPU. A
+    change of recipe, recorded in every run."""
     tf32: Annotated[bool, Tag.SPEED] = True
     """Compute ``fp32`` matmuls in TF32 on Ampere and newer GPUs, with inputs rounded to 10 mantissa bits."""
     device: Annotated[Literal["cpu", "cuda"], Tag.PROBED] = "cpu"

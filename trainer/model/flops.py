@@ -76,10 +76,16 @@ class Peak(NamedTuple):
     only bounds plausible measurements."""
     source: str
 
+    @property
+    def fp8(self) -> float | None:
+        """Dense float8 rate, twice bf16's on every data sheet with float8; None before Ada, without it."""
+        return None if self.name.split()[0] in _AMPERE else 2 * self.bf16
+
 
 _ADA = "NVIDIA Ada architecture white paper; sums in fp32"
 _PRO = "NVIDIA RTX Blackwell PRO architecture white paper"
 _PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are sparse fp4"
+_AMPERE = {"A100", "A800", "A40", "A30", "A10"}
 _PARTS = {"MIG", "Laptop", "D"}
 """Words that name a part of a GPU, or a GPU with lower peaks than that of the same name without them."""
 

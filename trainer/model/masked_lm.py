@@ -5,8 +5,9 @@ Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,10 +25,18 @@ from trainer.model.attention import (
     most_segments,
     sequence_queries,
 )
-from trainer.model.encoder import HeadInputs, model_layers, window_tokens
+from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
 from trainer.model.packing import prove_copies
-from trainer.model.precision import WorkingCopies, keep_norms_in_bf16, set_residual_dtype
+from trainer.model.precision import (
+    WorkingCopies,
+    check_float8,
+    keep_norms_in_bf16,
+    require,
+    set_residual_dtype,
+    use_float8,
+    weights_of,
+)
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 
@@ -51,11 +60,6 @@ class MaskedLM(nn.Module):
         self._bf16 = config.precision == "bf16"
         self._dtype = torch.bfloat16 if self._bf16 else model.dtype
         self.residual_dtype = torch.bfloat16 if self._bf16 and config.residual_dtype == "bf16" else torch.float32
-        sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
-        if self._bf16 and (sharded or self.residual_dtype == torch.bfloat16):
-            set_residual_dtype(model, self.residual_dtype)
-        if self._bf16 and config.compiled:
-            keep_norms_in_bf16(self.layers, self.residual_dtype)
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None
@@ -65,6 +69,11 @@ class MaskedLM(nn.Module):
             torch.compile(cross_entropy, dynamic=False) if config.compiled else cross_entropy
         )
         self._replays_graphs = config.compiled and config.compile_mode == "reduce-overhead"
+        self.fused_loss: Callable[..., torch.Tensor] | None = None
+        """Loss from hidden states, weight, labels and bias of the head's last layer, without logits."""
+        if config.fused_cross_entropy:
+            _check_fused(config, model)
+            self.fused_loss = liger_cross_entropy
         static = config.compiled or config.device == "cuda"
         places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
@@ -80,15 +89,28 @@ class MaskedLM(nn.Module):
             make_sparse_layer(self.layers[-1], layout)
         self.copies: WorkingCopies | None = None
         """Weights in bf16; None if autocast or fsdp2 casts them."""
-        self.against_copies = prove_copies(model.config) if self._bf16 and not sharded else None
+        self.against_copies: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
-        if self._bf16 and not sharded and self.against_copies is None:
+        if self._bf16:
             # The last layer's queries have another input than its keys.
-            alone = [self.layers[-1].get_submodule("attention.self.query")] if self.narrow and layout == "bert" else ()
-            self.copies = WorkingCopies(model, alone)
+            last = [self.layers[-1].get_submodule("attention.self.query")] if self.narrow and layout == "bert" else ()
+            self._compute_in_bf16(config, alone=last)
+        if config.float8 != "none":
+            check_float8(config, model.device, copies=self.copies is not None)
+            use_float8(self.layers, config.float8)
         for name, part in model.named_modules():
             if layout is not None and name.endswith("token_type_embeddings"):
                 part.forward = functools.partial(_first_row, part)
+
+    def _compute_in_bf16(self, config: TrainConfig, alone: Sequence[nn.Module]) -> None:
+        sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
+        if sharded or self.residual_dtype == torch.bfloat16:
+            set_residual_dtype(self.model, self.residual_dtype)
+        if config.compiled:
+            keep_norms_in_bf16(self.layers, self.residual_dtype)
+        if not sharded:
+            self.against_copies = prove_copies(self.model.config)
+            self.copies = WorkingCopies(self.model, alone) if self.against_copies is None else None
 
     def weights_changed(self) -> None:
         """Cast the weights again; call this after every change of them."""
@@ -104,8 +126,17 @@ class MaskedLM(nn.Module):
         """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
         if self._replays_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # the results of earlier micro-batches may be overwritten
-        logits_KV, labels_K = self._predict(batch)
-        return self.loss(logits_KV, labels_K)
+        if self.fused_loss is None:
+            logits_KV, labels_K = self._predict(batch)
+            return self.loss(logits_KV, labels_K)
+        decoder: Any = self.model.get_output_embeddings()
+        vars(decoder)["forward"] = nn.Identity().forward  # of its input, as the loss computes the layer
+        try:
+            hidden_KD, labels_K = self._predict(batch)
+        finally:
+            del vars(decoder)["forward"]
+        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in weights_of(decoder))
+        return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropy, as ``forward``, and hits, int64, shapes (), for a batch on the device."""
@@ -182,6 +213,32 @@ def _slots(
         return position_K, labels_K
     order_K = position_K.argsort(stable=True)
     return position_K[order_K], labels_K[order_K]
+
+
+def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
+    """Raise ``BadConfig`` if the head's last layer and the loss cannot be computed in one function."""
+    decoder = model.get_output_embeddings()
+    ids = (model.config.vocab_size,)
+    biases = [one for part in model_head(model) for one in part.parameters() if one.shape == ids]
+    last = isinstance(decoder, nn.Linear) and all(one is decoder.bias for one in biases)
+    require("fused_cross_entropy=false", "liger_kernel", "liger", (
+        (config.device == "cuda", "requires a GPU", ""),
+        (config.mlm_head == "sparse", "requires a sparse MLM head", "mlm_head=sparse"),
+        (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
+        (last, f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer", ""),
+    ))  # fmt: skip
+
+
+def liger_cross_entropy(
+    hidden_KD: torch.Tensor, weight_VD: torch.Tensor, labels_K: torch.Tensor, bias_V: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+        hidden_KD, weight_VD, labels_K, bias_V, ignore_index=IGNORED_LABEL, reduction="sum", accum_dtype=torch.float32
+    )
+    return loss
 
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:

@@ -2,22 +2,29 @@
 
 Autocast casts every weight in every micro-batch, and every gradient back, which working copies make unnecessary.
 Parameters stay in fp32, for optimizer, checkpoints and export. Linear layers of the same input, such as query, key and
-value, are computed in one matmul.
+value, are computed in one matmul. Float8 matmuls are torchao's; they cast working copies and inputs while they compute.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trainer.config.train_config import TrainConfig
+from trainer.errors import BadConfig
+
 _SIBLINGS = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
 """Names that transformers gives to linear layers of the same input, in the order of their calls."""
 _ALIGNED = 64
 """Multiple to which copies are padded, as kernels load aligned memory faster."""
+_FLOAT8_MULTIPLE = 16
+"""Multiple of which the dimensions of float8 matmuls must be."""
 _AT_ONCE = 2**63 - 1
 """Priority of a link in backward: gradients of a part reach its parameters before other parts are computed."""
 
@@ -45,9 +52,73 @@ class WorkingCopies:
             torch._foreach_copy_(self._copies, self._parameters)
 
 
-def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+def weights_of(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the weight and bias that a linear layer computes with."""
     return getattr(linear, "compute_weight", linear.weight), getattr(linear, "compute_bias", linear.bias)
+
+
+def project(linear: nn.Linear, input: torch.Tensor, features: slice | None = None) -> torch.Tensor:
+    """Return a linear layer's result as it computes it, or only some of its output features."""
+    weight, bias = weights_of(linear)
+    if features is not None:
+        weight, bias = weight[features], None if bias is None else bias[features]
+    matmul = getattr(linear, "float8_matmul", None)
+    if matmul is None:
+        return functional.linear(input, weight, bias)
+    result: torch.Tensor = matmul(input.to(weight.dtype), weight)
+    return result if bias is None else result + bias
+
+
+def check_float8(config: TrainConfig, device: torch.device, *, copies: bool) -> None:
+    """Raise ``BadConfig`` if linear layers cannot compute in float8; ``copies`` is true if they have working copies."""
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
+    require("float8=none", "torchao", "fp8", (
+        (config.device == "cuda" and not old, "requires float8 Tensor Cores: an Ada, Hopper or newer GPU", ""),
+        (config.precision == "bf16", "requires bf16", "precision=bf16"),
+        (config.compiled, "requires compiled layers, which fuse its casts", "compile=true"),
+        # It gathers weights in bf16 itself, without working copies.
+        (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
+        (copies, f"cannot be used with {config.model.config['model_type']!r}, which has no working copies", ""),
+    ))  # fmt: skip
+
+
+def require(off: str, library: str, extra: str, conditions: Iterable[tuple[bool, str, str]]) -> None:
+    """Raise ``BadConfig`` unless a setting's conditions are fulfilled, and its library is installed by ``extra``.
+
+    ``off`` turns it off. A condition has the reason if it is not fulfilled, and the setting that fulfils it, if any.
+    """
+    name = off.partition("=")[0]
+    for fulfilled, reason, setting in conditions:
+        if not fulfilled:
+            steps = " or ".join(f"--set train.{one}" for one in (setting, off) if one)
+            raise BadConfig(f"train.{name} {reason}", next_step=f"Use {steps}")
+    if find_spec(library) is None:
+        raise BadConfig(f"train.{name} requires {library}", next_step=f"Install it: pip install '.[{extra}]'")
+
+
+def use_float8(layers: Iterable[nn.Module], recipe: Literal["tensorwise", "rowwise"], *, emulate: bool = False) -> None:
+    """Let linear layers with working copies compute forward and backward in float8, by a recipe of torchao.
+
+    ``emulate`` multiplies in fp32 what was rounded to float8, on any device.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    # Converting a layer also replaces code of Inductor from which Triton generates wrong stores of float8.
+    any_layer = nn.Linear(_FLOAT8_MULTIPLE, _FLOAT8_MULTIPLE, device="meta")
+    ways = [convert_to_float8_training(any_layer, config=replace(config, pad_inner_dim=pad)) for pad in (False, True)]
+    aligned, padded = (one.linear_mm_config for one in ways)
+
+    def matmul(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        inner = input.numel() // input.shape[-1]  # dimension of the weight gradient's matmul
+        how = padded if inner % _FLOAT8_MULTIPLE else aligned
+        result: torch.Tensor = matmul_with_hp_or_float8_args.apply(input, weight.t(), how, config)
+        return result
+
+    for part in (part for layer in layers for part in layer.modules()):
+        if isinstance(part, Linear) and not any(size % _FLOAT8_MULTIPLE for size in (part.in_features, *part.sizes)):
+            vars(part)["float8_matmul"] = matmul
 
 
 def _computed_together(part: nn.Module, alone: Sequence[nn.Module]) -> list[list[nn.Linear]]:
@@ -127,7 +198,7 @@ class Linear(nn.Linear):
         """Return the layer's result, in bf16 under autocast."""
         if self.number:
             return self.results.pop(self.number)
-        result: torch.Tensor = functional.linear(input, self.compute_weight, self.compute_bias)
+        result = project(self, input)
         if len(self.sizes) == 1:
             return result
         parts: tuple[torch.Tensor, ...] = result.split(self.sizes, dim=-1)
@@ -175,7 +246,7 @@ class _Normalize(torch.autograd.Function):
     """Layer norm over the last dimension in fp32."""
 
     @staticmethod
-    def forward(  # noqa: D102 - torch's own
+    def forward(
         ctx: Any,  # noqa: ANN401 - torch's own
         input: torch.Tensor,
         weight: torch.Tensor | None,

@@ -18,7 +18,7 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.model.families import LayerLayout
-from trainer.model.precision import compute_weights
+from trainer.model.precision import project
 
 _UNSPLIT: dict[str, Any] = {"num_splits": 1} if "num_splits" in inspect.signature(varlen_attn).parameters else {}
 """Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of each part; not in torch 2.11."""
@@ -168,15 +168,9 @@ def _modernbert_answer(
     heads = (-1, attention.head_dim)
     hidden = hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
-    weight, bias = compute_weights(attention.Wqkv)
-    query_KD = functional.linear(
-        normed_BSD.flatten(0, 1).index_select(0, asked.position_K),
-        weight[:hidden],
-        None if bias is None else bias[:hidden],
-    )
-    key_BSD, value_BSD = functional.linear(normed_BSD, weight[hidden:], None if bias is None else bias[hidden:]).chunk(
-        2, dim=-1
-    )
+    asked_normed_KD = normed_BSD.flatten(0, 1).index_select(0, asked.position_K)
+    query_KD = project(attention.Wqkv, asked_normed_KD, slice(hidden))
+    key_BSD, value_BSD = project(attention.Wqkv, normed_BSD, slice(hidden, None)).chunk(2, dim=-1)
     cos_BSE, sin_BSE = (table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings)
     cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.position_K) for table in (cos_BSE, sin_BSE))
     attended_KHE = asked.attend(

@@ -23,8 +23,9 @@ PRECISE_SHARE = 0.05
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
 _PLAIN_STEP = {
-    "precision": "fp32", "residual_dtype": "fp32", "tf32": False, "mlm_head": "dense", "last_layer": "dense",
-    "attention": "auto", "attention_dropout": None, "activation_checkpointing": "none", "compile": False,
+    "precision": "fp32", "residual_dtype": "fp32", "float8": "none", "tf32": False, "mlm_head": "dense",
+    "fused_cross_entropy": False, "last_layer": "dense", "attention": "auto", "attention_dropout": None,
+    "activation_checkpointing": "none", "compile": False,
 }  # fmt: skip
 """Defaults of torch and transformers; attention is SDPA, which ``auto`` selects in fp32."""
 

@@ -25,19 +25,19 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
-from autotune.speed.jobs.fused_kernels import kernels_of
+from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
 
 aten = torch.ops.aten
 
 _LIBRARY_OPERATORS = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "index_put", "index_add",
+    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward", "index_put", "index_add",
     "embedding_dense_backward",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
 })  # fmt: skip
 """Kernels that Inductor calls instead of generating, so that their inputs and outputs are in memory."""
 
-_REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
+_REDUCTIONS = frozenset({"var_mean", "sum", "mean", "max", "amax", "amin", "prod", "argmax"})
 
 _WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}
 """Wrappers that save the random state, with the position of the operator among their arguments."""
@@ -145,9 +145,9 @@ class _Plan:
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
 
-        found = {node for node in self._nodes if _is_library(node)}
+        found = {node for node in self._nodes if _is_library(node) or waits_for_all(node)}
         for node in self._nodes:
-            if node.op == "output" or node in found:
+            if node.op == "output" or _is_library(node):
                 found |= {_base(one) for one in node.all_input_nodes}
         reads: dict[fx.Node, set[fx.Node]] = {}
         self._reducing: set[fx.Node] = set()
@@ -181,7 +181,7 @@ class _Plan:
                 if _is_library(node) or any(one.op != "placeholder" for one in node.all_input_nodes):
                     kernel += _is_library(node) or not fuses
                     fuses = not _is_library(node)
-                if _place(node) and not _allocates(node):
+                if _place(node) and not _allocates(node) and not isinstance(node.meta["val"], tuple):
                     alike = fuses and node not in self._reducing
                     over = [one for one in dying if alike and _place(one) == _place(node)]
                     over += [one for number, one in free.get(_place(node), []) if number == kernel - 1][-1:]

@@ -80,8 +80,7 @@ def trace_steps(
             inside.enter_context(context)
         own = config.model_copy(update={"global_batch_size": batches_per_step * config.micro_batch_size})
         training = build_training(own, vocab_size, special_ids, alone)
-        if config.compiled:
-            _compile_without_content(training, tape)
+        _without_kernels(training, config, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         own_by_module(tape, training.module, model_head(training.model), inside)
@@ -146,9 +145,13 @@ def _work_of(training: Training, batch: MicroBatch, batches_per_step: int, tape:
     )
 
 
-def _compile_without_content(training: Training, tape: AllocationRecorder) -> None:
-    """Replace compiled layers and loss by graphs without kernels."""
+def _without_kernels(training: Training, config: TrainConfig, tape: AllocationRecorder) -> None:
+    """Replace compiled layers, compiled loss and fused loss by others without kernels."""
     graphs: dict[Any, Any] = {}
+    if config.fused_cross_entropy:
+        training.module.fused_loss = _fused_loss
+    if not config.compiled:
+        return
     for layer in training.module.layers:
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
     training.module.loss = Compiled(_cross_entropy, None, tape, graphs)
@@ -159,6 +162,46 @@ def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Ten
     likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
     nothing = likelihood_K1.new_zeros(())
     return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
+
+
+def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():  # it is outside autocast
+        loss: torch.Tensor = _FusedLoss.apply(*tensors)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Liger's fused linear cross-entropy: its blocks and matmuls, in chunks of logits as large as the hidden states.
+
+    After ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8; another operator is in the place of its kernel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_KD: Any, weight_VD: Any, labels_K: Any, bias_V: Any) -> torch.Tensor:  # noqa: ANN401
+        rows = -(-len(hidden_KD) // -(-weight_VD.shape[0] // weight_VD.shape[1]))
+        rows = min(1 << (rows - 1).bit_length(), len(hidden_KD))
+        gradient_KD = torch.zeros_like(hidden_KD)
+        gradients = [torch.zeros_like(one, dtype=torch.float32) for one in (weight_VD, bias_V) if one is not None]
+        losses_K = torch.zeros_like(labels_K, dtype=torch.float32)
+        # One block each, so that their number does not depend on the chunks.
+        logits = hidden_KD.new_empty((rows, len(weight_VD)))
+        sums_V = hidden_KD.new_empty(len(weight_VD))
+        for hidden, gradient in zip(hidden_KD.split(rows), gradient_KD.split(rows), strict=True):
+            chunk = torch.mm(hidden, weight_VD.t(), out=logits[: len(hidden)])
+            if bias_V is not None:
+                chunk.add_(bias_V)
+                gradients[1].add_(torch.sum(chunk, 0, out=sums_V))
+            chunk.tanh_()
+            torch.mm(chunk, weight_VD, out=gradient)
+            torch.addmm(gradients[0], chunk.t(), hidden, out_dtype=torch.float32, out=gradients[0])
+        del logits, chunk, sums_V
+        ctx.gradients = [gradient_KD, *(one.to(weight_VD.dtype) for one in gradients)]
+        return losses_K.sum()
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+        hidden_KD, weight_VD, *bias_V = ctx.gradients
+        return hidden_KD, weight_VD, None, *(bias_V or [None])
 
 
 def _tell_phases(

@@ -123,6 +123,8 @@ def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
         _row("device", "use_cpu", not on_gpu),
         _row("precision", "bf16", train.precision == "bf16"),
         _row("residual_dtype", lost=train.residual_dtype == "bf16" and "autocast keeps the residual stream in fp32"),
+        _row("float8", lost=train.float8 != "none" and "computes linear layers in the precision of the others"),
+        _row("fused_cross_entropy", lost=train.fused_cross_entropy and "holds all logits"),
         _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
         _row("compile", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
         _row("compile_mode", "torch_compile_mode", train.compile_mode if compiles else None),

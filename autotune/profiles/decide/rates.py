@@ -23,7 +23,7 @@ FAR_SHARE = 0.1
 NOTHING_EXPECTED = "no expected value"
 _OF_MEMORY = (
     "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile",
-    "activation_checkpointing", "attention_dropout",
+    "activation_checkpointing", "attention_dropout", "float8", "fused_cross_entropy",
 )  # fmt: skip
 
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]

@@ -13,7 +13,8 @@ import torch
 from autotune.speed.values import Kernel, KernelKind
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-_MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
+_DTYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
+_MATMULS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
 """Operators by the position of their first factor."""
 _ATTENTION = {
     "_scaled_dot_product_flash_attention": "flash",

@@ -1,8 +1,9 @@
 """Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
 
 Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
-if one reads another's output, and no library call must run between them. A sum over the leading dimensions, such as a bias gradient, is one more kernel if it
-reads an output: rows must be complete before columns are summed.
+if one reads another's output, and no library call must run between them. A sum over the leading dimensions, such as a
+bias gradient, is one more kernel if it reads an output: rows must be complete before columns are summed. Loops that
+scale by the largest of all values, as casts to float8 do, follow the one that finds it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -106,8 +107,11 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest:
 
 
 def _add(loop: _Loop, loops: list[_Loop]) -> None:
+    awaited = {one for one in loop.reads if waits_for_all(one)}
     for other in loops:
         if other.elements != loop.elements or not loop.earliest <= other.between <= loop.between:
+            continue
+        if awaited & other.writes:
             continue
         # Columns are summed along the way only if nothing that the loop writes is needed for them.
         if loop.reads & other.writes and (loop.sums_columns or other.sums_columns):
@@ -121,6 +125,12 @@ def _add(loop: _Loop, loops: list[_Loop]) -> None:
     other.writes |= loop.writes
     other.operators += loop.operators
     other.sums_columns = other.sums_columns and loop.sums_columns
+
+
+def waits_for_all(node: fx.Node) -> bool:
+    """Return whether a value is the largest of a tensor or of its columns, known only once all rows are read."""
+    name = getattr(node.target, "__name__", "")
+    return name == "max.default" or (name == "amax.default" and 0 in node.args[1])  # type: ignore[operator]  # a list
 
 
 def _sums_columns(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
 from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config.train_config import TrainConfig
+from trainer.model import precision
 
 LAYERS, HIDDEN = 2, 64
 SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 256}
@@ -183,6 +184,21 @@ def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
     assert 0.5 * eager["none"] < compiled["none"] < eager["none"]
     assert compiled["full"] < 0.4 * compiled["none"]
     assert compiled["full"] < eager["full"]
+
+
+def test_a_fused_loss_multiplies_the_same_matrices_and_holds_no_logits(monkeypatch):
+    monkeypatch.setattr(precision, "find_spec", lambda name: True)
+    case = replace(BASE, vocab_size=8000)
+
+    def at(rows: int, *, fused: bool) -> Trace:
+        settings = GPU | {"micro_batch_size": rows, "global_batch_size": rows, "fused_cross_entropy": fused}
+        return traced(case, **settings)
+
+    plain, fused = (at(400, fused=one) for one in (False, True))
+    assert peak_of(fused) < 0.7 * peak_of(plain)
+    flops, others = (sum(one.flops * count for one, count in trace.work.kernels) for trace in (plain, fused))
+    assert others == pytest.approx(flops)
+    assert fit_memory_model([fused, at(800, fused=True)]) is not None
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -120,7 +120,7 @@ def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
             return BROKEN
         return None
 
-    search, found = explored(tmp_path, CLOSE, crash, noise=0.06, seed=3)
+    search, found = explored(tmp_path, CLOSE, crash, noise=0.06, seed=5)
     assert len(crashed) == 1
     assert found.adopted
     assert found.candidate not in crashed
@@ -346,6 +346,25 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     own = next(row for row in kept.rows if row.settings == kept.starting)
     assert own.ratio_to_starting is None
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
+
+
+def test_float8_is_tried_only_in_compiled_bf16_and_taken_only_if_it_learns_the_same(tmp_path):
+    levels = {"precision": ("fp32", "bf16"), "compile": (False, True), "float8": ("none", "rowwise")}
+    cells = knob_space(UNEXPLORED, levels, GLOBAL_ROWS, 1, lambda knobs: 8)
+    assert {(one.precision, one.compile) for one in cells if one.float8 == "rowwise"} == {("bf16", True)}
+    rate = additive({"rowwise": 2.0, "bf16": 1.2})
+    for learns, taken_one in ((1.0, "rowwise"), (0.5, "none")):
+
+        def loss(name, step, learns=learns):
+            return 3.0 - 0.01 * step * (learns if "float8" in name else 1.0)
+
+        search, found = explored(tmp_path / taken_one, rate, cells=cells, loss=loss)
+        assert (found.adopted, found.candidate.float8, found.candidate.precision) == (True, taken_one, "bf16")
+        assert "with bf16, rowwise float8 and" in found.equal_loss
+        assert [(one["float8"], one["compile"]) for one in checks_of(search)][:2] == [
+            ("none", False),
+            ("rowwise", True),
+        ]
 
 
 @pytest.mark.parametrize(("changes", "said", "checks"), [

@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,7 @@ from autotune.workers.values import SweepRequest
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.profiles.examples import but
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import FakeClock, FakeMachine
+from tests.fakes import CARD, FakeClock, FakeMachine
 from tests.simulators.explorations import additive
 from trainer.config import resolve
 from trainer.config.train_config import ModelSettings, TrainConfig
@@ -160,16 +159,25 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
     (TINY, {}, "cpu", None, "compile", (False,), "no compiler found (g++, c++, clang++)"),
     (TINY, {}, "cpu", "g++", "compile", (False, True), None),
     (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
-    (TINY, {}, "H100", None, "attention", ("auto", "sdpa"), None),
-    (NO_DROPOUT, {}, "A100", None, "attention", ("auto", "sdpa"), None),
-    (NO_DROPOUT, {}, "H100", None, "attention", ("auto", "sdpa", "fa3"), None),
+    (TINY, {}, "H100", "gcc", "attention", ("auto", "sdpa"), None),
+    (NO_DROPOUT, {}, "A100", "gcc", "attention", ("auto", "sdpa"), None),
+    (NO_DROPOUT, {}, "H100", "gcc", "attention", ("auto", "sdpa", "fa3"), None),
+    (TINY, {}, "H100", "gcc", "float8", ("none", "tensorwise", "rowwise"), None),
+    (TINY, {}, "A100", "gcc", "float8", ("none",), None),
+    (TINY, {}, "H100", "absent", "float8", ("none",), "torchao is not installed (pip install '.[fp8]')"),
+    (TINY, {"float8": "none"}, "H100", "gcc", "float8", ("none",), "you set none"),
+    (TINY, {}, "cpu", "g++", "float8", ("none",), None),
+    (TINY, {}, "H100", "gcc", "fused_cross_entropy", (False, True), None),
+    (TINY, {}, "H100", "absent", "fused_cross_entropy", (False,), None),
+    (TINY, {"fused_cross_entropy": False}, "H100", "gcc", "fused_cross_entropy", (False,), "you set false"),
 ])  # fmt: skip
 def test_what_cannot_be_chosen_is_not_explored(make, monkeypatch, train, asked, device, compiler, name, values, said):
     bench = make().bench
     monkeypatch.setattr(resolve.shutil, "which", lambda name: compiler)
-    monkeypatch.setattr(stage, "find_spec", lambda _: True)
-    gpus = (SimpleNamespace(compute_capability=(9 if device == "H100" else 8, 0)),)
-    bench = replace(bench, site=replace(bench.site, device="cpu" if device == "cpu" else "cuda", gpus=gpus))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr(stage, "find_spec", lambda name: compiler if compiler != "absent" else None)
+    gpus = () if device == "cpu" else (replace(CARD, compute_capability=(9 if device == "H100" else 8, 0)),)
+    bench = replace(bench, site=replace(bench.site, device="cuda" if gpus else "cpu", gpus=gpus))
     levels, left_out = stage._levels(bench, train, requested_config(train.model, **asked))
     assert levels[name] == values
     assert [one for one in left_out if one.startswith(name)] == ([] if said is None else [f"{name}: {said}"])

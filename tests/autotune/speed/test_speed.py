@@ -69,6 +69,26 @@ def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_
     assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(recipe):
+    pytest.importorskip("torchao", reason="needs torchao; next: pip install '.[fp8]'")
+    plain, found = work_of(compile=True), work_of(compile=True, float8=recipe)
+    bf16, fp8 = (
+        {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"} for work in (plain, found)
+    )
+    layers = sum(count for kernel, count in fp8.items() if kernel.dtype == "fp8")
+    assert layers == sum(bf16.values()) - 6 == 3 * (4 * LAYERS + 1)  # the last layer's queries; the head has two
+    assert sum(kernel.flops * count for kernel, count in fp8.items()) == pytest.approx(
+        sum(kernel.flops * count for kernel, count in bf16.items())
+    )
+    assert found.bytes_of("copy") > plain.bytes_of("copy")
+    rates = data_sheet_rates(H100)
+    assert rates.matmul["fp8"].flops_per_s == 2 * rates.matmul["bf16"].flops_per_s
+    assert "fp8" not in data_sheet_rates("NVIDIA A100-SXM4-80GB").matmul
+    times = [predict_speed(work, rates, config()).parts_s for work in (plain, found)]
+    assert times[1]["matmuls"] < times[0]["matmuls"]
+
+
 def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     work = work_of()
     speed = predict_speed(work, data_sheet_rates(H100), config(), 64.0)

@@ -201,7 +201,8 @@ RECIPE = {
     "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "decay_share": 0.2,
     "final_learning_rate_share": 0.1, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6,
     "max_grad_norm": 1.0, "max_steps": 30, "masking_probability": 0.3, "attention_dropout": 0.1, "precision": "bf16",
-    "residual_dtype": "bf16", "tf32": False, "max_epochs": 3, "health": HealthSettings(on_spike="rollback"),
+    "residual_dtype": "bf16", "float8": "rowwise", "tf32": False, "max_epochs": 3,
+    "health": HealthSettings(on_spike="rollback"),
 }  # fmt: skip
 
 

@@ -7,9 +7,14 @@ import torch
 from torch.nn import functional
 
 from tests.trainer import oracles
-from trainer.config.train_config import TrainConfig
-from trainer.model import masked_lm
+from trainer.build import build_training
+from trainer.config.train_config import ParallelSettings, TrainConfig
+from trainer.distributed.ranks import Ranks
+from trainer.errors import BadConfig
+from trainer.model import masked_lm, precision
+from trainer.model.masked_lm import cross_entropy
 from trainer.model.packing import prove_copies
+from trainer.model.precision import use_float8
 
 CASES = [
     *itertools.product((*oracles.FAMILIES, "esm", "eurobert"), [("selective", "padded"), ("full", "packed")]),
@@ -66,3 +71,67 @@ def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
     expected = torch.cat([one.weight for one in (first.query, first.key, first.value)]).bfloat16()
     assert torch.equal(first.query.compute_weight, expected)
     assert not first.query.results
+
+
+@pytest.mark.parametrize(("family", "recipe"), [("bert", "tensorwise"), ("modernbert", "rowwise")])
+def test_layers_learn_in_float8_with_gradients_near_those_of_bf16(family, recipe, dataset):
+    pytest.importorskip("torchao", reason="needs torchao; next: pip install '.[fp8]'")
+    config = oracles.config_of(family, precision="bf16", max_grad_norm=1.0)
+    batches = oracles.micro_batches(dataset, config, steps=10)
+
+    def training(*, float8=False):
+        found = oracles.training_of(config, dataset)
+        if float8:
+            use_float8(found.module.layers, recipe, emulate=True)
+        return found
+
+    def of_layers(gradients):
+        return {name: gradient for name, gradient in gradients.items() if "layer" in name}
+
+    plain, found = (oracles.gradients_of(training(float8=on), batches[:1]) for on in (False, True))
+    assert found[0] == pytest.approx(plain[0], rel=1e-3)
+    assert 0.005 < oracles.relative_distance(of_layers(plain[1]), of_layers(found[1])) < 0.1
+    if family == "modernbert":  # emulation is slow
+        return
+    steps = [training(float8=on).step for on in (False, True)]
+    bf16, float8 = ([float(step.run([batch], 3e-3).loss) for batch in batches] for step in steps)
+    assert float8[-1] == pytest.approx(bf16[-1], rel=0.01)
+    assert float8[-1] < 0.95 * float8[0]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "distilbert"])
+def test_a_fused_loss_gets_what_the_last_layer_of_the_head_multiplies(family, dtype, dataset):
+    def fused(hidden_KD, weight_VD, labels_K, bias_V):
+        assert {one.dtype for one in (hidden_KD, weight_VD, bias_V)} == {training.module._dtype}
+        return cross_entropy(functional.linear(hidden_KD, weight_VD, bias_V), labels_K)
+
+    config = oracles.config_of(family, precision=dtype, layout="padded")
+    training, batches = oracles.training_of(config, dataset), oracles.micro_batches(dataset, config)
+    plain = oracles.gradients_of(training, batches)
+    with torch.no_grad():
+        logits = training.module.evaluate(batches[0])
+    training.module.fused_loss = fused
+    near = 1e-5 if dtype == "fp32" else 5e-3
+    oracles.check_alike(plain, oracles.gradients_of(training, batches), loss=1e-5, gradient=near)
+    with torch.no_grad():
+        assert training.module.evaluate(batches[0]) == logits
+
+
+@pytest.mark.parametrize(("family", "changes", "said"), [
+    ("bert", {"device": "cpu", "float8": "rowwise"}, "requires float8 Tensor Cores"),
+    ("bert", {"precision": "fp32", "float8": "rowwise"}, "float8 requires bf16"),
+    ("bert", {"compile": False, "float8": "rowwise"}, "requires compiled layers"),
+    ("bert", {"parallel": ParallelSettings(strategy="fsdp2"), "float8": "rowwise"}, "float8 cannot be used with fsdp2"),
+    ("bert", {"float8": "rowwise"}, "requires torchao"),
+    ("bert", {"device": "cpu", "fused_cross_entropy": True}, "requires a GPU"),
+    ("bert", {"mlm_head": "dense", "fused_cross_entropy": True}, "requires a sparse MLM head"),
+    ("esm", {"layout": "padded", "fused_cross_entropy": True}, "whose head does not end in a linear layer"),
+    ("modernbert", {"fused_cross_entropy": True}, "requires liger_kernel"),
+])  # fmt: skip
+def test_a_faster_way_that_cannot_be_computed_is_rejected(monkeypatch, dataset, family, changes, said):
+    monkeypatch.setattr(precision, "find_spec", lambda name: None)
+    config = oracles.config_of(family, **{"device": "cuda", "precision": "bf16", "compile": True} | changes)
+    nowhere = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("meta"))
+    with pytest.raises(BadConfig, match=said):
+        build_training(config, 128, dataset.manifest.special_ids, nowhere)
