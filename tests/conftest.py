@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,15 @@ LONGEST = ("test_quickstart.py", "test_typed.py", "test_train_faults.py", "test_
 hypothesis.settings.register_profile("any machine", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)  # make soak
 hypothesis.settings.load_profile("any machine")
+
+
+TORCHAO = Path(sys.prefix) / "fp8"
+"""Folder of torchao, which is not installed otherwise: transformers would import it in every process."""
+
+
+@pytest.fixture
+def torchao(monkeypatch):
+    monkeypatch.syspath_prepend(TORCHAO)
 
 
 def pytest_configure(config):

@@ -1,10 +1,10 @@
 """Layers that are compiled for a GPU, down to machine code: what is compiled, and how often. Nothing is computed."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
 
+from tests.conftest import TORCHAO
 from tests.nullgpu.environment import ROOT
 
 pytestmark = pytest.mark.cuda
@@ -19,7 +19,6 @@ MORE = (
     "modernbert=6,checkpointing=selective",
 )
 FLOAT8 = ("bert=4,float8=tensorwise",)
-NEEDS_TORCHAO = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao; next: pip install '.[fp8]'")
 SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2", "modernbert=6,strategy=fsdp2")
 
 
@@ -27,13 +26,14 @@ SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2
     ("cases", "devices"),
     [
         (QUICK, 1),
-        pytest.param(FLOAT8, 1, marks=(pytest.mark.soak, NEEDS_TORCHAO)),
+        pytest.param(FLOAT8, 1, marks=pytest.mark.soak),
         pytest.param(MORE, 1, marks=pytest.mark.soak),
         pytest.param(SHARED, 2, marks=pytest.mark.soak),
     ],
 )
 def test_one_graph_serves_all_layers_of_a_kind_and_no_step_compiles_again(null_gpu, patterned_dataset, cases, devices):
-    ended = null_gpu(devices=devices).torchrun(JOB, patterned_dataset, *cases, timeout_s=1200)
+    paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if cases == FLOAT8 else {}
+    ended = null_gpu(devices=devices, variables=paths).torchrun(JOB, patterned_dataset, *cases, timeout_s=1200)
     found = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
     assert [one["case"] for one in found] == list(cases), ended
     for one in found:

@@ -236,7 +236,7 @@ class LayerNorm(nn.LayerNorm):
         """Return the normalised input, of the same shape."""
         weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
         if self.keeps_bf16 and torch.is_grad_enabled():
-            result = _Normalize.apply(input.float(), weight, bias, self.eps)  # type: ignore[no-untyped-call]
+            result: torch.Tensor = _Normalize.apply(input.float(), weight, bias, self.eps)  # type: ignore[no-untyped-call]
         else:
             result = functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
         return result.to(self.result_dtype)

@@ -70,8 +70,7 @@ def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(recipe):
-    pytest.importorskip("torchao", reason="needs torchao; next: pip install '.[fp8]'")
+def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(torchao, recipe):
     plain, found = work_of(compile=True), work_of(compile=True, float8=recipe)
     bf16, fp8 = (
         {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"} for work in (plain, found)

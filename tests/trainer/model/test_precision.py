@@ -74,8 +74,7 @@ def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("bert", "tensorwise"), ("modernbert", "rowwise")])
-def test_layers_learn_in_float8_with_gradients_near_those_of_bf16(family, recipe, dataset):
-    pytest.importorskip("torchao", reason="needs torchao; next: pip install '.[fp8]'")
+def test_layers_learn_in_float8_with_gradients_near_those_of_bf16(torchao, family, recipe, dataset):
     config = oracles.config_of(family, precision="bf16", max_grad_norm=1.0)
     batches = oracles.micro_batches(dataset, config, steps=10)
 
