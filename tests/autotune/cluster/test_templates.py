@@ -49,15 +49,11 @@ def log_of(place: Path) -> str:
     return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("site", "variables", "interface"),
-    [
-        (NO_SITE, {}, "eth7"),
-        (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
-        (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
-        (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
-    ],
-)
+@pytest.mark.parametrize(("site", "variables", "interface"), [
+    (NO_SITE, {}, "eth7"), (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
+    (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
+    (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
+])  # fmt: skip
 def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_named_one(
     tmp_path, site, variables, interface
 ):

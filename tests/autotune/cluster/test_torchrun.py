@@ -97,17 +97,11 @@ LOOPBACK = {"lo": ["127.0.0.1"]}
 ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
 
 
-@pytest.mark.parametrize(
-    ("interface", "addresses", "of_name", "expected"),
-    [
-        ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"),
-        (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
-        (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"),
-        (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
-        (None, ADDRESSES, [], "10.0.0.5"),
-        (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("interface", "addresses", "of_name", "expected"), [
+    ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"), (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
+    (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"), (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
+    (None, ADDRESSES, [], "10.0.0.5"), (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
+])  # fmt: skip
 def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(interface, addresses, of_name, expected):
     assert torchrun.own_address(interface, addresses, of_name) == expected
     own = torchrun.own_address(None, torchrun.read_addresses(), torchrun.resolve_own_name())

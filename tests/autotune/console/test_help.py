@@ -92,20 +92,17 @@ def test_the_version_and_help_of_hidden_commands_are_told(says):
     assert "Examples" not in says("job", "-h") + says("tune-between-nodes", "-h") + says("job", "meet", "-h")
 
 
-@pytest.mark.parametrize(
-    ("typed", "now"),
-    [
-        ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
-        ("launch local --profile=p.toml", "autotune train p.toml"),
-        ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
-        ("report review p.toml", "autotune profile approve p.toml"),
-        ("profile explain p.toml", "autotune profile show p.toml"),
-        ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
-        ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
-        ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
-        ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "now"), [
+    ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
+    ("launch local --profile=p.toml", "autotune train p.toml"),
+    ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
+    ("report review p.toml", "autotune profile approve p.toml"),
+    ("profile explain p.toml", "autotune profile show p.toml"),
+    ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
+    ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
+    ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
+    ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
+])  # fmt: skip
 def test_an_old_name_leads_to_the_command_in_its_new_form(says, typed, now):
     assert f"  next: {now}\n" in says(*shlex.split(typed), code=2)
 

@@ -14,11 +14,9 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(
-    sequence_s=0.02,
-    micro_batch_s=0.01,
-    optimizer_step_s=0.01,
+    sequence_s=0.02, micro_batch_s=0.01, optimizer_step_s=0.01,
     gradients=tuple(GradientPart(elements=400_000, ready_share=(number + 1) / 10) for number in range(10)),
-)
+)  # fmt: skip
 CONFIG = TrainConfig(
     model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_size=4, global_batch_size=16
 )

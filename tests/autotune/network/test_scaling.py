@@ -24,11 +24,9 @@ def probed(**evidence_changes):
         update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_tokens_per_sequence": 100.0}
     )
     return but(
-        base,
-        train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_size": 1024},
-        constraints={"global_batch_tokens": 100 * 1024},
-        evidence={"probe": probe, **evidence_changes},
-    )
+        base, train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_size": 1024},
+        constraints={"global_batch_tokens": 100 * 1024}, evidence={"probe": probe, **evidence_changes},
+    )  # fmt: skip
 
 
 def known(profile, **options):

@@ -72,15 +72,12 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "micro", "ranks", "words"),
-    [
-        (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
-        (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
-        (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
-        (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "micro", "ranks", "words"), [
+    (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
+    (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
+    (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
+    (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
+])  # fmt: skip
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
     train = example_profile().train.model_copy(update={"global_batch_size": rows, "micro_batch_size": micro})
     assert words in batch_split_words(train, ranks)
@@ -131,13 +128,10 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
     assert counters == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
 
 
-@pytest.mark.parametrize(
-    ("joint", "answer", "words"),
-    [
-        (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
-        (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
-    ],
-)
+@pytest.mark.parametrize(("joint", "answer", "words"), [
+    (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
+    (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
+])  # fmt: skip
 def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joint, answer, words):
     found = sweep(joint=joint)
     assert chosen_loader(found) == answer

@@ -88,23 +88,18 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
         assert judge(outcome, []) is outcome
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
-        ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
-        ({"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
-        (
-            {"used_bytes": 3 * GIB, "holders": UNKNOWN},
-            "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
-        ),
-        ({}, None),
-        ({"used_bytes": UNKNOWN}, None),
-        ({"holders": UNKNOWN}, None),
-        ({"used_bytes": 2 * GIB}, None),
-        ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
+    ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
+    ({"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
+    ({"used_bytes": 3 * GIB, "holders": UNKNOWN},
+     "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)"),
+    ({}, None),
+    ({"used_bytes": UNKNOWN}, None),
+    ({"holders": UNKNOWN}, None),
+    ({"used_bytes": 2 * GIB}, None),
+    ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
+])  # fmt: skip
 def test_users_of_a_gpu_are_named(changes, words):
     found = contamination.describe_other_users("GPU 3", **FREE | changes)
     assert found == (words and f"GPU 3 is already in use: {words}")

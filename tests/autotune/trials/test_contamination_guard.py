@@ -123,11 +123,9 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     assert watch.waited_s == 0
 
 
-@pytest.mark.parametrize(
-    "readings",
-    [(UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN)],
-    ids=["never read", "no baseline", "not before", "not after"],
-)
+@pytest.mark.parametrize("readings", [
+    (UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN),
+], ids=["never read", "no baseline", "not before", "not after"])  # fmt: skip
 def test_readings_that_are_missing_contaminate_nothing(readings):
     watch = Watchdog(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
     assert watch.machine.run(TRIAL) is RAN

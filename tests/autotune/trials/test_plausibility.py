@@ -19,13 +19,10 @@ NULL = "0.0 (nullgpu)"
 CONFIG = {"precision": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("per_s", "of", "words"),
-    [
-        (8.6e15, "bf16", r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds its peak of 835"),
-        (500e12, "tf32", "in tf32"),
-    ],
-)
+@pytest.mark.parametrize(("per_s", "of", "words"), [
+    (8.6e15, "bf16", r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds its peak of 835"),
+    (500e12, "tf32", "in tf32"),
+])  # fmt: skip
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
     check_rates(NVL, [GpuRate(what="matmuls", per_s=plausibility.SLACK * 835e12)])
     for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
@@ -87,11 +84,9 @@ def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_
 
 def pretended(**evidence):
     return but(
-        example_profile(),
-        train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
-        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL},
-        evidence=evidence,
-    )
+        example_profile(), train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
+        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL}, evidence=evidence,
+    )  # fmt: skip
 
 
 def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():

@@ -184,12 +184,9 @@ def _changed_array(content: bytes, draw: random.Random) -> bytes:
     array = np.load(io.BytesIO(content)).copy()
     deeds: list[Callable[[], Any]] = [
         lambda: array.astype(draw.choice(["float64", "int64", "uint8", ">u4"])),
-        lambda: array[: draw.randrange(len(array) + 1)],
-        lambda: np.sort(array)[::-1],
-        lambda: array.reshape(1, -1),
-        lambda: np.concatenate([array, array]),
-        lambda: array * 0 - 1,
-    ]
+        lambda: array[: draw.randrange(len(array) + 1)], lambda: np.sort(array)[::-1], lambda: array.reshape(1, -1),
+        lambda: np.concatenate([array, array]), lambda: array * 0 - 1,
+    ]  # fmt: skip
     written = io.BytesIO()
     np.save(written, draw.choice(deeds)())
     return written.getvalue()
@@ -243,10 +240,7 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
         if "Traceback" in why or code == EXIT_BUG:
             tracebacks.append(f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}")
     return {
-        "cases": points,
-        "seed": seed,
-        "by_kind": dict(sorted(kinds.items())),
-        "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
-        "tracebacks": len(tracebacks),
+        "cases": points, "seed": seed, "by_kind": dict(sorted(kinds.items())),
+        "by_exit_code": {str(code): ends[code] for code in sorted(ends)}, "tracebacks": len(tracebacks),
         "first_tracebacks": tracebacks[:9],
-    }
+    }  # fmt: skip

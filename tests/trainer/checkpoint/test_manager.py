@@ -54,15 +54,10 @@ def save_on_bad_disk(monkeypatch):
     return save_there
 
 
-@pytest.mark.parametrize(
-    ("settings", "due"),
-    [
-        ({}, []),
-        ({"interval_steps": 3}, [3, 6, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
-    ],
-)
+@pytest.mark.parametrize(("settings", "due"), [
+    ({}, []), ({"interval_steps": 3}, [3, 6, 9]), ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
+    ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+])  # fmt: skip
 def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(manager_of, settings, due):
     manager = manager_of(**settings)
     assert [step for step in range(1, 10) if manager.is_due(step, None)] == due

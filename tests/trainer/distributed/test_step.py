@@ -130,12 +130,9 @@ def test_a_rehearsal_leaves_no_trace(dataset, family):
 
 
 @given(
-    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
-    warmup=st.integers(0, 50),
-    steps=st.integers(1, 200),
-    final=st.floats(0, 1),
-    share=st.floats(0.01, 1),
-)
+    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]), warmup=st.integers(0, 50),
+    steps=st.integers(1, 200), final=st.floats(0, 1), share=st.floats(0.01, 1),
+)  # fmt: skip
 def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(schedule, warmup, steps, final, share):
     config = oracles.config_of(
         schedule=schedule, warmup_steps=warmup, max_steps=steps, learning_rate=1.0, final_learning_rate_share=final,
