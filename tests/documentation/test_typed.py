@@ -51,10 +51,8 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
     "docs/quickstart.md": (
-        (INSTALLING.pattern, "", "it is installed"),
-        (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--time-limit \w+", "--time-limit 4min", _QUICK),
-        (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
+        (INSTALLING.pattern, "", "it is installed"), (r"--max-samples \d+", "--max-samples 300", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min", _QUICK), (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
         (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
@@ -67,7 +65,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
-}
+}  # fmt: skip
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:

@@ -38,18 +38,15 @@ def bash():
     return lambda line: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line]).split()
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("autotune es", ["estimate"]),
-        ("autotune profile ", ["show", "verify", "approve", "export"]),
-        ("autotune estimate --what", ["--what-if"]),
-        ("autotune estimate --model bert-m", ["bert-mini"]),
-        ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
-        ("autotune profile export --to ", ["hf-trainer"]),
-        ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
-    ],
-)
+@pytest.mark.parametrize(("line", "offered"), [
+    ("autotune es", ["estimate"]),
+    ("autotune profile ", ["show", "verify", "approve", "export"]),
+    ("autotune estimate --what", ["--what-if"]),
+    ("autotune estimate --model bert-m", ["bert-mini"]),
+    ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
+    ("autotune profile export --to ", ["hf-trainer"]),
+    ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
+])  # fmt: skip
 def test_bash_completes_commands_options_and_values(bash, line, offered):
     assert bash(line) == offered
 

@@ -44,21 +44,18 @@ HOT, BOTH, FINE = ("hw_thermal",), ("hw_slowdown", "hw_thermal"), ()
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 
 
-@pytest.mark.parametrize(
-    ("samples", "words"),
-    [
-        *((sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)), f"{one} in 2 of 3 samples") for one in FAULTS),
-        (sampled(BOTH, BOTH, HOT), "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"),
-        (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
-        (sampled(HOT), "hw_thermal in 1 of 1 samples"),
-        *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), FINE, None)),
-        ([], None),
-        # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
-        (sampled(HOT, FINE), None),
-        (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
-        (sampled(*[HOT] * 3, *[FINE] * 17, *[None] * 20), "hw_thermal in 3 of 20 samples"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "words"), [
+    *((sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)), f"{one} in 2 of 3 samples") for one in FAULTS),
+    (sampled(BOTH, BOTH, HOT), "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"),
+    (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
+    (sampled(HOT), "hw_thermal in 1 of 1 samples"),
+    *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), FINE, None)),
+    ([], None),
+    # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
+    (sampled(HOT, FINE), None),
+    (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
+    (sampled(*[HOT] * 3, *[FINE] * 17, *[None] * 20), "hw_thermal in 3 of 20 samples"),
+])  # fmt: skip
 def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samples, words):
     assert contamination.describe_slowdown("GPU 3", samples) == (
         words and f"GPU 3 was slowed down: {words}, at up to 91 °C"
@@ -133,16 +130,13 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_th
     assert gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking is None
 
 
-@pytest.mark.parametrize(
-    ("energies_j", "power_w"),
-    [
-        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
-        ((None, 1e6, 1e6 + 600, None), 600.0),
-        # Without a count that grows the mean of the readings is taken.
-        *((energies_j, 350.0) for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))),
-        ((), None),
-    ],
-)
+@pytest.mark.parametrize(("energies_j", "power_w"), [
+    ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
+    ((None, 1e6, 1e6 + 600, None), 600.0),
+    # Without a count that grows the mean of the readings is taken.
+    *((energies_j, 350.0) for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))),
+    ((), None),
+])  # fmt: skip
 def test_power_is_what_the_energy_between_first_and_last_sample_makes(energies_j, power_w):
     at = enumerate(energies_j)
     samples = [replace(SAMPLE, time_s=10.0 + s, power_w=300.0 + 100 * s, energy_j=energy_j) for s, energy_j in at]

@@ -32,16 +32,13 @@ def test_a_rank_alone_is_not_named_nor_is_one_where_all_were_refused_and_rank_0_
     assert outcome_of(account(REFUSED, 2.0), account(REFUSED, 1.0)) == OutOfMemory(detail="refused")
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        account(LOST, 2.0),
-        account(LOST, 0.5),  # written before the refused rank was found dead
-        account(killed=True, exit_code=-9, ended_s=0.5),
-        account(BROKEN, 2.0),
-        account(FITS, 0.5),
-    ],
-)
+@pytest.mark.parametrize("other", [
+    account(LOST, 2.0),
+    account(LOST, 0.5),  # written before the refused rank was found dead
+    account(killed=True, exit_code=-9, ended_s=0.5),
+    account(BROKEN, 2.0),
+    account(FITS, 0.5),
+])  # fmt: skip
 def test_a_refused_rank_decides_over_those_that_it_took_with_it(other):
     assert outcome_of(other, account(REFUSED, 1.0)) == OutOfMemory(detail="rank 1 of 2: refused")
 
@@ -56,14 +53,11 @@ def test_a_rank_that_could_not_say_it_or_that_the_kernel_killed_is_named(other, 
     assert outcome.detail.startswith("rank 1 of 2: ")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "detail"),
-    [
-        ([account(BROKEN, 1.0), account(REFUSED, 2.0)], "rank 0 of 2: broken"),
-        ([account(LOST), account(exit_code=-9)], "rank 1 of 2: exit code -9: "),  # somebody killed it
-        ([account(LOST, 2.0), account(LOST, 1.0)], "rank 1 of 2: Connection closed by peer"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "detail"), [
+    ([account(BROKEN, 1.0), account(REFUSED, 2.0)], "rank 0 of 2: broken"),
+    ([account(LOST), account(exit_code=-9)], "rank 1 of 2: exit code -9: "),  # somebody killed it
+    ([account(LOST, 2.0), account(LOST, 1.0)], "rank 1 of 2: Connection closed by peer"),
+])  # fmt: skip
 def test_the_first_rank_that_crashed_by_itself_is_named(ranks, detail):
     assert outcome_of(*ranks) == Crashed(detail=detail)
 

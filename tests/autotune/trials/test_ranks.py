@@ -90,16 +90,13 @@ def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
     assert outcome == TimedOut(detail="killed after 3 s")
 
 
-@pytest.mark.parametrize(
-    ("faults", "said"),
-    [
-        ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
-        ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
-        ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
-        ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
-        ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
-    ],
-)
+@pytest.mark.parametrize(("faults", "said"), [
+    ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
+    ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
+    ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
+    ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
+    ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
+])  # fmt: skip
 def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
     outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)

@@ -42,16 +42,10 @@ FILES = {
 """What the commands' arguments below stand for."""
 READ = {
     "profile": [
-        "profile show {profile}",
-        "profile show {profile} --explain",
-        "profile verify {profile} --data {data}",
-        "profile show {profile} --json",
-        "compare {profile} {other}",
-        "advise {profile}",
-        "plan {profile} --duration 3h",
-        "profile export {profile} --to hf-trainer",
-        "train {profile} --slurm={site} --dry-run --data {data}",
-        "report {profile} --out {out}/report.html",
+        "profile show {profile}", "profile show {profile} --explain", "profile verify {profile} --data {data}",
+        "profile show {profile} --json", "compare {profile} {other}", "advise {profile}",
+        "plan {profile} --duration 3h", "profile export {profile} --to hf-trainer",
+        "train {profile} --slurm={site} --dry-run --data {data}", "report {profile} --out {out}/report.html",
         "profile approve {profile} --by me --reports {reports}",
     ],
     "trial log": [
@@ -82,7 +76,7 @@ READ = {
     ],
     "model config": ["estimate --model {config} --device cpu --memory 1GiB"],
     "tokenizer": ["data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared --workers 1"],
-}
+}  # fmt: skip
 SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, "model config": 1, "tokenizer": 1}
 """How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
 

@@ -177,16 +177,13 @@ class Outer(StrictTable):
     rows: Annotated[int, Field(gt=0)] = 1
 
 
-@pytest.mark.parametrize(
-    ("value", "message", "next_step"),
-    [
-        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
-        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
-        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
-        ({"rows": -3}, "rows = -3", "Correct 'rows'"),
-        ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
-    ],
-)
+@pytest.mark.parametrize(("value", "message", "next_step"), [
+    ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
+    ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
+    ({"zzz": 1}, "zzz", "closest of 3 known keys"),
+    ({"rows": -3}, "rows = -3", "Correct 'rows'"),
+    ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
+])  # fmt: skip
 def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step):
     with pytest.raises(BadConfig) as caught:
         parse_table(Outer, value, where="p.toml")
