@@ -36,26 +36,22 @@ def refused(here, capsys):
 PROBE = ["probe", "--model", "m", "--data", "d"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["probe", "--model", "bert-mnii", "--data", "d"], 3, ["unknown model", "'bert-mini'"]),
-        (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
-        (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["dataset not found: nowhere"]),
-        (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
-        (["prob"], 2, ["error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"]),
-        (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
-        (["probe"], 2, ["autotune probe requires --model\n  next: autotune probe --model bert-120m --data"]),
-        (["probe", "--zzz"], 2, ["autotune probe has no option '--zzz'\n  next: See: autotune probe -h"]),
-        (["probe", "--modle=m"], 2, ["next: Did you mean --model?"]),
-        (["probe", "--model"], 2, ["--model requires a value"]),
-        (["doctor", "--json=1"], 2, ["--json takes no value"]),
-        (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
-        ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
-        ([*PROBE, "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
-        ([*PROBE, "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["probe", "--model", "bert-mnii", "--data", "d"], 3, ["unknown model", "'bert-mini'"]),
+    (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
+    (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["dataset not found: nowhere"]),
+    (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
+    (["prob"], 2, ["error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"]),
+    (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
+    (["probe"], 2, ["autotune probe requires --model\n  next: autotune probe --model bert-120m --data"]),
+    (["probe", "--zzz"], 2, ["autotune probe has no option '--zzz'\n  next: See: autotune probe -h"]),
+    (["probe", "--modle=m"], 2, ["next: Did you mean --model?"]),
+    (["probe", "--model"], 2, ["--model requires a value"]), (["doctor", "--json=1"], 2, ["--json takes no value"]),
+    (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
+    ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
+    ([*PROBE, "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
+    ([*PROBE, "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
+])  # fmt: skip
 def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):
     refused(*arguments, code=code, words=words)
 

@@ -51,10 +51,9 @@ def test_bash_completes_commands_options_and_values(bash, line, offered):
     assert bash(line) == offered
 
 
-@pytest.mark.parametrize(
-    ("shell", "named"),
-    [("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune")],
-)
+@pytest.mark.parametrize(("shell", "named"), [
+    ("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune"),
+])  # fmt: skip
 def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(bash, shell, named):
     script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
     assert named in script

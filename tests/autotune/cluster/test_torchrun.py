@@ -57,10 +57,9 @@ def test_the_childs_code_is_returned_and_signals_are_as_before():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    ("number", "heard"),
-    [(signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, "")],
-)
+@pytest.mark.parametrize(("number", "heard"), [
+    (signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, ""),
+])  # fmt: skip
 def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(number, heard):
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "ready\n"

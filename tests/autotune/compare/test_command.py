@@ -81,13 +81,10 @@ def test_ci_fails_only_for_what_is_proven_or_strictly_also_for_what_is_not_dispr
         assert ("B trains at" in err) == (speed < 1000)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
-        ({"global_batch_size": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
+    ({"global_batch_size": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
+])  # fmt: skip
 def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, changes, why, says, compared):
     _write_run("a", 1000)
     _write_run("b", 500, **changes)

@@ -50,11 +50,10 @@ def test_speeds_differ_only_beyond_noise_and_the_gate_fails_only_what_is_proven(
     assert gate(found, 0.05).state == state
 
 
-@pytest.mark.parametrize(
-    ("circumstance", "word"),
-    [*((name, "another ") for name in ("model", "dataset", "machine", "global batch", "row length")),
-     ("processors", "other "), ("ranks", "another number of ")],
-)  # fmt: skip
+@pytest.mark.parametrize(("circumstance", "word"), [
+    *((name, "another ") for name in ("model", "dataset", "machine", "global batch", "row length")),
+    ("processors", "other "), ("ranks", "another number of "),
+])  # fmt: skip
 def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, word):
     found = compare(_side(), _side(**{circumstance: "other"})).headline
     assert (found.verdict, found.why) == ("not comparable", word + circumstance)

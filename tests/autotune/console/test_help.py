@@ -119,17 +119,13 @@ def test_the_trainer_answers_in_the_same_form(words, capsys):
     assert re.fullmatch(r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("estimate --model bert-mini --memory 94", 2), ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
-        ("probe --model bert-mini --data nowhere --here", 3),
-        ("probe --model bert-mini --data d --memory 900 --here", 2),
-        ("tune --model bert-mini --data nowhere --here", 3),
-        ("tune --model bert-mini --data d --seq-length 1 --here", 2), ("plan p.toml --tokens 2X", 2),
-        ("plan --model bert-mini --steps 3", 2), ("train p.toml --data nowhere", 3), ("train p.toml --nodes 2", 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "code"), [
+    ("estimate --model bert-mini --memory 94", 2), ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
+    ("probe --model bert-mini --data nowhere --here", 3), ("probe --model bert-mini --data d --memory 900 --here", 2),
+    ("tune --model bert-mini --data nowhere --here", 3), ("tune --model bert-mini --data d --seq-length 1 --here", 2),
+    ("plan p.toml --tokens 2X", 2), ("plan --model bert-mini --steps 3", 2), ("train p.toml --data nowhere", 3),
+    ("train p.toml --nodes 2", 2),
+])  # fmt: skip
 def test_a_wrong_argument_is_rejected_before_torch_is_loaded(here, says, monkeypatch, line, code):
     def load(*_):
         raise AssertionError("torch is loaded")

@@ -58,11 +58,10 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(here, says, a
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("site", "installed", "has_option"),
-    [('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
-     ("", "2.13.0", True)],
-)  # fmt: skip
+@pytest.mark.parametrize(("site", "installed", "has_option"), [
+    ('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
+    ("", "2.13.0", True),
+])  # fmt: skip
 def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, site, installed, has_option, says):
     (here / "site.toml").write_text(f"{site}\n")
     text = (here / "p.toml").read_text()

@@ -29,11 +29,10 @@ def test_a_beginning_that_fits_one_card_is_enough():
     assert {short: find_gpu_model(short).key for short in shorts} == shorts
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("l40", "mean l40s-48gb?"), ("h200-144gb", "h200-141gb"), ("rtx", "rtx-4090-24gb"), ("RTX 4090 D", "rtx-4090"),
-     ("quantum", ""), ("", ""), ("NVIDIA", "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "near"), [
+    ("l40", "mean l40s-48gb?"), ("h200-144gb", "h200-141gb"), ("rtx", "rtx-4090-24gb"), ("RTX 4090 D", "rtx-4090"),
+    ("quantum", ""), ("", ""), ("NVIDIA", ""),
+])  # fmt: skip
 def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
     with pytest.raises(BadInput, match=f"unknown GPU model {name!r}") as caught:
         find_gpu_model(name)

@@ -43,16 +43,11 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one
     assert memory_budget(here, asked_bytes, as_gpu) == expected
 
 
-@pytest.mark.parametrize(
-    ("gpus", "asked_bytes", "said", "next_step"),
-    [
-        ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
-        ((), None, "no GPU was found", "autotune estimate"),
-        (
-            (H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpus", "asked_bytes", "said", "next_step"), [
+    ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
+    ((), None, "no GPU was found", "autotune estimate"),
+    ((H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB"),
+])  # fmt: skip
 def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
     with pytest.raises(BadInput, match=said) as refused:
         memory_budget(site(gpus), asked_bytes, NVL)

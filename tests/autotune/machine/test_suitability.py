@@ -38,10 +38,9 @@ UNREAD = with_gpu(sample=Unavailable(reason="no permission"), processes=Unavaila
 CAPPED = with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP,)))
 
 
-@pytest.mark.parametrize(
-    "machine", [QUIET, UNREAD, CAPPED, with_host(load_average_1min=None, shm_free_bytes=None)],
-    ids=["quiet", "GPU unread", "capped", "host unread"],
-)  # fmt: skip
+@pytest.mark.parametrize("machine", [
+    QUIET, UNREAD, CAPPED, with_host(load_average_1min=None, shm_free_bytes=None),
+], ids=["quiet", "GPU unread", "capped", "host unread"])  # fmt: skip
 def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
     assert find_unsuitable(machine) == ()
 

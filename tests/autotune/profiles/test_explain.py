@@ -119,11 +119,10 @@ def test_what_was_taken_has_its_proof():
     assert names[0] == "32 packed sequences, bf16, compiled, relative to the starting configuration"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "ratio", "by"),
-    [("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
-     ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16")],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "ratio", "by"), [
+    ("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
+    ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16"),
+])  # fmt: skip
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
     found = _of(explored(), key)
     assert (found.value, found.origin) == (value, "measured")

@@ -26,11 +26,10 @@ def _told(export, setting):
     return next(one for one in export.settings if one.setting == setting)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
-     {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
+    {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")},
+])  # fmt: skip
 def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     export = _export(ranks=2, **changes)
     told = [one.setting for one in export.settings]

@@ -97,10 +97,9 @@ def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_s
         assert unknown <= 0.05
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [(1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise")],
-)
+@pytest.mark.parametrize(("factor", "verdict"), [
+    (1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise"),
+])  # fmt: skip
 def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(factor, verdict):
     profile = add_evidence(probe=True, workers=True, baseline=True)
     rate = factor * tuned_rate(profile).value

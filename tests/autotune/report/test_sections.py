@@ -229,17 +229,13 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said", "last"),
-    [
-        ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
-                     "ax. nodes at 90 % efficiency or more with this global batch (predicted):"),
-         "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
-        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
-         ("radient synchronisation: the default: no candidate is faster at 98 % confidence",), "next: "),
-    ],
-    ids=["steps", "the default is kept"],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "said", "last"), [
+    ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
+                 "ax. nodes at 90 % efficiency or more with this global batch (predicted):"),
+     "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
+    ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
+     ("radient synchronisation: the default: no candidate is faster at 98 % confidence",), "next: "),
+], ids=["steps", "the default is kept"])  # fmt: skip
 def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last):
     tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
     tuning.run()

@@ -64,14 +64,11 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
     assert contamination.describe_slowdown("GPU 3", unread) == (words and f"GPU 3 was slowed down: {words}")
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
-        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"), ((1, 0), None), ((None,), None),
-        ((), None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("counts", "words"), [
+    ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
+    ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"), ((1, 0), None), ((None,), None),
+    ((), None),
+])  # fmt: skip
 def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
     samples = [replace(SAMPLE, process_count=count) for count in counts]
     assert contamination.describe_other_processes("GPU 3", samples) == words

@@ -94,17 +94,14 @@ def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(make_datas
         TokenDataset.open(path.parent)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *((lambda table, name=name: table["train"]["shards"][0].update(tokens_file=name), "tokens_file")
-          for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
-        *((lambda table, size=size: table.update(used_vocab_size=size), "used_vocab_size") for size in (600, 4)),
-        (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges do not match 1 counts"),
-        (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must be ascending"),
-        (lambda table: table.update(schema_version=1), "schema version 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    *((lambda table, name=name: table["train"]["shards"][0].update(tokens_file=name), "tokens_file")
+      for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
+    *((lambda table, size=size: table.update(used_vocab_size=size), "used_vocab_size") for size in (600, 4)),
+    (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges do not match 1 counts"),
+    (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must be ascending"),
+    (lambda table: table.update(schema_version=1), "schema version 1"),
+])  # fmt: skip
 def test_a_manifest_that_cannot_be_is_refused(make_dataset, change, said):
     path = make_dataset(SAMPLES) / "manifest.json"
     manifest = json.loads(path.read_text())

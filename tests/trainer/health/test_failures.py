@@ -83,15 +83,12 @@ def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_late
     assert lost_ranks(error) == lost_later
 
 
-@pytest.mark.parametrize(
-    ("error", "lost", "code", "reason", "advice"),
-    [
-        *((RuntimeError(OUTRIGHT[3]), lost, 4, rf"out of memory: {re.escape(OUTRIGHT[3])}$", "autotune probe")
-          for lost in (False, True)),
-        (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, 70,
-         r"NCCL failed: .*\(ncclUnhandledCudaError\)$", "NCCL_DEBUG=INFO"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "lost", "code", "reason", "advice"), [
+    *((RuntimeError(OUTRIGHT[3]), lost, 4, rf"out of memory: {re.escape(OUTRIGHT[3])}$", "autotune probe")
+      for lost in (False, True)),
+    (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, 70,
+     r"NCCL failed: .*\(ncclUnhandledCudaError\)$", "NCCL_DEBUG=INFO"),
+])  # fmt: skip
 def test_training_that_a_library_ends_has_a_code_a_reason_and_advice(error, lost, code, reason, advice):
     found, said, next_step = explain(error, lost=lost)
     assert found == code

@@ -133,10 +133,9 @@ def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_r
     assert told == [(None, None), (3.0, 2), (3.0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("others", "kind", "rank"),
-    [({}, Kind.STRAGGLER, 1.0), ({"times": (1.0, 1.0, 1.0), "waits": (0.0, 0.0, 1e9)}, Kind.STARVED, 2.0)],
-)
+@pytest.mark.parametrize(("others", "kind", "rank"), [
+    ({}, Kind.STRAGGLER, 1.0), ({"times": (1.0, 1.0, 1.0), "waits": (0.0, 0.0, 1e9)}, Kind.STARVED, 2.0),
+])  # fmt: skip
 def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_are_taken_once(
     rows_of, others, kind, rank
 ):
