@@ -45,8 +45,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
         (
             r"^(autotune tune --model tiny/config.json --data data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
-            _NO_CARD,
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min", _NO_CARD,
         ),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
@@ -61,8 +60,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"/corpus/\*\.jsonl\.gz", "events.jsonl", "what the test has made"),
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
-        (r"/shared/data", "data/again", "no such disks here"),
-        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
+        (r"/shared/data", "data/again", "no such disks here"), (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }  # fmt: skip

@@ -27,8 +27,7 @@ STACKS = Stacks(
     rules=(Rule(at=2.0**32, label="budget"),),
 )
 COLUMNS = Columns(
-    x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"),
-    columns=((0, 32, 0.75), (32, 64, 0.25)),
+    x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"), columns=((0, 32, 0.75), (32, 64, 0.25)),
     rules=(Rule(at=30, label="row"),),
 )  # fmt: skip
 EVERY = pytest.mark.parametrize("drawing", [LINES, BARS, STACKS, COLUMNS], ids=["lines", "bars", "stacks", "columns"])

@@ -39,8 +39,7 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
     table = Table(caption="T", headers=("a",), rows=((None,),))
     text = console_text((Section(title="S", key="s", blocks=(inner, table)), Missing(what="B", commands=())))
     assert text.splitlines() == [
-        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "",
-        "B: not measured",
+        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "", "B: not measured",
     ]  # fmt: skip
 
 
@@ -248,9 +247,8 @@ def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, gradient_accumulation_steps=1,
-        micro_batch_size=1, step_s=1.0,
-        tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
-        limit="l", measured=measured,
+        micro_batch_size=1, step_s=1.0, tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency,
+        efficiency_low=low, efficiency_high=high, limit="l", measured=measured,
     )  # fmt: skip
 
 

@@ -100,8 +100,7 @@ COURSES = {
     **{
         f"only what is not finite is named, {loss} {norm}": ({}, [(loss, norm)], ["non_finite:skip"], message)
         for loss, norm, message in (
-            (math.nan, 0.5, "loss is nan in step 101"),
-            (2.0, math.inf, "gradient norm is inf in step 101"),
+            (math.nan, 0.5, "loss is nan in step 101"), (2.0, math.inf, "gradient norm is inf in step 101"),
             (math.inf, math.nan, "loss is inf and gradient norm is nan in step 101"),
         )
     },
