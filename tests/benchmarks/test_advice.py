@@ -16,13 +16,10 @@ WIDE = Gain(of="non-padding tokens/s", ratio=1.5, low=1.0, high=2.0, known="pred
 EXACT = Gain(of="GPU memory", ratio=0.6, known="measured")
 
 
-@pytest.mark.parametrize(
-    ("gain", "delivered", "kept"),
-    [
-        (WIDE, 1.5, True), (WIDE, 1.3, True), (WIDE, 1.0, False), (WIDE, 0.9, False), (WIDE, 2.5, False),
-        (EXACT, 0.62, True), (EXACT, 0.9, False), (EXACT, 0.2, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gain", "delivered", "kept"), [
+    (WIDE, 1.5, True), (WIDE, 1.3, True), (WIDE, 1.0, False), (WIDE, 0.9, False), (WIDE, 2.5, False),
+    (EXACT, 0.62, True), (EXACT, 0.9, False), (EXACT, 0.2, False),
+])  # fmt: skip
 def test_a_promise_is_kept_within_its_interval_and_by_half_of_it_at_least(gain, delivered, kept):
     assert is_kept(gain, delivered, noise=0.0) is kept
 

@@ -14,13 +14,10 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
     return Bar(name="cli_help_s", figure=figure, unit="s", bar=0.5, direction=direction)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("figure", "direction", "verdict"),
-    [
-        (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "missed"), (None, "<=", "not measured"),
-        (4.31, ">=", "ok"), (0.5, ">=", "ok"), (0.4, ">=", "missed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("figure", "direction", "verdict"), [
+    (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "missed"), (None, "<=", "not measured"), (4.31, ">=", "ok"),
+    (0.5, ">=", "ok"), (0.4, ">=", "missed"),
+])  # fmt: skip
 def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
     line = f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5 {verdict}"
     assert bar(figure, direction).line == line

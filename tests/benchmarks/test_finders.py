@@ -12,12 +12,9 @@ from trainer.data.dataset import SpecialIds
 
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 TINY = Case(
-    name="tiny",
-    config={"model": {"name": "tiny", "config": {"model_type": "bert"} | SHAPE}, "seq_length_tokens": 32},
-    vocab_size=1000,
-    special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-    memory_budget_bytes=64 * 2**20,
-)
+    name="tiny", config={"model": {"name": "tiny", "config": {"model_type": "bert"} | SHAPE}, "seq_length_tokens": 32},
+    vocab_size=1000, special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}, memory_budget_bytes=64 * 2**20,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +51,10 @@ def _sizes_of_accelerate(rows: int) -> list[int]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("library", "find", "sizes_of"),
-    [
-        ("lightning", lambda case: find_with_lightning(case, 0.0), _sizes_of_lightning),
-        ("accelerate", find_with_accelerate, _sizes_of_accelerate),
-    ],
-)
+@pytest.mark.parametrize(("library", "find", "sizes_of"), [
+    ("lightning", lambda case: find_with_lightning(case, 0.0), _sizes_of_lightning),
+    ("accelerate", find_with_accelerate, _sizes_of_accelerate),
+])  # fmt: skip
 def test_a_tool_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits, library, find, sizes_of):
     pytest.importorskip(library)
     found = find(TINY)

@@ -159,24 +159,19 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
     assert (cells["traced"], cells["largest"]) == (str(probe.traced_micro_batch_size), str(probe.feasible_max))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"tiny": True}, "tiny sizes"),
-        ({"tiny": None}, "tiny sizes"),
-        ({"driver": "0.0 (nullgpu)"}, "a pretended NVIDIA H100 NVL"),
-        ({"driver": None}, "its driver is not known"),
-        ({"driver": "581.0"}, "is of NVIDIA H100 NVL, driver 580.82.07"),
-        ({"gpu": "NVIDIA Unheard Of"}, "no peak is known of NVIDIA Unheard Of"),
-        ({"gpu": None}, "no peak is known of None"),
-        ({"gpu": "NVIDIA H200"}, "profiles/bert-120m.toml is of NVIDIA H100 NVL"),
-        ({"answer": None}, "matmuls are wrong, or were not checked"),
-        ({"answer": {"right": False, "flops_per_s": 6e14}}, "matmuls are wrong"),
-        ({"answer": {"right": True}}, "0 FLOP/s are not plausible for NVIDIA H100 NVL"),
-        ({"answer": {"right": True, "flops_per_s": 8.6e15}}, "8.6e+15 FLOP/s are not plausible for NVIDIA H100 NVL"),
-        ({"answer": {"right": True, "flops_per_s": 1e11}}, "1e+11 FLOP/s are not plausible for NVIDIA H100 NVL"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"tiny": True}, "tiny sizes"), ({"tiny": None}, "tiny sizes"),
+    ({"driver": "0.0 (nullgpu)"}, "a pretended NVIDIA H100 NVL"), ({"driver": None}, "its driver is not known"),
+    ({"driver": "581.0"}, "is of NVIDIA H100 NVL, driver 580.82.07"),
+    ({"gpu": "NVIDIA Unheard Of"}, "no peak is known of NVIDIA Unheard Of"),
+    ({"gpu": None}, "no peak is known of None"),
+    ({"gpu": "NVIDIA H200"}, "profiles/bert-120m.toml is of NVIDIA H100 NVL"),
+    ({"answer": None}, "matmuls are wrong, or were not checked"),
+    ({"answer": {"right": False, "flops_per_s": 6e14}}, "matmuls are wrong"),
+    ({"answer": {"right": True}}, "0 FLOP/s are not plausible for NVIDIA H100 NVL"),
+    ({"answer": {"right": True, "flops_per_s": 8.6e15}}, "8.6e+15 FLOP/s are not plausible for NVIDIA H100 NVL"),
+    ({"answer": {"right": True, "flops_per_s": 1e11}}, "1e+11 FLOP/s are not plausible for NVIDIA H100 NVL"),
+])  # fmt: skip
 def test_what_is_not_shown_to_be_a_known_real_gpu_that_computes_is_not_kept(real, change, said):
     out, check = real
     (check["stages"]["arithmetic"] if "answer" in change else check["made_with"]).update(change)
@@ -219,17 +214,11 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
 STAGES = tuple(gpu.stages_of(gpu.FULL))
 
 
-@pytest.mark.parametrize(
-    ("only", "gpus", "names"),
-    [
-        ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
-        ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
-        ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
-        ("", 2, [one.name for one in STAGES]),
-        ("doctor,maths", 1, "stage 'maths' not found"),
-        ("network,scale", 1, "network,scale requires 2 GPUs"),
-    ],
-)
+@pytest.mark.parametrize(("only", "gpus", "names"), [
+    ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]), ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
+    ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]), ("", 2, [one.name for one in STAGES]),
+    ("doctor,maths", 1, "stage 'maths' not found"), ("network,scale", 1, "network,scale requires 2 GPUs"),
+])  # fmt: skip
 def test_some_stages_can_be_chosen_of_those_that_exist_and_need_no_more_gpus(only, gpus, names):
     if isinstance(names, list):
         assert [one.name for one in gpu.select(STAGES, only, gpus)] == names

@@ -22,10 +22,9 @@ def visited(text, **changes):
     return Visit(**values | changes)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}, {"overflow_px": 1}],
-)
+@pytest.mark.parametrize("change", [
+    {}, {"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}, {"overflow_px": 1},
+])  # fmt: skip
 def test_the_larger_page_the_median_process_and_every_single_fault_count(change):
     bars = {bar.name: bar for bar in report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})}
     assert list(bars) == list(report.BARS)

@@ -12,11 +12,10 @@ def test_the_stations_of_values_are_files_that_know_them_or_carry_them():
     assert list(wrong_stations(page, WORDS)) == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "wrong"),
-    [(["a.py", "a.py"], "x comes back to a.py"), (["b.py"], "x: b.py does not exist"),
-     (["c.py"], "x: c.py does not name it")],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "wrong"), [
+    (["a.py", "a.py"], "x comes back to a.py"), (["b.py"], "x: b.py does not exist"),
+    (["c.py"], "x: c.py does not name it"),
+])  # fmt: skip
 def test_a_station_that_is_wrong_is_named(tmp_path, rows, wrong):
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "c.py").write_text("y = 1")

@@ -19,8 +19,7 @@ NOISE, ROUNDS = 0.03, 6
 def cell(precision="fp32", activation_checkpointing="none", layout="packed", rows=8) -> Configuration:
     return Configuration(
         precision=precision, attention="auto", activation_checkpointing=activation_checkpointing, compile=False,
-        layout=layout,
-        micro_batch_size=rows,
+        layout=layout, micro_batch_size=rows,
     )  # fmt: skip
 
 

@@ -11,26 +11,20 @@ def found(text: str) -> list[str]:
     return [one for line, block in words.blocks(text) for one in words._findings_in("page.md", line, block)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A run goes on after a crash.", "It begins anew.", "Nobody asked.", "Where a GPU is missing, it fails.",
-        "It is skipped where there is no GPU.", "The rate of real tokens.", "With 4 loader workers.", "Held against A.",
-        f"{'word ' * 41}.", "| cell | it starts afresh |", "Fine.\n\nIt stops by itself.",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "A run goes on after a crash.", "It begins anew.", "Nobody asked.", "Where a GPU is missing, it fails.",
+    "It is skipped where there is no GPU.", "The rate of real tokens.", "With 4 loader workers.", "Held against A.",
+    f"{'word ' * 41}.", "| cell | it starts afresh |", "Fine.\n\nIt stops by itself.",
+])  # fmt: skip
 def test_bad_words_and_long_sentences_are_found(text):
     assert len(found(text)) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The run resumes after a crash.", "4 DataLoader workers.", "Where do results go?", "The page where it lies.",
-        "```sh\nautotune goes on\n```", "`goes on`", "<!-- goes on -->", f"{'word ' * 39}. A {'word ' * 38}.",
-        "[a link](docs/anew.md)", f"| {'word ' * 30} | {'word ' * 30} |",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "The run resumes after a crash.", "4 DataLoader workers.", "Where do results go?", "The page where it lies.",
+    "```sh\nautotune goes on\n```", "`goes on`", "<!-- goes on -->", f"{'word ' * 39}. A {'word ' * 38}.",
+    "[a link](docs/anew.md)", f"| {'word ' * 30} | {'word ' * 30} |",
+])  # fmt: skip
 def test_good_words_pass(text):
     assert found(text) == []
 

@@ -151,24 +151,17 @@ def typed(text: str) -> Command:
     return Command(page=ROOT / "README.md", line=1, text=text)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("autotune prob --model bert-mini", "has no command prob"),
-        ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
-        ("autotune probe --data d", "Missing option .--model"),
-        ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
-        ("autotune data", "needs a command behind it"),
-        ("autotune data inspect a b", "unexpected extra argument"),
-        ("python -m trainer P --dat d --zzz", "zzz"),
-        ("python -m benchmarks.nothing", "no module"),
-        ("torchrun --nproc-per-node 2 -m trainer --data d", "required"),
-        ("torchrun --no-such-option -m trainer P", "no-such-option"),
-        ("make nothing", "no target nothing"),
-        ("ssh host autotune data verfy d", "has no command verfy"),
-        ("fetch everything", "is no program"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), [
+    ("autotune prob --model bert-mini", "has no command prob"),
+    ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
+    ("autotune probe --data d", "Missing option .--model"),
+    ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
+    ("autotune data", "needs a command behind it"), ("autotune data inspect a b", "unexpected extra argument"),
+    ("python -m trainer P --dat d --zzz", "zzz"), ("python -m benchmarks.nothing", "no module"),
+    ("torchrun --nproc-per-node 2 -m trainer --data d", "required"),
+    ("torchrun --no-such-option -m trainer P", "no-such-option"), ("make nothing", "no target nothing"),
+    ("ssh host autotune data verfy d", "has no command verfy"), ("fetch everything", "is no program"),
+])  # fmt: skip
 def test_a_slip_in_a_command_is_found(text, why):
     with pytest.raises(Wrong, match=why):
         check(typed(text))
@@ -190,9 +183,7 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
     )
     found = commands_of(page)
     assert [(one.line, " ".join(one.words), one.prints) for one in found] == [
-        (5, "autotune doctor", ()),
-        (7, "autotune estimate --model m --device cpu", ()),
-        (12, "autotune doctor", ("Host",)),
-        (14, "make test", ()),
-    ]
+        (5, "autotune doctor", ()), (7, "autotune estimate --model m --device cpu", ()),
+        (12, "autotune doctor", ("Host",)), (14, "make test", ()),
+    ]  # fmt: skip
     assert [one.text for one in named_in_prose(page)] == ["autotune doctor --json"]

@@ -45,16 +45,13 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
         (
             r"^(autotune tune --model tiny/config.json --data data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
-            _NO_CARD,
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min", _NO_CARD,
         ),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
     "docs/quickstart.md": (
-        (INSTALLING.pattern, "", "it is installed"),
-        (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--time-limit \w+", "--time-limit 4min", _QUICK),
-        (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
+        (INSTALLING.pattern, "", "it is installed"), (r"--max-samples \d+", "--max-samples 300", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min", _QUICK), (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
         (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
@@ -63,11 +60,10 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"/corpus/\*\.jsonl\.gz", "events.jsonl", "what the test has made"),
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
-        (r"/shared/data", "data/again", "no such disks here"),
-        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
+        (r"/shared/data", "data/again", "no such disks here"), (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
-}
+}  # fmt: skip
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:

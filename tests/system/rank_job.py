@@ -64,14 +64,12 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
             seq_length_tokens=config.seq_length_tokens, directory=out / directory, leads=ranks.leads,
         )  # fmt: skip
     return {
-        "losses": losses,
-        "norms": norms,
-        "gradients": gradients,
+        "losses": losses, "norms": norms, "gradients": gradients,
         "parameters": {name: _whole(parameter.detach()) for name, parameter in training.module.named_parameters()},
         "evaluation": (row.loss, row.masked_accuracy, row.predicted_tokens, row.rows),
         "partial": None if result.partial is None else (float(result.partial.square), result.partial.share),
         "share_of_state": _state_numbers(training),
-    }
+    }  # fmt: skip
 
 
 def _gradients(training: Training) -> dict[str, torch.Tensor]:

@@ -38,26 +38,22 @@ def bash():
     return lambda line: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line]).split()
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("autotune es", ["estimate"]),
-        ("autotune profile ", ["show", "verify", "approve", "export"]),
-        ("autotune estimate --what", ["--what-if"]),
-        ("autotune estimate --model bert-m", ["bert-mini"]),
-        ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
-        ("autotune profile export --to ", ["hf-trainer"]),
-        ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
-    ],
-)
+@pytest.mark.parametrize(("line", "offered"), [
+    ("autotune es", ["estimate"]),
+    ("autotune profile ", ["show", "verify", "approve", "export"]),
+    ("autotune estimate --what", ["--what-if"]),
+    ("autotune estimate --model bert-m", ["bert-mini"]),
+    ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
+    ("autotune profile export --to ", ["hf-trainer"]),
+    ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
+])  # fmt: skip
 def test_bash_completes_commands_options_and_values(bash, line, offered):
     assert bash(line) == offered
 
 
-@pytest.mark.parametrize(
-    ("shell", "named"),
-    [("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune")],
-)
+@pytest.mark.parametrize(("shell", "named"), [
+    ("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune"),
+])  # fmt: skip
 def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(bash, shell, named):
     script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
     assert named in script

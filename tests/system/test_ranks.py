@@ -31,9 +31,7 @@ def _case(*, parallel=None, **more) -> dict:
 GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
     "alone": (1, {"fp32": _case(**FIVE), "fp64": _case(wide=True), "copies": _case(**FIVE, precision="bf16")}),
     "two": (2, {
-        "fp32": _case(**FIVE, export="ddp"),
-        "fp64": _case(wide=True),
-        "copies": _case(**FIVE, precision="bf16"),
+        "fp32": _case(**FIVE, export="ddp"), "fp64": _case(wide=True), "copies": _case(**FIVE, precision="bf16"),
         "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
         "fsdp2-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "fsdp2"}),
         "zero1-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "zero1"}),
@@ -51,8 +49,7 @@ GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
         "compiled-ddp": _case(**FIVE, compile=True),
     }),
     "four": (4, {
-        "fp32": _case(**FIVE),
-        "fp64": _case(wide=True),
+        "fp32": _case(**FIVE), "fp64": _case(wide=True),
         "hsdp": _case(**FIVE, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
         "modernbert": _case(family="modernbert", wide=True),
         "modernbert-hsdp": _case(family="modernbert", wide=True, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
@@ -101,15 +98,10 @@ def test_ranks_and_accumulation_give_one_gradient(found, world):
     assert relative_distance(one["gradients"], many["gradients"]) <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ((1, "fp64"), (2, "fp64")),
-        pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.soak),
-        ((1, "fp64"), (2, "fsdp2-fp64")),
-        pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    ((1, "fp64"), (2, "fp64")), pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.soak),
+    ((1, "fp64"), (2, "fsdp2-fp64")), pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
+])  # fmt: skip
 def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, other):
     first, second = found[one]["gradients"], found[other]["gradients"]
     assert first.keys() == second.keys()

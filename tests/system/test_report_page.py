@@ -17,10 +17,9 @@ def page(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    ("media", "width"),
-    [("screen", 360), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("screen", 1600), ("print", PAPER_PX)))],
-)
+@pytest.mark.parametrize(("media", "width"), [
+    ("screen", 360), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("screen", 1600), ("print", PAPER_PX))),
+])  # fmt: skip
 def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_and_paper(page, media, width):
     seen = visit(page, width=width, media=media)
     assert set(taken_in(seen).values()) == {0}

@@ -109,8 +109,7 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
 
 
 @pytest.mark.parametrize("changes", [
-    {"model": DROPOUT},
-    {"model": DROPOUT, "data": DataSettings(num_workers=2)},
+    {"model": DROPOUT}, {"model": DROPOUT, "data": DataSettings(num_workers=2)},
     {"model": DROPOUT, "micro_batch_size": 3, "layout": "bucketed", "precision": "bf16"},
     {"model": DROPOUT, "micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
 ], ids=["plain", "workers", "bucketed", "accumulated"])  # fmt: skip

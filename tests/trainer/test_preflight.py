@@ -130,11 +130,10 @@ def _some_elsewhere(misses, leads=True):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("misses", "leads", "shown"),
-    [((1.0,), True, "rank 1"), ((0.0, 1.0, 1.0), True, "ranks 2, 3"), ((0.0,), False, "rank 1"),
-     ((1.0,) * 6, True, "ranks 1, 2, 3, 4 and 2 more")],
-)  # fmt: skip
+@pytest.mark.parametrize(("misses", "leads", "shown"), [
+    ((1.0,), True, "rank 1"), ((0.0, 1.0, 1.0), True, "ranks 2, 3"), ((0.0,), False, "rank 1"),
+    ((1.0,) * 6, True, "ranks 1, 2, 3, 4 and 2 more"),
+])  # fmt: skip
 def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(
     tmp_path, misses, leads, shown
 ):

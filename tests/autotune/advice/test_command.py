@@ -144,10 +144,8 @@ def test_rules_are_listed(advise):
 
 
 @pytest.mark.parametrize(("place", "option"), [
-    ("profiles/p.toml", ["profiles/p.toml"]),
-    ("profiles/p.toml", ["--out", "other.toml"]),
-    ("runs/r", ["--nodes", "8"]),
-    (".", ["--nodes", "8"]),
+    ("profiles/p.toml", ["profiles/p.toml"]), ("profiles/p.toml", ["--out", "other.toml"]),
+    ("runs/r", ["--nodes", "8"]), (".", ["--nodes", "8"]),
 ])  # fmt: skip
 def test_options_without_use_are_refused_and_nodes_of_which_nothing_is_known_are_said_to_be(place, option, advise):
     write_run("runs/r")

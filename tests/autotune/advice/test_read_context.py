@@ -72,13 +72,9 @@ def run(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(("code", "jobs", "state"), [
-    (None, {"train-one": ("12", "RUNNING")}, "running"),
-    (None, {}, "killed"),
-    (None, None, "running, or killed"),
-    (0, {}, "finished"),
-    (75, {"train-one": ("12", "PENDING")}, "saved, run again to resume, requeued"),
-    (76, {}, "gave up"),
-    (3, None, "exited with code 3"),
+    (None, {"train-one": ("12", "RUNNING")}, "running"), (None, {}, "killed"), (None, None, "running, or killed"),
+    (0, {}, "finished"), (75, {"train-one": ("12", "PENDING")}, "saved, run again to resume, requeued"),
+    (76, {}, "gave up"), (3, None, "exited with code 3"),
 ])  # fmt: skip
 def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(run, code, jobs, state):
     if code is not None:

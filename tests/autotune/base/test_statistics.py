@@ -42,14 +42,10 @@ def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(confide
     assert decided.t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: decided.t_quantile(0.95, 0), "0 degrees"),
-        (lambda: of_windows([]), "no figures"),
-        (lambda: difference(of_one(4.0), of_one(1.0, scale="linear")), "scale"),
-    ],
-)
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: decided.t_quantile(0.95, 0), "0 degrees"), (lambda: of_windows([]), "no figures"),
+    (lambda: difference(of_one(4.0), of_one(1.0, scale="linear")), "scale"),
+])  # fmt: skip
 def test_what_has_no_answer_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()

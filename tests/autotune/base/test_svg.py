@@ -27,8 +27,7 @@ STACKS = Stacks(
     rules=(Rule(at=2.0**32, label="budget"),),
 )
 COLUMNS = Columns(
-    x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"),
-    columns=((0, 32, 0.75), (32, 64, 0.25)),
+    x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"), columns=((0, 32, 0.75), (32, 64, 0.25)),
     rules=(Rule(at=30, label="row"),),
 )  # fmt: skip
 EVERY = pytest.mark.parametrize("drawing", [LINES, BARS, STACKS, COLUMNS], ids=["lines", "bars", "stacks", "columns"])
@@ -96,15 +95,11 @@ def test_what_is_not_finite_is_not_drawn():
     assert odd == plain
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [
-        Lines(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()), Bars(axis=Axis(label="x"), bars=()),
-        Columns(x=Axis(label="x"), y=Axis(label="y"), columns=()),
-        Stacks(axis=Axis(label="x", unit="bytes"), stacks=(("s", (("a", 0.0),)),)),
-    ],
-    ids=["lines", "bars", "columns", "stacks"],
-)  # fmt: skip
+@pytest.mark.parametrize("empty", [
+    Lines(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()), Bars(axis=Axis(label="x"), bars=()),
+    Columns(x=Axis(label="x"), y=Axis(label="y"), columns=()),
+    Stacks(axis=Axis(label="x", unit="bytes"), stacks=(("s", (("a", 0.0),)),)),
+], ids=["lines", "bars", "columns", "stacks"])  # fmt: skip
 def test_nothing_to_draw_is_drawn_without_complaint(empty, recwarn):
     assert draw(empty).startswith("<svg")
     assert not recwarn.list

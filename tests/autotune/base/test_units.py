@@ -6,11 +6,10 @@ from autotune.base import units
 from autotune.base.units import NO_UNIT
 
 
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [("94GB", 94 * 10**9), ("2GiB", 2**31), ("94GiB", 94 * 2**30), ("1.5 kb", 1500), ("512B", 512),
-     (" 3 MiB ", 3 * 2**20), ("94G", 94 * 10**9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "size_bytes"), [
+    ("94GB", 94 * 10**9), ("2GiB", 2**31), ("94GiB", 94 * 2**30), ("1.5 kb", 1500), ("512B", 512),
+    (" 3 MiB ", 3 * 2**20), ("94G", 94 * 10**9),
+])  # fmt: skip
 def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
     assert units.parse_bytes(text) == size_bytes
 
@@ -42,11 +41,10 @@ def test_sizes_and_durations_are_shown_in_the_largest_unit_that_suits():
     assert {units.format_bytes(None), units.format_seconds(None), units.format_share(None)} == {"n/a"}
 
 
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [("45.2B", 45.2e9), ("2T", 2e12), ("1e22", 1e22), ("202,000,000", 202e6), ("1_000", 1000), ("10 m", 1e7),
-     ("3k", 3000), ("5g", 5e9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "amount"), [
+    ("45.2B", 45.2e9), ("2T", 2e12), ("1e22", 1e22), ("202,000,000", 202e6), ("1_000", 1000), ("10 m", 1e7),
+    ("3k", 3000), ("5g", 5e9),
+])  # fmt: skip
 def test_amounts_are_read_as_people_write_them(text, amount):
     assert units.parse_amount(text) == pytest.approx(amount)
 

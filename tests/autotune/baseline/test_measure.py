@@ -110,13 +110,10 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (OutOfMemory, "out of memory"), (HostOutOfMemory, "killed: host out of memory"), (TimedOut, "timed out"),
-        (Crashed, "crashed"), (Contaminated, "contaminated"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "said"), [
+    (OutOfMemory, "out of memory"), (HostOutOfMemory, "killed: host out of memory"), (TimedOut, "timed out"),
+    (Crashed, "crashed"), (Contaminated, "contaminated"),
+])  # fmt: skip
 def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, kind, said):
     machine = Trained(fate=lambda name, number: kind(detail="") if (name, number) == ("hf-trainer", 1) else None)
     rows = rows_of(comparison(machine, tmp_path).run())

@@ -62,9 +62,8 @@ def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(
 def test_differences_name_the_key_theirs_and_ours():
     found = told(hf_trainer(TUNED, 4096), local_ranks=2)
     expected = {
-        "precision": ("fp32", "bf16", None), "compile": (False, True, None),
-        "attention_dropout": (None, 0.0, None), "data.num_workers": (0, 3, None),
-        "parallel.strategy": ("ddp", "zero1", None),
+        "precision": ("fp32", "bf16", None), "compile": (False, True, None), "attention_dropout": (None, 0.0, None),
+        "data.num_workers": (0, 3, None), "parallel.strategy": ("ddp", "zero1", None),
     }  # fmt: skip
     assert {key: found[key] for key in expected} == expected
     assert not any("global_batch" in one or "timeout" in one for one in found)

@@ -185,10 +185,9 @@ def test_a_site_may_bring_its_own_template(tmp_path):
     assert "templates.train" in refused.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [("{{ comand }}", "'comand' is undefined"), ("{% if %}", "line 1"), ("{{ ''.__class__.__mro__ }}", "unsafe")],
-)
+@pytest.mark.parametrize(("template", "words"), [
+    ("{{ comand }}", "'comand' is undefined"), ("{% if %}", "line 1"), ("{{ ''.__class__.__mro__ }}", "unsafe"),
+])  # fmt: skip
 def test_a_wrong_template_is_refused_with_what_it_may_use(template, words):
     with pytest.raises(BadInput, match="template") as refused:
         render(template, {"command": "c", "purpose": "p"})
@@ -243,13 +242,10 @@ def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_l
     assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]',
-        '[network.nccl]\n"A; rm" = "x"', "[slurm]\nterm_lead_s = 15",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]',
+    '[network.nccl]\n"A; rm" = "x"', "[slurm]\nterm_lead_s = 15",
+])  # fmt: skip
 def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(BadConfig):

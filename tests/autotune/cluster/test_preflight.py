@@ -26,18 +26,15 @@ def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
     assert "NVLink: yes; code aaaaaaaaaaaa; dataset dddddddddddd" in line
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "found", "next_step"),
-    [
-        ({"allotted_cpus": 1}, "allotted_cpus", "1", "--cpus-per-task"),
-        ({"gpu_names": ("H100 NVL",), "gpu_total_bytes": (94 * GIB,)}, "gpu_count", "1", "slurm.exclude"),
-        ({"gpu_names": ("A100", "H100 NVL")}, "gpu_name", "A100", "slurm.exclude"),
-        ({"gpu_total_bytes": (94 * GIB, 80 * GIB)}, "gpu_total_bytes", str(80 * GIB), "slurm.exclude"),
-        ({"code_sha256": "b" * 64}, "code", "b" * 12, "Install"),
-        ({"dataset_hash": "e" * 64}, "dataset", "e" * 12, "/data"),
-        ({"dataset_hash": None, "dataset_missing": "no such place"}, "dataset", "no such place", "/data"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field", "found", "next_step"), [
+    ({"allotted_cpus": 1}, "allotted_cpus", "1", "--cpus-per-task"),
+    ({"gpu_names": ("H100 NVL",), "gpu_total_bytes": (94 * GIB,)}, "gpu_count", "1", "slurm.exclude"),
+    ({"gpu_names": ("A100", "H100 NVL")}, "gpu_name", "A100", "slurm.exclude"),
+    ({"gpu_total_bytes": (94 * GIB, 80 * GIB)}, "gpu_total_bytes", str(80 * GIB), "slurm.exclude"),
+    ({"code_sha256": "b" * 64}, "code", "b" * 12, "Install"),
+    ({"dataset_hash": "e" * 64}, "dataset", "e" * 12, "/data"),
+    ({"dataset_hash": None, "dataset_missing": "no such place"}, "dataset", "no such place", "/data"),
+])  # fmt: skip
 def test_what_differs_is_named_with_both_values_and_what_to_do(changes, field, found, next_step):
     (problem,) = problems(replace(NODE, **changes))
     assert (problem.field, problem.found) == (field, found)

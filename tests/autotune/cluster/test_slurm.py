@@ -50,15 +50,10 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
     assert (tmp_path / "said").read_text() == f"--parsable {script} 2\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
-        ("echo soon", "rejected the job: soon"),
-        ("exit 1", "rejected the job: "),
-        (None, "sbatch not found"),
-    ],
-)
+@pytest.mark.parametrize(("body", "words"), [
+    ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
+    ("echo soon", "rejected the job: soon"), ("exit 1", "rejected the job: "), (None, "sbatch not found"),
+])  # fmt: skip
 def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):
     put("sbatch", body) if body else monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineLacks, match=words) as refused:
@@ -154,15 +149,10 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     assert "scancel 12" in stopped.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("state", "error", "words"),
-    [
-        ("TIMEOUT", StartAgain, "time limit"),
-        ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
-        ("PREEMPTED", StartAgain, "pre-empted"),
-        ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
-    ],
-)
+@pytest.mark.parametrize(("state", "error", "words"), [
+    ("TIMEOUT", StartAgain, "time limit"), ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
+    ("PREEMPTED", StartAgain, "pre-empted"), ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
+])  # fmt: skip
 def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(tmp_path, state, error, words):
     with pytest.raises(error, match=words) as ended:
         slurm.verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")

@@ -49,15 +49,11 @@ def log_of(place: Path) -> str:
     return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("site", "variables", "interface"),
-    [
-        (NO_SITE, {}, "eth7"),
-        (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
-        (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
-        (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
-    ],
-)
+@pytest.mark.parametrize(("site", "variables", "interface"), [
+    (NO_SITE, {}, "eth7"), (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
+    (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
+    (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
+])  # fmt: skip
 def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_named_one(
     tmp_path, site, variables, interface
 ):
@@ -72,10 +68,9 @@ def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put
     assert (tmp_path / "scontrol.said").read_text() == "requeue 12\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "state"),
-    [("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown"), ("echo RUNNING", "RUNNING")],
-)
+@pytest.mark.parametrize(("answer", "state"), [
+    ("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown"), ("echo RUNNING", "RUNNING"),
+])  # fmt: skip
 def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, answer, state):
     put("squeue", answer)
     put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
@@ -85,13 +80,10 @@ def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, an
     assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")  # elsewhere SLURM is not asked to
 
 
-@pytest.mark.parametrize(
-    ("answer", "variables", "end"),
-    [
-        ("echo 1795349000", {}, "1795349000"), ("echo N/A", {}, "n/a"), ("exit 1", {}, "n/a"),
-        ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "variables", "end"), [
+    ("echo 1795349000", {}, "1795349000"), ("echo N/A", {}, "n/a"), ("exit 1", {}, "n/a"),
+    ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
+])  # fmt: skip
 def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answer, variables, end):
     put("squeue", answer)
     trained(tmp_path, **variables)

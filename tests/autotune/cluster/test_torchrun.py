@@ -57,10 +57,9 @@ def test_the_childs_code_is_returned_and_signals_are_as_before():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    ("number", "heard"),
-    [(signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, "")],
-)
+@pytest.mark.parametrize(("number", "heard"), [
+    (signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, ""),
+])  # fmt: skip
 def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(number, heard):
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "ready\n"
@@ -97,17 +96,11 @@ LOOPBACK = {"lo": ["127.0.0.1"]}
 ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
 
 
-@pytest.mark.parametrize(
-    ("interface", "addresses", "of_name", "expected"),
-    [
-        ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"),
-        (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
-        (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"),
-        (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
-        (None, ADDRESSES, [], "10.0.0.5"),
-        (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("interface", "addresses", "of_name", "expected"), [
+    ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"), (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
+    (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"), (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
+    (None, ADDRESSES, [], "10.0.0.5"), (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
+])  # fmt: skip
 def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(interface, addresses, of_name, expected):
     assert torchrun.own_address(interface, addresses, of_name) == expected
     own = torchrun.own_address(None, torchrun.read_addresses(), torchrun.resolve_own_name())

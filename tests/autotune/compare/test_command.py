@@ -81,13 +81,10 @@ def test_ci_fails_only_for_what_is_proven_or_strictly_also_for_what_is_not_dispr
         assert ("B trains at" in err) == (speed < 1000)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
-        ({"global_batch_size": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
+    ({"global_batch_size": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
+])  # fmt: skip
 def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, changes, why, says, compared):
     _write_run("a", 1000)
     _write_run("b", 500, **changes)
@@ -193,15 +190,11 @@ def test_tunings_are_compared_by_what_both_measured(says, compared):
     assert len(told["only_a"]) == len(told["only_b"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "verdict", "why"),
-    [
-        ({"torch": "2.13.0"}, {"gpu_name": "H100", "gpu_count": 2}, "not comparable", "another machine"),
-        ({"torch": "2.13.0"}, {"allotted_cpus": 3}, "not comparable", "processors"),
-        ({"torch": "2.13.0"}, {"torch": "2.14.0"}, "slower", ""),
-        ({}, {"torch": "2.13.0"}, "slower", ""),
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "verdict", "why"), [
+    ({"torch": "2.13.0"}, {"gpu_name": "H100", "gpu_count": 2}, "not comparable", "another machine"),
+    ({"torch": "2.13.0"}, {"allotted_cpus": 3}, "not comparable", "processors"),
+    ({"torch": "2.13.0"}, {"torch": "2.14.0"}, "slower", ""), ({}, {"torch": "2.13.0"}, "slower", ""),
+])  # fmt: skip
 def test_tunings_are_judged_on_one_machine_only_and_what_is_not_known_is_said(says, compared, one, other, verdict, why):
     told = compared(_write_tuning("a", 1000, **one), _write_tuning("b", 900, **other))
     assert told["headline"]["verdict"] == verdict

@@ -30,34 +30,30 @@ def _rates(factor):
     return [factor * rate for rate in STEADY]
 
 
-@pytest.mark.parametrize(
-    ("b", "verdict", "state"),
-    [
-        (_side(), "the same within noise", "passes"),
-        (_side(rates=_rates(1.002)), "the same within noise", "passes"),
-        (_side(rates=_rates(1.1)), "faster", "passes"),
-        (_side(rates=_rates(0.9)), "slower", "slower"),
-        (_side(rates=_rates(0.96)), "slower", "undecided"),  # beyond noise, and perhaps too much so
-        (_side(rates=[60.0, 120.0, 80.0]), "not judged", "undecided"),  # too noisy for so few measurements
-        (_side(rates=[60.0, 120.0, 80.0, 90.0, 100.0]), "the same within noise", "undecided"),
-        (_side(rates=[96.0, 99.0, 97.0, 94.0]), "slower", "undecided"),  # above 0.95, and perhaps not
-        (_side(rates=[80.0]), "not judged", "undecided"),  # of unknown noise
-        (_side(rates=[]), None, "not comparable"),
-        (_side(dataset="other"), "not comparable", "not comparable"),
-        (_side(of="steps"), "the same within noise", "passes"),  # read in another way
-    ],
-)
+@pytest.mark.parametrize(("b", "verdict", "state"), [
+    (_side(), "the same within noise", "passes"),
+    (_side(rates=_rates(1.002)), "the same within noise", "passes"),
+    (_side(rates=_rates(1.1)), "faster", "passes"),
+    (_side(rates=_rates(0.9)), "slower", "slower"),
+    (_side(rates=_rates(0.96)), "slower", "undecided"),  # beyond noise, and perhaps too much so
+    (_side(rates=[60.0, 120.0, 80.0]), "not judged", "undecided"),  # too noisy for so few measurements
+    (_side(rates=[60.0, 120.0, 80.0, 90.0, 100.0]), "the same within noise", "undecided"),
+    (_side(rates=[96.0, 99.0, 97.0, 94.0]), "slower", "undecided"),  # above 0.95, and perhaps not
+    (_side(rates=[80.0]), "not judged", "undecided"),  # of unknown noise
+    (_side(rates=[]), None, "not comparable"),
+    (_side(dataset="other"), "not comparable", "not comparable"),
+    (_side(of="steps"), "the same within noise", "passes"),  # read in another way
+])  # fmt: skip
 def test_speeds_differ_only_beyond_noise_and_the_gate_fails_only_what_is_proven(b, verdict, state):
     found = compare(_side(), b)
     assert (found.headline.verdict if found.headline else None) == verdict
     assert gate(found, 0.05).state == state
 
 
-@pytest.mark.parametrize(
-    ("circumstance", "word"),
-    [*((name, "another ") for name in ("model", "dataset", "machine", "global batch", "row length")),
-     ("processors", "other "), ("ranks", "another number of ")],
-)  # fmt: skip
+@pytest.mark.parametrize(("circumstance", "word"), [
+    *((name, "another ") for name in ("model", "dataset", "machine", "global batch", "row length")),
+    ("processors", "other "), ("ranks", "another number of "),
+])  # fmt: skip
 def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, word):
     found = compare(_side(), _side(**{circumstance: "other"})).headline
     assert (found.verdict, found.why) == ("not comparable", word + circumstance)

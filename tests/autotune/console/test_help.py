@@ -92,20 +92,17 @@ def test_the_version_and_help_of_hidden_commands_are_told(says):
     assert "Examples" not in says("job", "-h") + says("tune-between-nodes", "-h") + says("job", "meet", "-h")
 
 
-@pytest.mark.parametrize(
-    ("typed", "now"),
-    [
-        ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
-        ("launch local --profile=p.toml", "autotune train p.toml"),
-        ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
-        ("report review p.toml", "autotune profile approve p.toml"),
-        ("profile explain p.toml", "autotune profile show p.toml"),
-        ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
-        ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
-        ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
-        ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "now"), [
+    ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
+    ("launch local --profile=p.toml", "autotune train p.toml"),
+    ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
+    ("report review p.toml", "autotune profile approve p.toml"),
+    ("profile explain p.toml", "autotune profile show p.toml"),
+    ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
+    ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
+    ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
+    ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
+])  # fmt: skip
 def test_an_old_name_leads_to_the_command_in_its_new_form(says, typed, now):
     assert f"  next: {now}\n" in says(*shlex.split(typed), code=2)
 
@@ -122,17 +119,13 @@ def test_the_trainer_answers_in_the_same_form(words, capsys):
     assert re.fullmatch(r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("estimate --model bert-mini --memory 94", 2), ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
-        ("probe --model bert-mini --data nowhere --here", 3),
-        ("probe --model bert-mini --data d --memory 900 --here", 2),
-        ("tune --model bert-mini --data nowhere --here", 3),
-        ("tune --model bert-mini --data d --seq-length 1 --here", 2), ("plan p.toml --tokens 2X", 2),
-        ("plan --model bert-mini --steps 3", 2), ("train p.toml --data nowhere", 3), ("train p.toml --nodes 2", 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "code"), [
+    ("estimate --model bert-mini --memory 94", 2), ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
+    ("probe --model bert-mini --data nowhere --here", 3), ("probe --model bert-mini --data d --memory 900 --here", 2),
+    ("tune --model bert-mini --data nowhere --here", 3), ("tune --model bert-mini --data d --seq-length 1 --here", 2),
+    ("plan p.toml --tokens 2X", 2), ("plan --model bert-mini --steps 3", 2), ("train p.toml --data nowhere", 3),
+    ("train p.toml --nodes 2", 2),
+])  # fmt: skip
 def test_a_wrong_argument_is_rejected_before_torch_is_loaded(here, says, monkeypatch, line, code):
     def load(*_):
         raise AssertionError("torch is loaded")

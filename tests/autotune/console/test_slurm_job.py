@@ -13,19 +13,15 @@ from tests.autotune.profiles.examples import but, example_profile
 WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "plain"),
-    [
-        (["probe", "--slurm"], ["probe", "--slurm="]),
-        (["probe", "--slurm", "--wait"], ["probe", "--slurm=", "--wait"]),
-        (["probe", "--slurm", "site.toml", "--wait"], ["probe", "--slurm", "site.toml", "--wait"]),
-        (["probe", "--slurm=site.toml"], ["probe", "--slurm=site.toml"]),
-        (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
-        (["workers", "--slurm", "s.toml", "p.toml"], ["workers", "--slurm", "s.toml", "p.toml"]),
-        (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
-        (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]), ([], []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "plain"), [
+    (["probe", "--slurm"], ["probe", "--slurm="]), (["probe", "--slurm", "--wait"], ["probe", "--slurm=", "--wait"]),
+    (["probe", "--slurm", "site.toml", "--wait"], ["probe", "--slurm", "site.toml", "--wait"]),
+    (["probe", "--slurm=site.toml"], ["probe", "--slurm=site.toml"]),
+    (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
+    (["workers", "--slurm", "s.toml", "p.toml"], ["workers", "--slurm", "s.toml", "p.toml"]),
+    (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
+    (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]), ([], []),
+])  # fmt: skip
 def test_an_option_without_its_value_means_the_default(typed, plain):
     assert plain_arguments(typed) == tuple(plain)
 

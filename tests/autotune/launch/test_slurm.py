@@ -47,28 +47,21 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     assert "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--set", "train.max_step=3"], 3, "max_step"),
-        (["--require-approved"], 6, "autotune profile approve p.toml --by"),
-        (["--time-limit", "30s"], 3, "leaves no time to train"),
-        (["--time-limit", "90"], 2, "Write --time-limit 90h"),
-        (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"),
-        (["--data", "."], 3, "not a dataset"),
-        (["--slurm", "none.toml"], 3, "none.toml"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["--set", "train.max_step=3"], 3, "max_step"), (["--require-approved"], 6, "autotune profile approve p.toml --by"),
+    (["--time-limit", "30s"], 3, "leaves no time to train"), (["--time-limit", "90"], 2, "Write --time-limit 90h"),
+    (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"), (["--data", "."], 3, "not a dataset"),
+    (["--slurm", "none.toml"], 3, "none.toml"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_refused_before_anything_is_written(here, says, arguments, code, words):
     assert words in says(*LAUNCH, *arguments, code=code)
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("site", "installed", "has_option"),
-    [('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
-     ("", "2.13.0", True)],
-)  # fmt: skip
+@pytest.mark.parametrize(("site", "installed", "has_option"), [
+    ('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
+    ("", "2.13.0", True),
+])  # fmt: skip
 def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, site, installed, has_option, says):
     (here / "site.toml").write_text(f"{site}\n")
     text = (here / "p.toml").read_text()

@@ -125,15 +125,10 @@ def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounte
     assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB
 
 
-@pytest.mark.parametrize(
-    ("environment", "cpus"),
-    [
-        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4),
-        ({"SLURM_CPUS_ON_NODE": "12"}, 12),
-        ({"SLURM_CPUS_PER_TASK": "many"}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("environment", "cpus"), [
+    ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4), ({"SLURM_CPUS_ON_NODE": "12"}, 12),
+    ({"SLURM_CPUS_PER_TASK": "many"}, None), ({}, None),
+])  # fmt: skip
 def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
     lay(tmp_path, {})
     assert SystemHost(tmp_path, environment).facts([]).cpus_slurm == cpus

@@ -28,34 +28,26 @@ READ = site((H200,))
 SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 
-@pytest.mark.parametrize(
-    ("here", "asked_bytes", "as_gpu", "expected"),
-    [
-        (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
-        (READ, FREE_BYTES, None, FREE_BYTES),
-        (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
-        (READ, 80 * 10**9, NVL, 80 * 10**9),
-        (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
-        (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
-        # If used memory cannot be read, the default is what a process sees of the GPU.
-        (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
-        (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
-    ],
-)
+@pytest.mark.parametrize(("here", "asked_bytes", "as_gpu", "expected"), [
+    (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
+    (READ, FREE_BYTES, None, FREE_BYTES),
+    (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
+    (READ, 80 * 10**9, NVL, 80 * 10**9),
+    (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
+    (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
+    # If used memory cannot be read, the default is what a process sees of the GPU.
+    (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
+    (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
+])  # fmt: skip
 def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(here, asked_bytes, as_gpu, expected):
     assert memory_budget(here, asked_bytes, as_gpu) == expected
 
 
-@pytest.mark.parametrize(
-    ("gpus", "asked_bytes", "said", "next_step"),
-    [
-        ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
-        ((), None, "no GPU was found", "autotune estimate"),
-        (
-            (H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpus", "asked_bytes", "said", "next_step"), [
+    ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
+    ((), None, "no GPU was found", "autotune estimate"),
+    ((H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB"),
+])  # fmt: skip
 def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
     with pytest.raises(BadInput, match=said) as refused:
         memory_budget(site(gpus), asked_bytes, NVL)
@@ -101,25 +93,18 @@ ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, but NVML .*: broken", ("nvidia-sm
 SLICE = ("MIG is on", ("-mig 0",))
 
 
-@pytest.mark.parametrize(
-    ("machine", "said", "next_steps"),
-    [
-        (
-            NO_GPU,
-            "no GPU found: no driver",
-            ("Use --device cpu, or run on a machine with a GPU",),
-        ),
-        (NO_GPU | {"without": "Replay it."}, "no GPU found: no driver", ("Replay it.",)),
-        (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
-        (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
-        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),
-        (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
-        ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
-        ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
-        ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
-        ({"visible": "MIG-7"}, *SLICE),
-    ],
-)
+@pytest.mark.parametrize(("machine", "said", "next_steps"), [
+    (NO_GPU, "no GPU found: no driver", ("Use --device cpu, or run on a machine with a GPU",)),
+    (NO_GPU | {"without": "Replay it."}, "no GPU found: no driver", ("Replay it.",)),
+    (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
+    (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
+    ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),
+    (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
+    ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
+    ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
+    ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
+    ({"visible": "MIG-7"}, *SLICE),
+])  # fmt: skip
 def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(opened, machine, said, next_steps):
     with pytest.raises(MachineLacks, match=said) as refused:
         opened(**machine)
@@ -150,17 +135,14 @@ def looked_at(data_dir, *links: list[str] | None):
     return look_at_node("n1", data_dir, FakeHost(), FakeGpuMonitor(gpus))
 
 
-@pytest.mark.parametrize(
-    ("links", "linked"),
-    [
-        ((None,), None),  # one GPU has nobody to be linked with
-        ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
-        ((["GPU-1"], ["GPU-2"], []), False),
-        ((None, None, None), None),
-        ((["GPU-1", "GPU-2"], None, None), None),
-        (([], None, None), False),
-    ],
-)
+@pytest.mark.parametrize(("links", "linked"), [
+    ((None,), None),  # one GPU has nobody to be linked with
+    ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
+    ((["GPU-1"], ["GPU-2"], []), False),
+    ((None, None, None), None),
+    ((["GPU-1", "GPU-2"], None, None), None),
+    (([], None, None), False),
+])  # fmt: skip
 def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(monkeypatch, patterned_dataset, links, linked):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = looked_at(patterned_dataset, *links)

@@ -174,14 +174,11 @@ def test_every_nvml_error_becomes_a_reason(name):
     assert hidden.reason
 
 
-@pytest.mark.parametrize(
-    ("function", "field"),
-    [
-        ("nvmlDeviceGetUtilizationRates", "utilisation"), ("nvmlDeviceGetPowerUsage", "power_w"),
-        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"), ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
-        ("nvmlDeviceGetTemperature", "temperature_c"), ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("function", "field"), [
+    ("nvmlDeviceGetUtilizationRates", "utilisation"), ("nvmlDeviceGetPowerUsage", "power_w"),
+    ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"), ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+    ("nvmlDeviceGetTemperature", "temperature_c"), ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
+])  # fmt: skip
 def test_one_figure_that_is_not_supported_is_none_alone(function, field):
     sample = simulated(**{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}).sample("GPU-0")
     assert getattr(sample, field) is None

@@ -38,34 +38,30 @@ UNREAD = with_gpu(sample=Unavailable(reason="no permission"), processes=Unavaila
 CAPPED = with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP,)))
 
 
-@pytest.mark.parametrize(
-    "machine", [QUIET, UNREAD, CAPPED, with_host(load_average_1min=None, shm_free_bytes=None)],
-    ids=["quiet", "GPU unread", "capped", "host unread"],
-)  # fmt: skip
+@pytest.mark.parametrize("machine", [
+    QUIET, UNREAD, CAPPED, with_host(load_average_1min=None, shm_free_bytes=None),
+], ids=["quiet", "GPU unread", "capped", "host unread"])  # fmt: skip
 def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
     assert find_unsuitable(machine) == ()
 
 
-@pytest.mark.parametrize(
-    ("machine", "severity", "words"),
-    [
-        (with_host(load_average_1min=2.1), "warning", "load average is 2.10 with 4 available CPU cores"),
-        (with_host(shm_free_bytes=GIB - 1), "warning", "/dev/shm"),
-        (with_host(disks=(SHARED,)), "warning", "/d is on a network file system (lustre)"),
-        (with_gpu(processes=(GpuProcess(pid=42, used_bytes=GIB),)), "error", "GPU 3: pid 42 (1 GiB)"),
-        (with_gpu(processes=(GpuProcess(pid=42, used_bytes=None),)), "error", "pid 42 (n/a)"),
-        (with_gpu(sample=replace(SAMPLE, used_bytes=9 * GIB)), "warning", "9 GiB of GPU 3 are in use"),
-        (with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP, "hw_thermal"))), "error", "throttled: hw_thermal."),
-        (with_gpu(facts=replace(CARD, mig_enabled=True)), "error", "MIG is on for GPU 3"),
-        (with_gpu(facts=replace(CARD, compute_mode="prohibited")), "error", "prohibited"),
-        (replace(QUIET, gpus=(), gpu_absent="no driver"), "info", "No GPU found: no driver"),
-        (replace(QUIET, gpu_unreadable=("GPU 1: lost",)), "warning", "GPU 1: lost"),
-        (replace(QUIET, gpus=(), gpu_unreadable=("NVIDIA H200: no NVML",)), "error", "NVIDIA H200: no NVML"),
-        (replace(QUIET, slurm=replace(QUIET.slurm, job_id=None, node_name=None)), "warning", "login node"),
-        (replace(QUIET, versions={"transformers": "5.0"}), "error", "torch is not installed"),
-        (replace(QUIET, versions={"torch": "2.10"}), "error", "transformers is not installed"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "severity", "words"), [
+    (with_host(load_average_1min=2.1), "warning", "load average is 2.10 with 4 available CPU cores"),
+    (with_host(shm_free_bytes=GIB - 1), "warning", "/dev/shm"),
+    (with_host(disks=(SHARED,)), "warning", "/d is on a network file system (lustre)"),
+    (with_gpu(processes=(GpuProcess(pid=42, used_bytes=GIB),)), "error", "GPU 3: pid 42 (1 GiB)"),
+    (with_gpu(processes=(GpuProcess(pid=42, used_bytes=None),)), "error", "pid 42 (n/a)"),
+    (with_gpu(sample=replace(SAMPLE, used_bytes=9 * GIB)), "warning", "9 GiB of GPU 3 are in use"),
+    (with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP, "hw_thermal"))), "error", "throttled: hw_thermal."),
+    (with_gpu(facts=replace(CARD, mig_enabled=True)), "error", "MIG is on for GPU 3"),
+    (with_gpu(facts=replace(CARD, compute_mode="prohibited")), "error", "prohibited"),
+    (replace(QUIET, gpus=(), gpu_absent="no driver"), "info", "No GPU found: no driver"),
+    (replace(QUIET, gpu_unreadable=("GPU 1: lost",)), "warning", "GPU 1: lost"),
+    (replace(QUIET, gpus=(), gpu_unreadable=("NVIDIA H200: no NVML",)), "error", "NVIDIA H200: no NVML"),
+    (replace(QUIET, slurm=replace(QUIET.slurm, job_id=None, node_name=None)), "warning", "login node"),
+    (replace(QUIET, versions={"transformers": "5.0"}), "error", "torch is not installed"),
+    (replace(QUIET, versions={"torch": "2.10"}), "error", "transformers is not installed"),
+])  # fmt: skip
 def test_each_spoiler_is_named_with_a_next_step(machine, severity, words):
     (finding,) = find_unsuitable(machine)
     assert finding.severity == severity

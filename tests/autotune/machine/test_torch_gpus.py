@@ -21,11 +21,10 @@ def python(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize(
-    ("script", "names"),
-    [("echo NVIDIA H200; echo NVIDIA L4", ("NVIDIA H200", "NVIDIA L4")), ("echo", ()), ("echo half; exit 1", ()),
-     ("sleep 9", ())],
-)  # fmt: skip
+@pytest.mark.parametrize(("script", "names"), [
+    ("echo NVIDIA H200; echo NVIDIA L4", ("NVIDIA H200", "NVIDIA L4")), ("echo", ()), ("echo half; exit 1", ()),
+    ("sleep 9", ()),
+])  # fmt: skip
 def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, names):
     monkeypatch.setattr(nvml, "TORCH_WITHIN_S", 0.5)
     python(script)

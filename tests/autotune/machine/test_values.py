@@ -32,14 +32,11 @@ ONE, TWO = (replace(CARD, index=index, uuid=uuid) for index, uuid in enumerate((
 SLICED = replace(CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("MIG-1x", "MIG-2y"))
 
 
-@pytest.mark.parametrize(
-    ("value", "seen"),
-    [
-        (None, (ONE, TWO, SLICED)), ("", ()), ("1,0", (TWO, ONE)), (" 1 , 2", (TWO, SLICED)), ("0,9,1", (ONE,)),
-        ("-1", ()), ("0,-1,1", (ONE,)), ("0,0", ()), ("GPU-aa2,GPU-bb", (TWO, SLICED)), ("GPU-aa", ()),
-        ("MIG-2y", (SLICED,)), ("MIG-1x,MIG-2y", (SLICED,)), ("MIG-GPU-bb33/1/0", (SLICED,)), ("NoDevFiles", ()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "seen"), [
+    (None, (ONE, TWO, SLICED)), ("", ()), ("1,0", (TWO, ONE)), (" 1 , 2", (TWO, SLICED)), ("0,9,1", (ONE,)), ("-1", ()),
+    ("0,-1,1", (ONE,)), ("0,0", ()), ("GPU-aa2,GPU-bb", (TWO, SLICED)), ("GPU-aa", ()), ("MIG-2y", (SLICED,)),
+    ("MIG-1x,MIG-2y", (SLICED,)), ("MIG-GPU-bb33/1/0", (SLICED,)), ("NoDevFiles", ()),
+])  # fmt: skip
 def test_visible_devices_follow_cuda(value, seen):
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert values.visible_devices([ONE, TWO, SLICED], environment) == seen

@@ -14,11 +14,9 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(
-    sequence_s=0.02,
-    micro_batch_s=0.01,
-    optimizer_step_s=0.01,
+    sequence_s=0.02, micro_batch_s=0.01, optimizer_step_s=0.01,
     gradients=tuple(GradientPart(elements=400_000, ready_share=(number + 1) / 10) for number in range(10)),
-)
+)  # fmt: skip
 CONFIG = TrainConfig(
     model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_size=4, global_batch_size=16
 )
@@ -49,9 +47,8 @@ class Cluster:
             figures={
                 "all": pairs, "within": [], "between": pairs, "nodes": self.nodes, "ranks_per_node": 1,
                 "neighbours_bytes_per_s": [1.0] * (self.nodes if self.nodes > 2 else 1),
-                "matmul_flops_per_s": [1e9] * self.nodes,
-                "backend": "gloo", "transport": "TCP sockets (gloo)", "interface": "eth0",
-                "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
+                "matmul_flops_per_s": [1e9] * self.nodes, "backend": "gloo", "transport": "TCP sockets (gloo)",
+                "interface": "eth0", "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
             }
         )  # fmt: skip
 
@@ -91,8 +88,7 @@ def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
     request = NetworkRequest(
         **{
             "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1,
-            "max_micro_batch_size": 8,
-            "tokens_per_sequence": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
+            "max_micro_batch_size": 8, "tokens_per_sequence": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
         }
         | changes
     )  # fmt: skip

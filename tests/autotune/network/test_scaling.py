@@ -24,11 +24,9 @@ def probed(**evidence_changes):
         update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_tokens_per_sequence": 100.0}
     )
     return but(
-        base,
-        train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_size": 1024},
-        constraints={"global_batch_tokens": 100 * 1024},
-        evidence={"probe": probe, **evidence_changes},
-    )
+        base, train={"model": base.train.model.model_copy(update={"config": SHAPE}), "global_batch_size": 1024},
+        constraints={"global_batch_tokens": 100 * 1024}, evidence={"probe": probe, **evidence_changes},
+    )  # fmt: skip
 
 
 def known(profile, **options):
@@ -141,10 +139,9 @@ def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
     assert tuning.slowdown_share == pytest.approx(cluster.slowdown_share, abs=0.01)  # found again in default's steps
 
 
-@pytest.mark.parametrize(
-    ("cluster", "said"),
-    [({"halved_loss": 1.05}, "5.00% apart, not within 1%"), ({"fall": 0.05}, "the loss went from 5.0000 to 4.9")],
-)
+@pytest.mark.parametrize(("cluster", "said"), [
+    ({"halved_loss": 1.05}, "5.00% apart, not within 1%"), ({"fall": 0.05}, "the loss went from 5.0000 to 4.9"),
+])  # fmt: skip
 def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the_recipe(tmp_path, cluster, said):
     measured = Cluster(**cluster)
     tuning = tuned(tmp_path, measured, config=with_rows(16, warmup_steps=10_000))
@@ -154,10 +151,9 @@ def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the
     assert {config["warmup_steps"] for config in checks} == {8}  # the check does not wait for a long warm-up
 
 
-@pytest.mark.parametrize(
-    ("cluster", "outcome"),
-    [({"refusing": ("fsdp2",)}, "rejected: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
-)
+@pytest.mark.parametrize(("cluster", "outcome"), [
+    ({"refusing": ("fsdp2",)}, "rejected: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed"),
+])  # fmt: skip
 def test_every_strategy_is_shown_and_only_the_default_has_to_run(tmp_path, cluster, outcome):
     rows = {row.strategy: row for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).gradient_syncs}
     assert set(rows) == {"ddp", "zero1", "fsdp2"}

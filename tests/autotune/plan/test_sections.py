@@ -32,8 +32,7 @@ def example(ranks=None, **changes) -> Plan:
         )
     )  # fmt: skip
     said = {
-        "wall_s": figure(500_000),
-        "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
+        "wall_s": figure(500_000), "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
         "all_ranks": replace(plan.all_ranks, **ranks or {}),
     }  # fmt: skip
     return replace(plan, **said | changes)

@@ -25,17 +25,15 @@ def example_profile() -> Profile:
     ]
     rows = [
         WorkersRow(
-            num_workers=count, padded_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_cached=ratio,
-            ratio_low=ratio - 0.005, ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio,
-            memory_bytes=2**29,
+            num_workers=count, padded_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_cached=ratio, ratio_low=ratio - 0.005,
+            ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio, memory_bytes=2**29,
         )
         for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "verified"))
     ]  # fmt: skip
     return Profile(
         train=TrainConfig(
             model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}, null_keys=["x"]),
-            data=DataSettings(path="../data", dataset_hash="d", num_workers=1),
-            micro_batch_size=2,
+            data=DataSettings(path="../data", dataset_hash="d", num_workers=1), micro_batch_size=2,
         ),
         constraints=Constraints(memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096),
         fingerprint=FINGERPRINT,
@@ -48,11 +46,9 @@ def example_profile() -> Profile:
                 mean_tokens_per_sequence=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, choice="so", next_smaller="0 is slow", keeps_up=True,
-                cached_padded_tokens_per_s=[102.0], rows=rows, local_ranks=1,
-                max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
-                window_s=2.0, windows=7, seconds=14.0,
-                gpu_source="n/a (CPU)",
+                chosen=1, choice="so", next_smaller="0 is slow", keeps_up=True, cached_padded_tokens_per_s=[102.0],
+                rows=rows, local_ranks=1, max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank",
+                consumer="the training step", window_s=2.0, windows=7, seconds=14.0, gpu_source="n/a (CPU)",
             ),
         ),
     )  # fmt: skip

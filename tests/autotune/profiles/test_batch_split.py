@@ -106,14 +106,11 @@ def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     return [point.model_copy(update=dict(zip(names, bounds[point.micro_batch_size], strict=True))) for point in curve]
 
 
-@pytest.mark.parametrize(
-    ("curve", "knee"),
-    [
-        (_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)}), (2, 8)),  # noise hides it
-        (_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)}), (2, 2)),
-        (_curve({1: 50.0, 2: 100.0}), None),  # without a spread there is no interval
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("curve", "knee"), [
+    (_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)}), (2, 8)),  # noise hides it
+    (_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)}), (2, 2)),
+    (_curve({1: 50.0, 2: 100.0}), None),  # without a spread there is no interval
+    ([], None),
+])  # fmt: skip
 def test_the_knee_lies_between_two_sizes_as_far_as_noise_tells(curve, knee):
     assert knee_interval(curve) == knee

@@ -33,17 +33,13 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     says(*verify, code=6)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "code", "field"),
-    [
-        ("hidden_size = 64", "hidden_size = 32", 6, "model_sha256"),
-        ('device = "cpu"', 'device = "cuda"', 6, "train.device"),
-        ("micro_batch_size = 2", "micro_batch_size = 1", 0, "content"),
-        ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"),
-        ('torch = "', 'torch = "0.', 0, "torch"),
-        ('transformers = "', 'transformers = "0.', 0, "transformers"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "code", "field"), [
+    ("hidden_size = 64", "hidden_size = 32", 6, "model_sha256"),
+    ('device = "cpu"', 'device = "cuda"', 6, "train.device"),
+    ("micro_batch_size = 2", "micro_batch_size = 1", 0, "content"),
+    ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"), ('torch = "', 'torch = "0.', 0, "torch"),
+    ('transformers = "', 'transformers = "0.', 0, "transformers"),
+])  # fmt: skip
 def test_what_differs_from_here_is_refused_or_told_as_it_matters(here, says, capsys, old, new, code, field):
     checks = json.loads(says("profile", "verify", "p.toml", "--json"))["checks"]
     assert {check["found"] for check in checks} == {"same"}

@@ -49,19 +49,15 @@ def test_what_a_joint_search_found_has_its_proof():
     assert _asked("data.pin_memory", evidence).origin == "changed"
 
 
-@pytest.mark.parametrize(
-    ("train", "key", "origin", "words"),
-    [
-        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
-        ({"data": DataSettings(num_workers=0)}, "data.num_workers", "changed", "1 was measured"),
-        ({"global_batch_size": 99}, "global_batch_size", "changed", "122 sequences would hold"),
-        ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
-        ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
-        ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""),
-        ({}, "max_steps", "default", ""),
-        ({}, "precision", "default", "all figures were measured with it"),
-    ],
-)
+@pytest.mark.parametrize(("train", "key", "origin", "words"), [
+    ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
+    ({"data": DataSettings(num_workers=0)}, "data.num_workers", "changed", "1 was measured"),
+    ({"global_batch_size": 99}, "global_batch_size", "changed", "122 sequences would hold"),
+    ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
+    ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
+    ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""), ({}, "max_steps", "default", ""),
+    ({}, "precision", "default", "all figures were measured with it"),
+])  # fmt: skip
 def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(train, key, origin, words):
     found = _asked(key, **train)
     assert found.origin == origin
@@ -123,11 +119,10 @@ def test_what_was_taken_has_its_proof():
     assert names[0] == "32 packed sequences, bf16, compiled, relative to the starting configuration"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "ratio", "by"),
-    [("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
-     ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16")],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "ratio", "by"), [
+    ("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
+    ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16"),
+])  # fmt: skip
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
     found = _of(explored(), key)
     assert (found.value, found.origin) == (value, "measured")

@@ -26,11 +26,10 @@ def _told(export, setting):
     return next(one for one in export.settings if one.setting == setting)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
-     {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")}],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
+    {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")},
+])  # fmt: skip
 def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     export = _export(ranks=2, **changes)
     told = [one.setting for one in export.settings]
@@ -42,39 +41,33 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     assert all(one.equivalence == "same" or one.remark for one in export.settings)
 
 
-@pytest.mark.parametrize(
-    "changes, setting, equivalence",
-    [
-        ({"layout": "packed"}, "layout", "none"),
-        ({}, "mlm_head", "none"),
-        ({"model": MODERNBERT}, "mlm_head", "near"),
-        ({"parallel": train_config.ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
-        ({"parallel": train_config.ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
-        (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself
-        (FSDP, "parallel.shard_ranks", "none"),
-        ({"max_epochs": 3}, "max_epochs", "none"),
-        ({"attention": "varlen"}, "attention", "none"),
-        ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
-    ],
-)
+@pytest.mark.parametrize("changes, setting, equivalence", [
+    ({"layout": "packed"}, "layout", "none"),
+    ({}, "mlm_head", "none"),
+    ({"model": MODERNBERT}, "mlm_head", "near"),
+    ({"parallel": train_config.ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
+    ({"parallel": train_config.ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
+    (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself
+    (FSDP, "parallel.shard_ranks", "none"),
+    ({"max_epochs": 3}, "max_epochs", "none"),
+    ({"attention": "varlen"}, "attention", "none"),
+    ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
+])  # fmt: skip
 def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
     assert _told(_export(**changes), setting).equivalence == equivalence
 
 
-@pytest.mark.parametrize(
-    "changes, argument, value",
-    [
-        ({"data": train_config.DataSettings(num_workers=0)}, "dataloader_prefetch_factor", None),
-        ({"data": train_config.DataSettings(num_workers=3)}, "dataloader_prefetch_factor", 2),
-        ({}, "eval_steps", None),
-        ({"evaluation": train_config.EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
-        ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
-        ({"parallel": train_config.ParallelSettings(bucket_cap_mib=100)}, "ddp_bucket_cap_mb", 100),
-        ({"checkpoint": train_config.CheckpointSettings(enabled=False)}, "save_strategy", "no"),
-        ({"evidence": UNMEASURED}, "save_steps", None),
-        ({"evidence": UNMEASURED, "checkpoint": train_config.CheckpointSettings(interval_steps=70)}, "save_steps", 70),
-    ],
-)
+@pytest.mark.parametrize("changes, argument, value", [
+    ({"data": train_config.DataSettings(num_workers=0)}, "dataloader_prefetch_factor", None),
+    ({"data": train_config.DataSettings(num_workers=3)}, "dataloader_prefetch_factor", 2),
+    ({}, "eval_steps", None),
+    ({"evaluation": train_config.EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
+    ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
+    ({"parallel": train_config.ParallelSettings(bucket_cap_mib=100)}, "ddp_bucket_cap_mb", 100),
+    ({"checkpoint": train_config.CheckpointSettings(enabled=False)}, "save_strategy", "no"),
+    ({"evidence": UNMEASURED}, "save_steps", None),
+    ({"evidence": UNMEASURED, "checkpoint": train_config.CheckpointSettings(interval_steps=70)}, "save_steps", 70),
+])  # fmt: skip
 def test_arguments_are_written_only_if_they_say_something(changes, argument, value):
     assert _export(**changes).arguments.get(argument) == value
 

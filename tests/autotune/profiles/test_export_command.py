@@ -23,13 +23,11 @@ VARIANTS = {
     "compile": {"compile": True, "data": DataSettings(num_workers=2, prefetch_factor=4)},
     "bucketed": BUCKETED | {"evaluation": EvaluationSettings(interval_steps=9)},
     "tf32": {"device": "cuda", "tf32": True, "checkpoint": CheckpointSettings(enabled=False)},
-    "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1},
-    "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
-    "cosine": {"schedule": "cosine"},
-    "cosine-to-share": {"schedule": "cosine", "final_learning_rate_share": 0.25},
+    "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1}, "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
+    "cosine": {"schedule": "cosine"}, "cosine-to-share": {"schedule": "cosine", "final_learning_rate_share": 0.25},
     "linear-to-share": {"schedule": "linear", "final_learning_rate_share": 0.25},
     "constant": {"schedule": "constant", "warmup_steps": 0},
-}
+}  # fmt: skip
 READ = """
 import json, sys, warnings
 from pathlib import Path

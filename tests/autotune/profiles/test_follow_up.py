@@ -21,18 +21,12 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
     )
 
 
-@pytest.mark.parametrize(
-    ("train", "option"),
-    [
-        ({"seq_length_tokens": 128}, "--seq-length 128"),
-        ({"layout": "padded"}, "--layout padded"),
-        ({"precision": "bf16"}, "--precision bf16"),
-        ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
-        ({"activation_checkpointing": "full"}, "--activation-checkpointing full"),
-        ({"compile": True}, "--compile"),
-        ({"device": "cuda"}, "--device cuda"),
-    ],
-)
+@pytest.mark.parametrize(("train", "option"), [
+    ({"seq_length_tokens": 128}, "--seq-length 128"), ({"layout": "padded"}, "--layout padded"),
+    ({"precision": "bf16"}, "--precision bf16"), ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
+    ({"activation_checkpointing": "full"}, "--activation-checkpointing full"), ({"compile": True}, "--compile"),
+    ({"device": "cuda"}, "--device cuda"),
+])  # fmt: skip
 def test_what_a_profile_has_otherwise_is_probed_so(train, option):
     assert option in again(train)
 

@@ -97,10 +97,9 @@ def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_s
         assert unknown <= 0.05
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [(1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise")],
-)
+@pytest.mark.parametrize(("factor", "verdict"), [
+    (1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise"),
+])  # fmt: skip
 def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(factor, verdict):
     profile = add_evidence(probe=True, workers=True, baseline=True)
     rate = factor * tuned_rate(profile).value
@@ -114,15 +113,12 @@ def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(factor,
 SURE = of_windows([100.0, 100.01, 99.99] * 5)
 
 
-@pytest.mark.parametrize(
-    ("expected", "achieved", "verdict"),
-    [
-        (SURE, of_windows([98.5, 98.51, 98.49] * 5), "as expected"),
-        (SURE, of_windows([97.5, 97.51, 97.49] * 5), "drift: slower, beyond noise"),
-        (of_one(100.0), of_one(95.0), "noise unknown: one figure shows no spread"),
-        (of_one(100.0), of_one(50.0), "noise unknown: one figure shows no spread; 50% slower"),
-    ],
-)
+@pytest.mark.parametrize(("expected", "achieved", "verdict"), [
+    (SURE, of_windows([98.5, 98.51, 98.49] * 5), "as expected"),
+    (SURE, of_windows([97.5, 97.51, 97.49] * 5), "drift: slower, beyond noise"),
+    (of_one(100.0), of_one(95.0), "noise unknown: one figure shows no spread"),
+    (of_one(100.0), of_one(50.0), "noise unknown: one figure shows no spread; 50% slower"),
+])  # fmt: skip
 def test_small_differences_concern_nobody_and_without_spread_only_what_is_far_is_told(expected, achieved, verdict):
     assert verdict_of(expected, achieved) == verdict
 

@@ -141,18 +141,12 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
     return check
 
 
-@pytest.mark.parametrize(
-    ("changes", "cuda", "found", "field"),
-    [
-        ({}, "13.0", "same", None),
-        ({"name": "NVIDIA H100 NVL"}, "13.0", "error", "gpu_name"),
-        ({"total_bytes": 2**30}, "13.0", "error", "gpu_total_bytes"),
-        ({"mig_enabled": True}, "13.0", "error", "gpu_mig"),
-        ({}, "12.8", "warning", "cuda"),
-        ({"driver": "570.0"}, "13.0", "warning", "driver"),
-        ({"power_cap_w": 500.0}, "13.0", "warning", "gpu_power_cap_w"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "cuda", "found", "field"), [
+    ({}, "13.0", "same", None), ({"name": "NVIDIA H100 NVL"}, "13.0", "error", "gpu_name"),
+    ({"total_bytes": 2**30}, "13.0", "error", "gpu_total_bytes"), ({"mig_enabled": True}, "13.0", "error", "gpu_mig"),
+    ({}, "12.8", "warning", "cuda"), ({"driver": "570.0"}, "13.0", "warning", "driver"),
+    ({"power_cap_w": 500.0}, "13.0", "warning", "gpu_power_cap_w"),
+])  # fmt: skip
 def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(of_gpu, changes, cuda, found, field):
     verified = of_gpu(replace(H200, **changes), cuda=cuda)
     assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)

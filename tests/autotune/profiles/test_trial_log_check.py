@@ -115,22 +115,19 @@ def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_fig
 CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 
 
-@pytest.mark.parametrize(
-    ("change", "severity", "replayed"),
-    [
-        ({}, None, None),
-        ({"dataset_hash": "other"}, "error", "error"),
-        ({"model_sha256": "other"}, "error", "error"),
-        ({"torch": "2.14.0"}, "warning", "warning"),
-        ({"python": "3.12.0"}, "info", "info"),
-        ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
-        ({"gpu_total_bytes": 101}, "info", None),
-        # Where a step is replayed the GPU does not matter; CPU and disk must be the same.
-        ({"device": "cuda"}, "error", None),
-        ({"cpu_model": "Another CPU"}, "warning", "error"),
-        ({"data_filesystem": "lustre"}, "warning", "error"),
-    ],
-)
+@pytest.mark.parametrize(("change", "severity", "replayed"), [
+    ({}, None, None),
+    ({"dataset_hash": "other"}, "error", "error"),
+    ({"model_sha256": "other"}, "error", "error"),
+    ({"torch": "2.14.0"}, "warning", "warning"),
+    ({"python": "3.12.0"}, "info", "info"),
+    ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
+    ({"gpu_total_bytes": 101}, "info", None),
+    # Where a step is replayed the GPU does not matter; CPU and disk must be the same.
+    ({"device": "cuda"}, "error", None),
+    ({"cpu_model": "Another CPU"}, "warning", "error"),
+    ({"data_filesystem": "lustre"}, "warning", "error"),
+])  # fmt: skip
 def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, replayed):
     other = CARD.model_copy(update=change)
     assert [check.found for check in compare(CARD, other)] == [severity] * (severity is not None)

@@ -20,16 +20,11 @@ def test_a_profile_reads_back_as_it_was_written_and_a_hand_edit_is_noticed_and_n
     assert profile_from_tables(tomllib.loads(edited), where="p") == (changed, False)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("micro_batch_size", "micro_batch_row", "'micro_batch_size'"),
-        ("feasible_max", "feasable_max", "'feasible_max'"),
-        (r"\[constraints\]", "[constraint]", "'constraints'"),
-        ("num_workers = 1", "num_worker = 1", "'num_workers'"),
-        *((f"{key} = .*", "", key) for key in ("torch", "allotted_cpus", "dataset_hash", "trial_log_sha256")),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("micro_batch_size", "micro_batch_row", "'micro_batch_size'"), ("feasible_max", "feasable_max", "'feasible_max'"),
+    (r"\[constraints\]", "[constraint]", "'constraints'"), ("num_workers = 1", "num_worker = 1", "'num_workers'"),
+    *((f"{key} = .*", "", key) for key in ("torch", "allotted_cpus", "dataset_hash", "trial_log_sha256")),
+])  # fmt: skip
 def test_a_misspelt_or_missing_key_anywhere_is_refused_with_the_nearest(old, new, said):
     text = re.sub(f"^{old}", new, profile_to_toml(example_profile()), count=0 if new == "" else 1, flags=re.MULTILINE)
     with pytest.raises(BadInput) as caught:
@@ -56,16 +51,10 @@ def test_shipped_profiles_read_as_they_were_written(name):
 A, B = "a" * 64, "b" * 64
 
 
-@pytest.mark.parametrize(
-    ("given", "state"),
-    [
-        (None, "not reviewed"),
-        ((A, "approved"), "approved"),
-        ((A, "rejected"), "rejected"),
-        ((B, "approved"), "voided"),
-        ((B, "rejected"), "not reviewed"),
-    ],
-)
+@pytest.mark.parametrize(("given", "state"), [
+    (None, "not reviewed"), ((A, "approved"), "approved"), ((A, "rejected"), "rejected"), ((B, "approved"), "voided"),
+    ((B, "rejected"), "not reviewed"),
+])  # fmt: skip
 def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
     said = {"by": "reviewer", "time_utc": "2026-01-01T00:00:00Z"}
     review = given and ApprovalRecord(profile_sha256=given[0], decision=given[1], **said)

@@ -100,8 +100,7 @@ def _explore(note: str) -> ExploreEvidence:
         ratio_to_starting=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
         choice=f"{compiled.name} was not verified to be faster{note}",
         stopped_because=f"the largest expected improvement, 0.2%, is below the noise{note}",
-        equal_loss=f"not checked{note}", left_out=[f"precision: you set bf16{note}"], rows=rows,
-        seconds=412.5,
+        equal_loss=f"not checked{note}", left_out=[f"precision: you set bf16{note}"], rows=rows, seconds=412.5,
     )  # fmt: skip
 
 
@@ -133,11 +132,9 @@ def _workers(note: str) -> WorkersEvidence:
     return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
         next_smaller=f"2 lose 5.8% to 8.2%{note}", keeps_up=True, cached_padded_tokens_per_s=[ceiling, ceiling * 1.004],
-        rows=rows,
-        local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
-        consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0,
-        data_filesystem=f"lustre{note}", data_on_network=True,
-        gpu_source=f"NVML and GPM{note}", operating_state=f"398 W of 400 W, 1,755 MHz{note}",
+        rows=rows, local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
+        consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0, data_filesystem=f"lustre{note}",
+        data_on_network=True, gpu_source=f"NVML and GPM{note}", operating_state=f"398 W of 400 W, 1,755 MHz{note}",
     )  # fmt: skip
 
 
@@ -154,9 +151,8 @@ def _network(note: str) -> NetworkEvidence:
     gradient_syncs = [
         GradientSyncRow(
             strategy="ddp", gradient_dtype=dtype, bucket_cap_mib=cap, gradient_accumulation_steps=4,
-            micro_batch_size=64, predicted_step_s=s[0],
-            step_s=s[1], steps=12, tokens_per_s=speed, compute_share=0.99 - s[2], communication_share=s[2],
-            peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
+            micro_batch_size=64, predicted_step_s=s[0], step_s=s[1], steps=12, tokens_per_s=speed,
+            compute_share=0.99 - s[2], communication_share=s[2], peak_bytes=24 * GIB, outcome=f"{outcome}{note}",
         )
         for dtype, cap, s, speed, outcome in (
             ("fp32", 25, (1.82, 1.86, 0.16), 560_000.0, "the default"),
@@ -294,8 +290,7 @@ def example_advice(note: str = "") -> tuple[Advice, ...]:
         Advice(
             rule="exposed-network", severity="warning", claim=f"7.1% of a step waits for gradients{note}",
             evidence=(
-                figure,
-                EvidenceFigure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula"),
+                figure, EvidenceFigure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula"),
             ),
             gain=Gain(of="non-padding tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
             cost="16-bit sums of gradients change the recipe",
@@ -358,8 +353,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
     one = ReportedProfile(
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         corrupt_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
-        advice=example_advice(note),
-        approval=Approval(state="approved", present_sha256="0" * 64, review=review),
+        advice=example_advice(note), approval=Approval(state="approved", present_sha256="0" * 64, review=review),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(

@@ -27,20 +27,17 @@ def curve(*rates):
     return {"probe": FULL.probe.model_copy(update={"curve": points})}
 
 
-@pytest.mark.parametrize(
-    ("evidence", "grade", "reason", "stage"),
-    [
-        ({}, "high", "", None), (baseline(windows=4), "medium", "only 4 windows per recipe", "baseline"),
-        (baseline(windows=2), "low", "only 2 windows per recipe", "baseline"),
-        (baseline(window_s=0.5), "medium", "windows of only 500 ms", "baseline"),
-        (baseline(speedup=1.1, speedup_low=0.9, speedup_high=1.3), "low", "includes 1", "baseline"),
-        (baseline(speedup=2.0, speedup_low=1.8, speedup_high=2.2), "medium", "±10.0 %", "baseline"),
-        (curve(100.0, 200.0, 180.0, 210.0), "medium", "throughput dips at micro-batch 4", None),
-        ({"trials": (DISTURBED,)}, "medium", "1 trial disturbed by other load", "baseline"),
-        ({"workers": None}, "medium", "DataLoader workers were not measured", "workers"),
-        ({"probe": None}, "low", "not probed", "probe"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("evidence", "grade", "reason", "stage"), [
+    ({}, "high", "", None), (baseline(windows=4), "medium", "only 4 windows per recipe", "baseline"),
+    (baseline(windows=2), "low", "only 2 windows per recipe", "baseline"),
+    (baseline(window_s=0.5), "medium", "windows of only 500 ms", "baseline"),
+    (baseline(speedup=1.1, speedup_low=0.9, speedup_high=1.3), "low", "includes 1", "baseline"),
+    (baseline(speedup=2.0, speedup_low=1.8, speedup_high=2.2), "medium", "±10.0 %", "baseline"),
+    (curve(100.0, 200.0, 180.0, 210.0), "medium", "throughput dips at micro-batch 4", None),
+    ({"trials": (DISTURBED,)}, "medium", "1 trial disturbed by other load", "baseline"),
+    ({"workers": None}, "medium", "DataLoader workers were not measured", "workers"),
+    ({"probe": None}, "low", "not probed", "probe"),
+])  # fmt: skip
 def test_doubts_lower_the_grade_and_name_the_command_that_measures_again(evidence, grade, reason, stage):
     changes = dict(evidence)
     trials = changes.pop("trials", ())

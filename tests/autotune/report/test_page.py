@@ -120,10 +120,9 @@ def of_gpu(driver, **changes):
     return reported("profiles/null.toml", profile=profile, **changes)
 
 
-@pytest.mark.parametrize(
-    ("driver", "timed_steps", "peak", "rate"),
-    [("580.1", 8, "peak memory", "900"), ("580.1", 1, "peak memory", None), (NULL, 8, "peak memory, allocator", None)],
-)
+@pytest.mark.parametrize(("driver", "timed_steps", "peak", "rate"), [
+    ("580.1", 8, "peak memory", "900"), ("580.1", 1, "peak memory", None), (NULL, 8, "peak memory, allocator", None),
+])  # fmt: skip
 def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_steps, peak, rate):
     done = record("step").finished()
     trial = dataclasses.replace(done.trial, measured=done.trial.measured | {"timed_steps": timed_steps})

@@ -144,13 +144,10 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-@pytest.mark.parametrize(
-    ("path", "command", "message", "shown"),
-    [
-        ("profiles/m.toml", "`autotune baseline profiles/m.toml`", "odd", "odd"),
-        ("a`<b>.toml", "<code>autotune baseline 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
-    ],
-)
+@pytest.mark.parametrize(("path", "command", "message", "shown"), [
+    ("profiles/m.toml", "`autotune baseline profiles/m.toml`", "odd", "odd"),
+    ("a`<b>.toml", "<code>autotune baseline 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
+])  # fmt: skip
 def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_harmless_events_are_left_out(
     path, command, message, shown
 ):
@@ -194,16 +191,12 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
     assert not any("curl" in span for span in markdown.split("`")[1::2])
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ({"found": "same"}, "the hash of 8 trials matches"),
-        ({"found": "differs", "added": 2}, "does not match"),
-        ({"found": "no trials", "trials": 0}, "holds no trial of this profile"),
-        ({"unfounded": ("evidence.probe.curve at 2",)}, "no trial matches evidence.probe.curve at 2"),
-        ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
-    ],
-)
+@pytest.mark.parametrize(("found", "words"), [
+    ({"found": "same"}, "the hash of 8 trials matches"), ({"found": "differs", "added": 2}, "does not match"),
+    ({"found": "no trials", "trials": 0}, "holds no trial of this profile"),
+    ({"unfounded": ("evidence.probe.curve at 2",)}, "no trial matches evidence.probe.curve at 2"),
+    ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
+])  # fmt: skip
 def test_the_report_says_what_the_ledger_says(found, words):
     check = {"found": "same", "trials": 8, "added": 0, "others": 0, "unfounded": ()} | found
     document = report_document((reported(trial_log=TrialLogCheck(**check)),), ())

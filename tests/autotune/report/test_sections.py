@@ -39,8 +39,7 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
     table = Table(caption="T", headers=("a",), rows=((None,),))
     text = console_text((Section(title="S", key="s", blocks=(inner, table)), Missing(what="B", commands=())))
     assert text.splitlines() == [
-        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "",
-        "B: not measured",
+        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "", "B: not measured",
     ]  # fmt: skip
 
 
@@ -72,15 +71,12 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "micro", "ranks", "words"),
-    [
-        (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
-        (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
-        (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
-        (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "micro", "ranks", "words"), [
+    (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
+    (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
+    (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
+    (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
+])  # fmt: skip
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
     train = example_profile().train.model_copy(update={"global_batch_size": rows, "micro_batch_size": micro})
     assert words in batch_split_words(train, ranks)
@@ -131,13 +127,10 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
     assert counters == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
 
 
-@pytest.mark.parametrize(
-    ("joint", "answer", "words"),
-    [
-        (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
-        (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
-    ],
-)
+@pytest.mark.parametrize(("joint", "answer", "words"), [
+    (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
+    (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
+])  # fmt: skip
 def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joint, answer, words):
     found = sweep(joint=joint)
     assert chosen_loader(found) == answer
@@ -235,17 +228,13 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said", "last"),
-    [
-        ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
-                     "ax. nodes at 90 % efficiency or more with this global batch (predicted):"),
-         "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
-        ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
-         ("radient synchronisation: the default: no candidate is faster at 98 % confidence",), "next: "),
-    ],
-    ids=["steps", "the default is kept"],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "said", "last"), [
+    ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
+                 "ax. nodes at 90 % efficiency or more with this global batch (predicted):"),
+     "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
+    ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
+     ("radient synchronisation: the default: no candidate is faster at 98 % confidence",), "next: "),
+], ids=["steps", "the default is kept"])  # fmt: skip
 def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last):
     tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
     tuning.run()
@@ -258,9 +247,8 @@ def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, gradient_accumulation_steps=1,
-        micro_batch_size=1, step_s=1.0,
-        tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
-        limit="l", measured=measured,
+        micro_batch_size=1, step_s=1.0, tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency,
+        efficiency_low=low, efficiency_high=high, limit="l", measured=measured,
     )  # fmt: skip
 
 

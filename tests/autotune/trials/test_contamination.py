@@ -44,21 +44,18 @@ HOT, BOTH, FINE = ("hw_thermal",), ("hw_slowdown", "hw_thermal"), ()
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 
 
-@pytest.mark.parametrize(
-    ("samples", "words"),
-    [
-        *((sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)), f"{one} in 2 of 3 samples") for one in FAULTS),
-        (sampled(BOTH, BOTH, HOT), "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"),
-        (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
-        (sampled(HOT), "hw_thermal in 1 of 1 samples"),
-        *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), FINE, None)),
-        ([], None),
-        # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
-        (sampled(HOT, FINE), None),
-        (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
-        (sampled(*[HOT] * 3, *[FINE] * 17, *[None] * 20), "hw_thermal in 3 of 20 samples"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "words"), [
+    *((sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)), f"{one} in 2 of 3 samples") for one in FAULTS),
+    (sampled(BOTH, BOTH, HOT), "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples"),
+    (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
+    (sampled(HOT), "hw_thermal in 1 of 1 samples"),
+    *((sampled(reasons), None) for reasons in (("sw_power_cap",), ("gpu_idle", "unknown_0x800"), FINE, None)),
+    ([], None),
+    # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
+    (sampled(HOT, FINE), None),
+    (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
+    (sampled(*[HOT] * 3, *[FINE] * 17, *[None] * 20), "hw_thermal in 3 of 20 samples"),
+])  # fmt: skip
 def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samples, words):
     assert contamination.describe_slowdown("GPU 3", samples) == (
         words and f"GPU 3 was slowed down: {words}, at up to 91 °C"
@@ -67,14 +64,11 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(samp
     assert contamination.describe_slowdown("GPU 3", unread) == (words and f"GPU 3 was slowed down: {words}")
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
-        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"), ((1, 0), None), ((None,), None),
-        ((), None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("counts", "words"), [
+    ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
+    ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"), ((1, 0), None), ((None,), None),
+    ((), None),
+])  # fmt: skip
 def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
     samples = [replace(SAMPLE, process_count=count) for count in counts]
     assert contamination.describe_other_processes("GPU 3", samples) == words
@@ -88,23 +82,18 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
         assert judge(outcome, []) is outcome
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
-        ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
-        ({"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
-        (
-            {"used_bytes": 3 * GIB, "holders": UNKNOWN},
-            "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
-        ),
-        ({}, None),
-        ({"used_bytes": UNKNOWN}, None),
-        ({"holders": UNKNOWN}, None),
-        ({"used_bytes": 2 * GIB}, None),
-        ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"used_bytes": 3 * GIB}, "3 GiB allocated (no visible process, perhaps another user's)"),
+    ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
+    ({"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)}, "n/a allocated (pid 42: n/a)"),
+    ({"used_bytes": 3 * GIB, "holders": UNKNOWN},
+     "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)"),
+    ({}, None),
+    ({"used_bytes": UNKNOWN}, None),
+    ({"holders": UNKNOWN}, None),
+    ({"used_bytes": 2 * GIB}, None),
+    ({"used_bytes": 2 * GIB + 1}, "2 GiB allocated (no visible process, perhaps another user's)"),
+])  # fmt: skip
 def test_users_of_a_gpu_are_named(changes, words):
     found = contamination.describe_other_users("GPU 3", **FREE | changes)
     assert found == (words and f"GPU 3 is already in use: {words}")
@@ -138,16 +127,13 @@ def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_th
     assert gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking is None
 
 
-@pytest.mark.parametrize(
-    ("energies_j", "power_w"),
-    [
-        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
-        ((None, 1e6, 1e6 + 600, None), 600.0),
-        # Without a count that grows the mean of the readings is taken.
-        *((energies_j, 350.0) for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))),
-        ((), None),
-    ],
-)
+@pytest.mark.parametrize(("energies_j", "power_w"), [
+    ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
+    ((None, 1e6, 1e6 + 600, None), 600.0),
+    # Without a count that grows the mean of the readings is taken.
+    *((energies_j, 350.0) for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))),
+    ((), None),
+])  # fmt: skip
 def test_power_is_what_the_energy_between_first_and_last_sample_makes(energies_j, power_w):
     at = enumerate(energies_j)
     samples = [replace(SAMPLE, time_s=10.0 + s, power_w=300.0 + 100 * s, energy_j=energy_j) for s, energy_j in at]

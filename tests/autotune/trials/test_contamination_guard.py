@@ -123,28 +123,22 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     assert watch.waited_s == 0
 
 
-@pytest.mark.parametrize(
-    "readings",
-    [(UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN)],
-    ids=["never read", "no baseline", "not before", "not after"],
-)
+@pytest.mark.parametrize("readings", [
+    (UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN),
+], ids=["never read", "no baseline", "not before", "not after"])  # fmt: skip
 def test_readings_that_are_missing_contaminate_nothing(readings):
     watch = Watchdog(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == 0
 
 
-@pytest.mark.parametrize(
-    ("gpus", "said"),
-    [
-        ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
-        ([gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
-         "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*"),
-        ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(processes cannot be listed: NVML: Insufficient Permissions\)"),
-        ([gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))],
-         "another process used GPU 1: 2 processes in 1 of 2 samples"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpus", "said"), [
+    ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
+    ([gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
+     "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*"),
+    ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(processes cannot be listed: NVML: Insufficient Permissions\)"),
+    ([gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))], "another process used GPU 1: 2 processes in 1 of 2 samples"),
+])  # fmt: skip
 def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
     found = Watchdog(*gpus, sampler=TwiceSampled).machine.run(ON_TWO if len(gpus) > 1 else TRIAL)
     assert isinstance(found, Contaminated)

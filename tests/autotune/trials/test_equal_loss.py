@@ -9,15 +9,12 @@ LOSSES = st.lists(st.floats(0.1, 20), min_size=1, max_size=60)
 FALLING = [6.0 - 2.0 * step / 47 for step in range(48)]
 
 
-@pytest.mark.parametrize(
-    ("other", "equal"),
-    [
-        *[([factor * one for one in FALLING], factor in (0.991, 1.009)) for factor in (0.989, 0.991, 1.009, 1.011)],
-        ([*([9.0] * 36), *FALLING[36:]], True),  # only the last quarter counts
-        ([float("nan")] * 48, False),
-        ([float("inf")] * 48, False),
-    ],
-)
+@pytest.mark.parametrize(("other", "equal"), [
+    *[([factor * one for one in FALLING], factor in (0.991, 1.009)) for factor in (0.989, 0.991, 1.009, 1.011)],
+    ([*([9.0] * 36), *FALLING[36:]], True),  # only the last quarter counts
+    ([float("nan")] * 48, False),
+    ([float("inf")] * 48, False),
+])  # fmt: skip
 def test_losses_within_one_per_cent_at_the_end_are_equal_whichever_is_lower(other, equal):
     assert EQUAL_LOSS_SHARE == 0.01
     verdict = compare_losses(FALLING, other, NAMES)

@@ -19,13 +19,10 @@ NULL = "0.0 (nullgpu)"
 CONFIG = {"precision": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("per_s", "of", "words"),
-    [
-        (8.6e15, "bf16", r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds its peak of 835"),
-        (500e12, "tf32", "in tf32"),
-    ],
-)
+@pytest.mark.parametrize(("per_s", "of", "words"), [
+    (8.6e15, "bf16", r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds its peak of 835"),
+    (500e12, "tf32", "in tf32"),
+])  # fmt: skip
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(per_s, of, words):
     check_rates(NVL, [GpuRate(what="matmuls", per_s=plausibility.SLACK * 835e12)])
     for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
@@ -61,20 +58,16 @@ def test_messages_faster_than_the_links_are_rejected_and_a_trial_that_was_replay
 OF_TOKENS = 4_000_000 * FLOPS
 
 
-@pytest.mark.parametrize(
-    ("job", "config", "figures", "per_s"),
-    [
-        ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
-        ("training", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
-        ("training", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
-        ("gradient_sync", BERT_CONFIG, {"step_s": [0.5], "tokens_per_step": 4e6, "micro_batch_size": 4,
-        "gradient_accumulation_steps": 4},
-         OF_TOKENS),
-        ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
-        ("training", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
-        ("links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("job", "config", "figures", "per_s"), [
+    ("step", BERT_CONFIG, {"step_s": [0.5], "padded_tokens_per_step": 2_000_000}, OF_TOKENS),
+    ("training", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
+    ("training", BERT_CONFIG, {"tokens_per_s": 4e6, "model_flops_per_s": 0.0}, OF_TOKENS),
+    ("gradient_sync", BERT_CONFIG,
+     {"step_s": [0.5], "tokens_per_step": 4e6, "micro_batch_size": 4, "gradient_accumulation_steps": 4}, OF_TOKENS),
+    ("step", CONFIG, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}, 1e15),
+    ("training", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
+    ("links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15),
+])  # fmt: skip
 def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_tokens(job, config, figures, per_s):
     trial, outcome = Trial(job=job, measured={"config": config}, timeout_s=1.0), Measured(figures=figures)
     *_, rate = rates_of_trial(trial, outcome)
@@ -87,11 +80,9 @@ def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_
 
 def pretended(**evidence):
     return but(
-        example_profile(),
-        train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
-        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL},
-        evidence=evidence,
-    )
+        example_profile(), train={"model": model_settings("bert-120m"), "precision": "bf16", "device": "cuda"},
+        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL}, evidence=evidence,
+    )  # fmt: skip
 
 
 def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
@@ -105,15 +96,12 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     assert tuned_profile("d").fingerprint.bytes_known == "measured"
 
 
-@pytest.mark.parametrize(
-    ("part", "rows", "changes"),
-    [
-        ("workers", "rows", {"model_flops_per_s_per_rank": [], "padded_tokens_per_s": [1e15]}),
-        ("explore", "rows", {"tokens_per_s": 1e15}), ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
-        ("network", "scaling", {"tokens_per_s": 1e15}), ("network", "links", {"bytes_per_s": 1e13}),
-        ("baseline", "rows", {"tokens_per_s": [1e15]}), ("probe", "curve", {"padded_tokens_per_s": 1e15}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("part", "rows", "changes"), [
+    ("workers", "rows", {"model_flops_per_s_per_rank": [], "padded_tokens_per_s": [1e15]}),
+    ("explore", "rows", {"tokens_per_s": 1e15}), ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
+    ("network", "scaling", {"tokens_per_s": 1e15}), ("network", "links", {"bytes_per_s": 1e13}),
+    ("baseline", "rows", {"tokens_per_s": [1e15]}), ("probe", "curve", {"padded_tokens_per_s": 1e15}),
+])  # fmt: skip
 def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
     profile = tuned_profile("d")
     check_profile(profile)

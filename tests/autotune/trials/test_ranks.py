@@ -75,14 +75,10 @@ def test_two_ranks_have_one_loss_and_what_they_need_to_talk_is_not_counted_as_th
     assert both["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("budgets", "detail"),
-    [
-        ((SMALL_BYTES, SMALL_BYTES), ""),
-        ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
-        ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
-    ],
-)
+@pytest.mark.parametrize(("budgets", "detail"), [
+    ((SMALL_BYTES, SMALL_BYTES), ""), ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
+    ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
+])  # fmt: skip
 def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(run, promptly, budgets, detail):
     outcome = run(measured(), budget_bytes_by_rank=budgets)
     assert isinstance(outcome, OutOfMemory), outcome
@@ -94,16 +90,13 @@ def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
     assert outcome == TimedOut(detail="killed after 3 s")
 
 
-@pytest.mark.parametrize(
-    ("faults", "said"),
-    [
-        ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
-        ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
-        ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
-        ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
-        ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
-    ],
-)
+@pytest.mark.parametrize(("faults", "said"), [
+    ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
+    ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
+    ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
+    ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
+    ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
+])  # fmt: skip
 def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
     outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)

@@ -44,7 +44,6 @@ def probe_request(
     step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
     request = ProbeRequest(
         config=requested_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9,
-        max_micro_batch_size=64,
-        traced=False,
+        max_micro_batch_size=64, traced=False,
     )  # fmt: skip
     return replace(request, **changes)

@@ -61,15 +61,11 @@ def test_shares_go_by_weight_beside_what_others_usually_take():
     assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "told", "expected_s"),
-    [
-        ("probe", {"done": 4, "expected": 12}, 40.0),
-        ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
-        ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
-        ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
-    ],
-)
+@pytest.mark.parametrize(("name", "told", "expected_s"), [
+    ("probe", {"done": 4, "expected": 12}, 40.0), ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
+    ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
+    ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
+])  # fmt: skip
 def test_a_stage_takes_as_long_as_its_trials_tell_no_longer_than_its_budget_and_its_least_trials_at_least(
     name, told, expected_s
 ):

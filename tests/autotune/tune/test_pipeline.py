@@ -211,14 +211,10 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
     assert len(tuning.failed) == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
-        (KeyboardInterrupt(), "interrupted; its finished trials are kept"),
-        (ValueError(), "ValueError"),
-    ],
-)
+@pytest.mark.parametrize(("error", "words"), [
+    (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
+    (KeyboardInterrupt(), "interrupted; its finished trials are kept"), (ValueError(), "ValueError"),
+])  # fmt: skip
 def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     stages.errors["workers", "a"] = error
     with pytest.raises(type(error)):
@@ -271,14 +267,11 @@ def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_
     assert "the network between nodes was not measured" in many[2]
 
 
-@pytest.mark.parametrize(
-    ("minutes", "told", "calls"),
-    [
-        (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
-        (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
-        (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
-    ],
-)
+@pytest.mark.parametrize(("minutes", "told", "calls"), [
+    (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
+    (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
+    (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
+])  # fmt: skip
 def test_between_nodes_the_network_is_measured_then_the_rest(stages, monkeypatch, tmp_path, minutes, told, calls):
     monkeypatch.setattr(pipeline, "nodes_here", lambda: 2)
     monkeypatch.setattr(pipeline, "SystemClock", lambda: stages.clock)

@@ -27,17 +27,14 @@ def ram_for(workers: float) -> int:
     return round(workers * (WORKER_BYTES + 2 * MIB) / USABLE_SHARE)
 
 
-@pytest.mark.parametrize(
-    ("facts", "most", "words"),
-    [
-        *(({name: count}, 3, "3 available CPU cores") for name, count in CPUS.items()),
-        ({"ram_available_bytes": ram_for(3.5)}, 3, "8 DataLoader workers on each of 1 ranks need about "),
-        ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed), but only "),
-        ({"ram_available_bytes": MIB}, 0, "8 DataLoader workers"),
-        ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, but only 16 MiB are free"),
-        ({"shm_free_bytes": None}, 8, "8 available CPU cores"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "most", "words"), [
+    *(({name: count}, 3, "3 available CPU cores") for name, count in CPUS.items()),
+    ({"ram_available_bytes": ram_for(3.5)}, 3, "8 DataLoader workers on each of 1 ranks need about "),
+    ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed), but only "),
+    ({"ram_available_bytes": MIB}, 0, "8 DataLoader workers"),
+    ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, but only 16 MiB are free"),
+    ({"shm_free_bytes": None}, 8, "8 available CPU cores"),
+])  # fmt: skip
 def test_cpus_that_others_have_and_memory_that_is_short_allow_fewer_and_that_is_said(facts, most, words):
     found, because = with_host(**facts).most()
     assert found == most

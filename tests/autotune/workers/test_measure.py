@@ -173,20 +173,15 @@ def test_a_count_whose_workers_die_is_the_limit(tmp_path):
     assert "num_workers=8" in found.max_workers_because
 
 
-@pytest.mark.parametrize(
-    ("site", "use", "replayed", "said", "unsaid"),
-    [
-        (ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML"),
-        (ON_GPU, None, True, ["n/a (simulated step)"], "NVML"),
-        (ON_GPU, None, False, ["NVML utilisation: n/a (no samples)", "GPM: n/a (no counters)"], "MFU"),
-        (ON_GPU, {"lacking": "lost", "gpm_windows": 1}, False, ["NVML utilisation: n/a (lost)"], "MFU"),
-        (ON_GPU, {"samples": 3, "gpm_lacking": "no Hopper"}, False, ["GPM: n/a (no Hopper)"], "GPM counters"),
-        (
-            ON_GPU, {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1}, False,
-            ["NVIDIA H200; NVML utilisation", "GPM counters"], "n/a",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("site", "use", "replayed", "said", "unsaid"), [
+    (ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML"),
+    (ON_GPU, None, True, ["n/a (simulated step)"], "NVML"),
+    (ON_GPU, None, False, ["NVML utilisation: n/a (no samples)", "GPM: n/a (no counters)"], "MFU"),
+    (ON_GPU, {"lacking": "lost", "gpm_windows": 1}, False, ["NVML utilisation: n/a (lost)"], "MFU"),
+    (ON_GPU, {"samples": 3, "gpm_lacking": "no Hopper"}, False, ["GPM: n/a (no Hopper)"], "GPM counters"),
+    (ON_GPU, {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1}, False,
+     ["NVIDIA H200; NVML utilisation", "GPM counters"], "n/a"),
+])  # fmt: skip
 def test_sources_are_named_with_what_they_do_not_mean_or_why_they_are_missing(site, use, replayed, said, unsaid):
     gpus = () if use is None else (GpuUseFigures(**use),)
     found = gpu_source(site, [replace(TrainingFigures.of(Measured(figures=FEED)), gpus=gpus)], replayed=replayed)

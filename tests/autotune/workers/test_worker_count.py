@@ -81,8 +81,7 @@ CEILING, RIVAL = "on cached batches, the upper bound", "the fastest larger count
 @pytest.mark.parametrize(
     ("feed", "most", "workers", "tried", "proof", "refused"),
     [
-        (Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, RIVAL, 2),
-        (Feed(rising(2), noise=0.003), 32, 2, 2, CEILING, 1),
+        (Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, RIVAL, 2), (Feed(rising(2), noise=0.003), 32, 2, 2, CEILING, 1),
         (Feed(lambda _: 1.0, noise=0.003), 8, 0, 0, CEILING, None),
         (Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, "the largest allowed", None),
         (Feed(rising(40), noise=0.003), 8, 8, 8, "the largest allowed", 7),
@@ -90,7 +89,7 @@ CEILING, RIVAL = "on cached batches, the upper bound", "the fastest larger count
         (Feed(lambda count: [0.5, 0.979, 0.9795][min(count, 2)], noise=0.001, waits=False), 8, 1, 8, RIVAL, 0),
     ],
     ids=["slow storage", "keeps_up", "always fed", "none allowed", "all slow", "peak between rungs", "at the border"],
-)
+)  # fmt: skip
 def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_tried(
     feed, most, workers, tried, proof, refused
 ):

@@ -138,9 +138,8 @@ class Job:
         request = json.dumps({"faults": list(faults), "pace_s": pace_s, "notes": str(notes)})
         sets = [f"--set={key}={json.dumps(value)}" for key, value in (self.settings | dict(settings or {})).items()]
         command = [
-            str(self.place.python), "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={self.ranks}", str(JOB),
-            str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
+            str(self.place.python), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}",
+            str(JOB), str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
         ]  # fmt: skip
         # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -42,47 +42,28 @@ FILES = {
 """What the commands' arguments below stand for."""
 READ = {
     "profile": [
-        "profile show {profile}",
-        "profile show {profile} --explain",
-        "profile verify {profile} --data {data}",
-        "profile show {profile} --json",
-        "compare {profile} {other}",
-        "advise {profile}",
-        "plan {profile} --duration 3h",
-        "profile export {profile} --to hf-trainer",
-        "train {profile} --slurm={site} --dry-run --data {data}",
-        "report {profile} --out {out}/report.html",
+        "profile show {profile}", "profile show {profile} --explain", "profile verify {profile} --data {data}",
+        "profile show {profile} --json", "compare {profile} {other}", "advise {profile}",
+        "plan {profile} --duration 3h", "profile export {profile} --to hf-trainer",
+        "train {profile} --slurm={site} --dry-run --data {data}", "report {profile} --out {out}/report.html",
         "profile approve {profile} --by me --reports {reports}",
     ],
     "trial log": [
-        "report {profile} --reports {reports} --out {out}/report.html",
-        "advise {profile} --reports {reports}",
-        "compare {reports}/bert-mini-cpu {reports}/bert-mini-cpu",
-        "status --reports {reports}",
+        "report {profile} --reports {reports} --out {out}/report.html", "advise {profile} --reports {reports}",
+        "compare {reports}/bert-mini-cpu {reports}/bert-mini-cpu", "status --reports {reports}",
     ],
     "run": [
-        "advise {run}",
-        "advise {run} {profile} --json",
-        "status {run}",
-        "compare {run} {whole_run} --json",
+        "advise {run}", "advise {run} {profile} --json", "status {run}", "compare {run} {whole_run} --json",
         "report {profile} --run {run} --out {out}/report.html",
     ],
     "dataset": [
-        "data inspect {data}",
-        "data verify {data}",
-        "compare {data} {data}",
-        "data stage {data} --to {out}/disk",
-        "advise {data}",
-        "plan {profile} --epochs 1 --data {data}",
-        "data inspect {data} --json",
+        "data inspect {data}", "data verify {data}", "compare {data} {data}", "data stage {data} --to {out}/disk",
+        "advise {data}", "plan {profile} --epochs 1 --data {data}", "data inspect {data} --json",
     ],
-    "site": [
-        "train {profile} --slurm={site} --dry-run --data {data}",
-        "workers {profile} --slurm {site} --dry-run",
-    ],
+    "site": ["train {profile} --slurm={site} --dry-run --data {data}", "workers {profile} --slurm {site} --dry-run"],
     "model config": ["estimate --model {config} --device cpu --memory 1GiB"],
     "tokenizer": ["data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared --workers 1"],
-}
+}  # fmt: skip
 SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, "model config": 1, "tokenizer": 1}
 """How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
 
@@ -184,12 +165,9 @@ def _changed_array(content: bytes, draw: random.Random) -> bytes:
     array = np.load(io.BytesIO(content)).copy()
     deeds: list[Callable[[], Any]] = [
         lambda: array.astype(draw.choice(["float64", "int64", "uint8", ">u4"])),
-        lambda: array[: draw.randrange(len(array) + 1)],
-        lambda: np.sort(array)[::-1],
-        lambda: array.reshape(1, -1),
-        lambda: np.concatenate([array, array]),
-        lambda: array * 0 - 1,
-    ]
+        lambda: array[: draw.randrange(len(array) + 1)], lambda: np.sort(array)[::-1], lambda: array.reshape(1, -1),
+        lambda: np.concatenate([array, array]), lambda: array * 0 - 1,
+    ]  # fmt: skip
     written = io.BytesIO()
     np.save(written, draw.choice(deeds)())
     return written.getvalue()
@@ -243,10 +221,7 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
         if "Traceback" in why or code == EXIT_BUG:
             tracebacks.append(f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}")
     return {
-        "cases": points,
-        "seed": seed,
-        "by_kind": dict(sorted(kinds.items())),
-        "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
-        "tracebacks": len(tracebacks),
+        "cases": points, "seed": seed, "by_kind": dict(sorted(kinds.items())),
+        "by_exit_code": {str(code): ends[code] for code in sorted(ends)}, "tracebacks": len(tracebacks),
         "first_tracebacks": tracebacks[:9],
-    }
+    }  # fmt: skip

@@ -79,10 +79,9 @@ class TunePlace:
 
     def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         command = [
-            sys.executable, "-c", COMMAND_LINE, "tune", "--model", "tiny.json",
-            "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
-            "512", "--max-micro-batch-size", "32", "--window", "0.3s", "--time-limit", "30min", "--explore", "--here",
-            "--json",
+            sys.executable, "-c", COMMAND_LINE, "tune", "--model", "tiny.json", "--data", "data", "--device", "cpu",
+            "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-micro-batch-size", "32",
+            "--window", "0.3s", "--time-limit", "30min", "--explore", "--here", "--json",
         ]  # fmt: skip
         with self.told.open("wb") as told:
             return start(

@@ -280,14 +280,10 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert "Pass --cpus-per-task to srun in the script" in log
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("export PYTHONPATH={}", ("lab2: code is ", "Install the same version of this package", "preflight: lab1: ")),
-        ("cd {}", ("lab2: dataset is ", "autotune data verify")),
-    ],
-    ids=["code", "data"],
-)
+@pytest.mark.parametrize(("line", "said"), [
+    ("export PYTHONPATH={}", ("lab2: code is ", "Install the same version of this package", "preflight: lab1: ")),
+    ("cd {}", ("lab2: dataset is ", "autotune data verify")),
+], ids=["code", "data"])  # fmt: skip
 def test_a_node_with_other_code_or_data_is_refused_by_name(lab, work, autotune, profile, tmp_path, line, said):
     shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer")
     with (tmp_path / "trainer" / "words.py").open("w") as file:

@@ -45,9 +45,8 @@ def resolved_of(config: TrainConfig, data: Path = Path("d")) -> ResolvedConfig:
 def header_of(config: TrainConfig | None = None, **changes) -> RunHeader:
     values = {
         "schema_version": 5, "name": "m", "resumed_from": None, "resumed_step": 0, "job": "",
-        "started_utc": "2026-01-01T00:00:00Z", "config": {}, "sources": {},
-        "profile_sha256": "b", "dataset_hash": "d", "world_size": 2, "gradient_accumulation_steps": 1,
-        "global_batch_size": 8, "parameters": 10, "layout": "packed",
+        "started_utc": "2026-01-01T00:00:00Z", "config": {}, "sources": {}, "profile_sha256": "b", "dataset_hash": "d",
+        "world_size": 2, "gradient_accumulation_steps": 1, "global_batch_size": 8, "parameters": 10, "layout": "packed",
         "attention": "sdpa", "attention_reason": "asked for", "recipe_changes": [], "device": "cpu",
         "peak_flops_per_s": None, "versions": {},
     }  # fmt: skip

@@ -198,16 +198,13 @@ def _lead_away(name):
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *((_lead_away(name), "refers to files in other directories")
-          for name in ("../rank-00000.safetensors", "/etc/passwd", "..", "", "a\0b")),
-        (lambda table: table["tensors"]["weights.a"]["parts"][0].update(file="rank-00001.safetensors"),
-         "does not list all of its files"),
-        (lambda table: table.update(unknown=1), "unknown"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    *((_lead_away(name), "refers to files in other directories")
+      for name in ("../rank-00000.safetensors", "/etc/passwd", "..", "", "a\0b")),
+    (lambda table: table["tensors"]["weights.a"]["parts"][0].update(file="rank-00001.safetensors"),
+     "does not list all of its files"),
+    (lambda table: table.update(unknown=1), "unknown"),
+])  # fmt: skip
 def test_a_manifest_that_means_to_deceive_is_refused(tmp_path, change, said):
     path = write_checkpoint(tmp_path)
     changed(path, change)

@@ -54,15 +54,10 @@ def save_on_bad_disk(monkeypatch):
     return save_there
 
 
-@pytest.mark.parametrize(
-    ("settings", "due"),
-    [
-        ({}, []),
-        ({"interval_steps": 3}, [3, 6, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
-    ],
-)
+@pytest.mark.parametrize(("settings", "due"), [
+    ({}, []), ({"interval_steps": 3}, [3, 6, 9]), ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
+    ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+])  # fmt: skip
 def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(manager_of, settings, due):
     manager = manager_of(**settings)
     assert [step for step in range(1, 10) if manager.is_due(step, None)] == due
@@ -126,17 +121,13 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-@pytest.mark.parametrize(
-    ("broken", "error", "why"),
-    [
-        ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        ("trainer.checkpoint.manager.CheckpointWriter.write",
-         BadConfig("the share of rank 1 is not a table", next_step=""),
-         "BadConfig: the share of rank 1 is not a table"),
-        ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
-         "host memory is too small for a copy of the state: cannot allocate 12 GiB"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("broken", "error", "why"), [
+    ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ("trainer.checkpoint.manager.CheckpointWriter.write", BadConfig("the share of rank 1 is not a table", next_step=""),
+     "BadConfig: the share of rank 1 is not a table"),
+    ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
+     "host memory is too small for a copy of the state: cannot allocate 12 GiB"),
+])  # fmt: skip
 def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, told, monkeypatch, broken, error, why):
     with monkeypatch.context() as patch:
         patch.setattr(broken, Mock(side_effect=error))

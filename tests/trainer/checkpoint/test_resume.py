@@ -264,10 +264,9 @@ def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
         assert caught.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [("open", "manifest.json"), ("open", "rank-00000.safetensors"), ("iterdir", CHECKPOINTS_DIRECTORY)],
-)
+@pytest.mark.parametrize(("method", "name"), [
+    ("open", "manifest.json"), ("open", "rank-00000.safetensors"), ("iterdir", CHECKPOINTS_DIRECTORY),
+])  # fmt: skip
 def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run, monkeypatch, method, name):
     opened = []
     with monkeypatch.context() as patch:

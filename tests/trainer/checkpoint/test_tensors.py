@@ -79,16 +79,10 @@ def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
     assert same(state_of_training(other), state_of_training(training))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"intermediate_size": 96},
-            r"does not match the model: weights\.\S*intermediate.* is F32 \[64.*expected F32 \[96",
-        ),
-        ({"num_hidden_layers": 3}, r"weights\.\S*layer\.2\.\S* is missing"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"intermediate_size": 96}, r"does not match the model: weights\.\S*intermediate.* is F32 \[64.*expected F32 \[96"),
+    ({"num_hidden_layers": 3}, r"weights\.\S*layer\.2\.\S* is missing"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(
     dataset, batches, tmp_path, change, said
 ):

@@ -26,13 +26,10 @@ def test_the_global_batch_is_kept_and_no_micro_batch_exceeds_what_fits(rows, mic
     assert plan.sequences_per_micro_batch * gradient_accumulation_steps(config, world) * world >= rows
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "possible", "impossible"),
-    [
-        (ParallelSettings, "timeout_s", (1.0, 600.0, 7 * 86400.0), (0.0, 0.9, math.inf, math.nan, 1e10)),
-        (CheckpointSettings, "interval_s", (1e-6,), (0.0, -1.0, math.inf, math.nan)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "key", "possible", "impossible"), [
+    (ParallelSettings, "timeout_s", (1.0, 600.0, 7 * 86400.0), (0.0, 0.9, math.inf, math.nan, 1e10)),
+    (CheckpointSettings, "interval_s", (1e-6,), (0.0, -1.0, math.inf, math.nan)),
+])  # fmt: skip
 def test_times_that_no_clock_can_wait_for_are_refused_with_their_key(kind, key, possible, impossible):
     for value in possible:
         assert getattr(parse_table(kind, {key: value}, where="p.toml"), key) == value
@@ -73,14 +70,10 @@ def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_de
     assert {"train.data.num_workers", "train.parallel.strategy", "train.model.config"} <= set(resolved.sources)
 
 
-@pytest.mark.parametrize(
-    ("data", "environment", "expected", "source"),
-    [
-        (Path("cli"), {"AUTOTUNE_DATA": "env"}, Path("cli"), "command line"),
-        (None, {"AUTOTUNE_DATA": "env"}, Path("env"), "environment"),
-        (None, {}, None, "profile"),
-    ],
-)
+@pytest.mark.parametrize(("data", "environment", "expected", "source"), [
+    (Path("cli"), {"AUTOTUNE_DATA": "env"}, Path("cli"), "command line"),
+    (None, {"AUTOTUNE_DATA": "env"}, Path("env"), "environment"), (None, {}, None, "profile"),
+])  # fmt: skip
 def test_the_dataset_is_named_by_command_line_then_environment_then_profile(
     profile, data, environment, expected, source
 ):
@@ -106,18 +99,15 @@ def test_an_assignment_of_another_form_or_key_is_refused_with_an_example_or_the_
     assert next_step in caught.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("schema_version = 2", "schema_version = 99", "schema version 99"),
-        ("../data", "/data", "relative to the profile"),
-        *(
-            ("[train.data]", f"[evidence.workers]\nseconds = {number}\n[train.data]", r"evidence\.workers\.seconds")
-            for number in ("inf", "nan")
-        ),
-        ("[train", "[other", r"no \[train\] table"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "why"), [
+    ("schema_version = 2", "schema_version = 99", "schema version 99"),
+    ("../data", "/data", "relative to the profile"),
+    *(
+        ("[train.data]", f"[evidence.workers]\nseconds = {number}\n[train.data]", r"evidence\.workers\.seconds")
+        for number in ("inf", "nan")
+    ),
+    ("[train", "[other", r"no \[train\] table"),
+])  # fmt: skip
 def test_a_profile_of_another_kind_is_refused(profile, old, new, why):
     profile.write_text(PROFILE.replace(old, new))
     with pytest.raises(BadConfig, match=why) as refused:
@@ -125,15 +115,12 @@ def test_a_profile_of_another_kind_is_refused(profile, old, new, why):
     assert refused.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("assignments", "message"),
-    [
-        (["train.parallel.shard_ranks=2"], "parallel.shard_ranks requires parallel.strategy = 'fsdp2'"),
-        (["train.parallel.strategy=fsdp2", "train.parallel.static_graph=true"], "parallel.static_graph cannot be used"),
-        (["train.global_batch_tokens=9", "train.global_batch_samples=9"], "cannot be used with global_batch_samples"),
-        (["train.precision=fp16"], "fp16 is not supported"),
-    ],
-)
+@pytest.mark.parametrize(("assignments", "message"), [
+    (["train.parallel.shard_ranks=2"], "parallel.shard_ranks requires parallel.strategy = 'fsdp2'"),
+    (["train.parallel.strategy=fsdp2", "train.parallel.static_graph=true"], "parallel.static_graph cannot be used"),
+    (["train.global_batch_tokens=9", "train.global_batch_samples=9"], "cannot be used with global_batch_samples"),
+    (["train.precision=fp16"], "fp16 is not supported"),
+])  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused_in_words(profile, assignments, message):
     with pytest.raises(BadConfig, match=message) as caught:
         resolve(profile, assignments=assignments, data=Path("d"), environment={})
@@ -190,16 +177,13 @@ class Outer(StrictTable):
     rows: Annotated[int, Field(gt=0)] = 1
 
 
-@pytest.mark.parametrize(
-    ("value", "message", "next_step"),
-    [
-        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
-        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
-        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
-        ({"rows": -3}, "rows = -3", "Correct 'rows'"),
-        ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
-    ],
-)
+@pytest.mark.parametrize(("value", "message", "next_step"), [
+    ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
+    ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
+    ({"zzz": 1}, "zzz", "closest of 3 known keys"),
+    ({"rows": -3}, "rows = -3", "Correct 'rows'"),
+    ({"rows": "3"}, "rows = '3'", "Correct 'rows'"),  # nothing is converted silently
+])  # fmt: skip
 def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step):
     with pytest.raises(BadConfig) as caught:
         parse_table(Outer, value, where="p.toml")
@@ -207,33 +191,23 @@ def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step
     assert next_step in caught.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("read", "content", "why"),
-    [
-        (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
-        (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
-        (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
-        (read_json, b"{", "not valid JSON"),
-        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"),
-        (read_toml, b"x =", "not valid TOML"),
-        (read_toml, b"\xff\xfe\x00", "not UTF-8"),
-    ],
-    ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"],
-)
+@pytest.mark.parametrize(("read", "content", "why"), [
+    (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
+    (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
+    (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"), (read_json, b"{", "not valid JSON"),
+    (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"), (read_toml, b"x =", "not valid TOML"),
+    (read_toml, b"\xff\xfe\x00", "not UTF-8"),
+], ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"])  # fmt: skip
 def test_a_file_that_is_no_such_file_is_refused(tmp_path, read, content, why):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(BadConfig, match=why):
         read(tmp_path / "f")
 
 
-@pytest.mark.parametrize(
-    ("name", "next_step"),
-    [
-        ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
-        ("other.toml", "Write one."),
-        ("none/bert-mini-cpu.toml", "Write one."),
-    ],
-)
+@pytest.mark.parametrize(("name", "next_step"), [
+    ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"), ("other.toml", "Write one."),
+    ("none/bert-mini-cpu.toml", "Write one."),
+])  # fmt: skip
 def test_a_file_that_is_missing_is_asked_for_by_a_name_that_is_close_or_as_the_caller_knows(tmp_path, name, next_step):
     (tmp_path / "bert-mini-cpu.toml").touch()
     with pytest.raises(BadConfig) as refused:

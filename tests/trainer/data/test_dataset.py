@@ -16,11 +16,9 @@ SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(
-    samples=st.lists(st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12),
-    shards=st.integers(1, 3),
-    limit=st.integers(0, 25),
-    data=st.data(),
-)
+    samples=st.lists(st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12), shards=st.integers(1, 3),
+    limit=st.integers(0, 25), data=st.data(),
+)  # fmt: skip
 def test_what_was_written_is_read_back_one_by_one_and_many_at_once(tmp_path_factory, samples, shards, limit, data):
     directory = write_dataset(tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples)))
     dataset = TokenDataset.open(directory)
@@ -83,16 +81,12 @@ def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
             dataset.read(sample, 10)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True),
-        lambda path: np.save(path, np.arange(3, dtype=np.uint16)),
-        lambda path: path.symlink_to(path.rename(path.parent.parent / "outside.npy")),
-    ],
-    ids=["cut", "objects", "other numbers", "led away"],
-)
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    lambda path: np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True),
+    lambda path: np.save(path, np.arange(3, dtype=np.uint16)),
+    lambda path: path.symlink_to(path.rename(path.parent.parent / "outside.npy")),
+], ids=["cut", "objects", "other numbers", "led away"])  # fmt: skip
 def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(make_dataset, damage):
     path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
     damage(path)
@@ -100,17 +94,14 @@ def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(make_datas
         TokenDataset.open(path.parent)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *((lambda table, name=name: table["train"]["shards"][0].update(tokens_file=name), "tokens_file")
-          for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
-        *((lambda table, size=size: table.update(used_vocab_size=size), "used_vocab_size") for size in (600, 4)),
-        (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges do not match 1 counts"),
-        (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must be ascending"),
-        (lambda table: table.update(schema_version=1), "schema version 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    *((lambda table, name=name: table["train"]["shards"][0].update(tokens_file=name), "tokens_file")
+      for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
+    *((lambda table, size=size: table.update(used_vocab_size=size), "used_vocab_size") for size in (600, 4)),
+    (lambda table: table["train"]["length_histogram"].update(counts=[1]), "4 edges do not match 1 counts"),
+    (lambda table: table["train"]["length_histogram"].update(edges=[0, 64, 32, 128]), "edges must be ascending"),
+    (lambda table: table.update(schema_version=1), "schema version 1"),
+])  # fmt: skip
 def test_a_manifest_that_cannot_be_is_refused(make_dataset, change, said):
     path = make_dataset(SAMPLES) / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -127,15 +118,12 @@ def test_offsets_beyond_the_shard_are_refused(make_dataset):
         TokenDataset.open(directory).read(3, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "next_step"),
-    [
-        (".", "is not a dataset", "autotune data prepare"),
-        ("corpus.txt", "is a raw file", "autotune data prepare text:{place}/corpus.txt --out"),
-        ("protein", "dataset not found", "Did you mean {place}/proteins?"),
-        ("logs", "dataset not found", "autotune data prepare"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said", "next_step"), [
+    (".", "is not a dataset", "autotune data prepare"),
+    ("corpus.txt", "is a raw file", "autotune data prepare text:{place}/corpus.txt --out"),
+    ("protein", "dataset not found", "Did you mean {place}/proteins?"),
+    ("logs", "dataset not found", "autotune data prepare"),
+])  # fmt: skip
 def test_what_is_no_dataset_is_to_be_prepared_first_or_was_mistyped(tmp_path, name, said, next_step):
     write_dataset(tmp_path / "proteins", SAMPLES)
     (tmp_path / "corpus.txt").write_text("a line\n")

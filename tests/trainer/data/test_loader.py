@@ -235,13 +235,9 @@ def slow_loader(monkeypatch):
 @pytest.mark.parametrize(
     ("answers", "count", "came_s", "waited_s"),
     [
-        (None, 1, CAME_S, SLOW_S),
-        ([True], 1, CAME_S, SLOW_S),
-        ([True] * 3, 3, CAME_S, 3 * SLOW_S),
-        ([False, False], 1, CAME_S, 0.0),
-        ([False, True], 1, CAME_S, CAME_S - ENDED_S),
-        ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S),
-        ([False, True], 1, ENDED_S - 0.001, 0.0),
+        (None, 1, CAME_S, SLOW_S), ([True], 1, CAME_S, SLOW_S), ([True] * 3, 3, CAME_S, 3 * SLOW_S),
+        ([False, False], 1, CAME_S, 0.0), ([False, True], 1, CAME_S, CAME_S - ENDED_S),
+        ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S), ([False, True], 1, ENDED_S - 0.001, 0.0),
     ],
     ids=[
         "before the first step", "nothing to do", "nothing to do for any micro-batch", "always at work",

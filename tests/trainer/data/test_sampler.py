@@ -22,12 +22,10 @@ def jobs(draw):
     lengths = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 90, samples)
     rows = max(1, samples // draw(st.integers(1, 6)))
     return Lengths(lengths), {
-        "seed": draw(st.integers(0, 9)),
-        "layout": draw(LAYOUTS),
+        "seed": draw(st.integers(0, 9)), "layout": draw(LAYOUTS),
         "global_batch_size": draw(st.integers(max(1, rows // 2), rows)),
-        "gradient_accumulation_steps": draw(st.integers(1, 3)),
-        "world_size": draw(st.integers(1, 9)),
-    }
+        "gradient_accumulation_steps": draw(st.integers(1, 3)), "world_size": draw(st.integers(1, 9)),
+    }  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)
@@ -109,11 +107,9 @@ def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
     assert [divmod(place, batch_plan.MIN_BLOCK_SAMPLES) for place in position.lanes] == [(3, 44)] * 3
 
 
-@pytest.mark.parametrize(
-    ("lengths", "rows", "lanes", "said"),
-    [(np.ones(5000), 8, (2, 2, UNKNOWN, 2), "nothing of lane 2"), (np.full(1000, 30), 400, (400,), "row 400")],
-    ids=["a lane is missing", "another plan's"],
-)
+@pytest.mark.parametrize(("lengths", "rows", "lanes", "said"), [
+    (np.ones(5000), 8, (2, 2, UNKNOWN, 2), "nothing of lane 2"), (np.full(1000, 30), 400, (400,), "row 400"),
+], ids=["a lane is missing", "another plan's"])  # fmt: skip
 def test_a_position_of_another_job_is_not_started_from(lengths, rows, lanes, said):
     index = Lengths(lengths)
     with pytest.raises(ValueError, match=said):

@@ -47,20 +47,14 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
 OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 
 
-@pytest.mark.parametrize(
-    ("given", "added"),
-    [
-        ({}, {NEWER: ON}),
-        ({NEWER: "max_split_size_mb:64"}, {NEWER: f"max_split_size_mb:64,{ON}"}),
-        ({NEWER: "expandable_segments:False"}, {}),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", NEWER: ON}, {}),
-        ({OLDER: "max_split_size_mb:64"}, {OLDER: f"max_split_size_mb:64,{ON}"}),
-        ({OLDER: "max_split_size_mb:64", NEWER: ON}, {OLDER: f"max_split_size_mb:64,{ON}"}),
-        ({OLDER: "", NEWER: ON}, {OLDER: ON}),
-        ({OLDER: "expandable_segments:False", NEWER: "max_split_size_mb:64"}, {}),
-        ({NEWER: "backend:cudaMallocAsync"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("given", "added"), [
+    ({}, {NEWER: ON}), ({NEWER: "max_split_size_mb:64"}, {NEWER: f"max_split_size_mb:64,{ON}"}),
+    ({NEWER: "expandable_segments:False"}, {}), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", NEWER: ON}, {}),
+    ({OLDER: "max_split_size_mb:64"}, {OLDER: f"max_split_size_mb:64,{ON}"}),
+    ({OLDER: "max_split_size_mb:64", NEWER: ON}, {OLDER: f"max_split_size_mb:64,{ON}"}),
+    ({OLDER: "", NEWER: ON}, {OLDER: ON}), ({OLDER: "expandable_segments:False", NEWER: "max_split_size_mb:64"}, {}),
+    ({NEWER: "backend:cudaMallocAsync"}, {}),
+])  # fmt: skip
 def test_segments_expand_unless_the_variable_that_torch_reads_says_otherwise(given, added):
     environment = dict(given)
     set_cuda_defaults(environment)
@@ -95,18 +89,10 @@ def machine(root: Path, node: int, *cpus: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("address", "node", "environment", "near"),
-    [
-        (GPU, 1, {}, {4, 5}),
-        (GPU, 0, {}, set()),
-        (GPU, -1, {}, set()),
-        (GPU, 7, {}, set()),
-        (GPU, 1, {NUMA_VARIABLE: "0"}, set()),
-        ("0000:01:00.0", 1, {}, set()),
-    ],
-    ids=["near", "not allotted", "a single node", "not listed", "not wanted", "another GPU"],
-)
+@pytest.mark.parametrize(("address", "node", "environment", "near"), [
+    (GPU, 1, {}, {4, 5}), (GPU, 0, {}, set()), (GPU, -1, {}, set()), (GPU, 7, {}, set()),
+    (GPU, 1, {NUMA_VARIABLE: "0"}, set()), ("0000:01:00.0", 1, {}, set()),
+], ids=["near", "not allotted", "a single node", "not listed", "not wanted", "another GPU"])  # fmt: skip
 def test_a_rank_keeps_to_the_allotted_processors_of_its_gpus_node_or_stays_unbound(
     tmp_path, monkeypatch, address, node, environment, near
 ):

@@ -130,12 +130,9 @@ def test_a_rehearsal_leaves_no_trace(dataset, family):
 
 
 @given(
-    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
-    warmup=st.integers(0, 50),
-    steps=st.integers(1, 200),
-    final=st.floats(0, 1),
-    share=st.floats(0.01, 1),
-)
+    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]), warmup=st.integers(0, 50),
+    steps=st.integers(1, 200), final=st.floats(0, 1), share=st.floats(0.01, 1),
+)  # fmt: skip
 def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(schedule, warmup, steps, final, share):
     config = oracles.config_of(
         schedule=schedule, warmup_steps=warmup, max_steps=steps, learning_rate=1.0, final_learning_rate_share=final,
@@ -151,13 +148,10 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(sc
         assert learning_rate(config, steps) == pytest.approx(final)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "step", "rate"),
-    [
-        ("constant", 99, 1), ("linear", 25, 0.75), ("cosine", 50, 0.5), ("cosine", 25, 0.8536), ("wsd", 79, 1),
-        ("wsd", 85, 0.5),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schedule", "step", "rate"), [
+    ("constant", 99, 1), ("linear", 25, 0.75), ("cosine", 50, 0.5), ("cosine", 25, 0.8536), ("wsd", 79, 1),
+    ("wsd", 85, 0.5),
+])  # fmt: skip
 def test_each_schedule_has_its_shape(schedule, step, rate):
     config = oracles.config_of(schedule=schedule, warmup_steps=0, max_steps=100, learning_rate=1.0, decay_share=0.2)
     assert learning_rate(config, step) == pytest.approx(rate, abs=1e-4)

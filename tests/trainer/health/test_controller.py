@@ -25,18 +25,15 @@ def said(rank, signal_number=None, *, over=False, save=False):
     return tell(rank=rank, signal_number=signal_number, time_is_over=over, save_is_due=save)
 
 
-@pytest.mark.parametrize(
-    ("told", "reason"),
-    [
-        ([said(0), said(1)], None),
-        ([said(0), said(3, signal.SIGUSR1)], "SIGUSR1 on rank 3"),
-        ([said(0, signal.SIGTERM)], "SIGTERM on rank 0"),
-        ([said(0, signal.SIGTERM, over=True), said(1)], "SIGTERM on rank 0"),
-        ([said(rank, signal.SIGUSR2) for rank in range(1024)], "SIGUSR2 on 1024 ranks"),
-        ([said(0, signal.SIGTERM), said(1, signal.SIGUSR2)], "signals on 2 ranks"),
-        ([said(0, signal.SIGUSR1), said(1, signal.SIGUSR2)], "signals on 2 ranks"),  # not SIGSEGV, in between
-    ],
-)
+@pytest.mark.parametrize(("told", "reason"), [
+    ([said(0), said(1)], None),
+    ([said(0), said(3, signal.SIGUSR1)], "SIGUSR1 on rank 3"),
+    ([said(0, signal.SIGTERM)], "SIGTERM on rank 0"),
+    ([said(0, signal.SIGTERM, over=True), said(1)], "SIGTERM on rank 0"),
+    ([said(rank, signal.SIGUSR2) for rank in range(1024)], "SIGUSR2 on 1024 ranks"),
+    ([said(0, signal.SIGTERM), said(1, signal.SIGUSR2)], "signals on 2 ranks"),
+    ([said(0, signal.SIGUSR1), said(1, signal.SIGUSR2)], "signals on 2 ranks"),  # not SIGSEGV, in between
+])  # fmt: skip
 def test_signals_are_named_with_their_rank_or_number_and_explain_more_than_the_time(told, reason):
     assert agreed(summed(*told)) == (reason, False)
 

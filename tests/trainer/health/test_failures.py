@@ -34,18 +34,13 @@ def cuda_with(monkeypatch, free_bytes):
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        *((RuntimeError(text), text) for text in OUTRIGHT),
-        (MemoryError(), "MemoryError"),
-        (torch.OutOfMemoryError("the allocator had to retry"), "the allocator had to retry"),
-        (
-            RuntimeError("NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"),
-            "Cuda failure 2 'out of memory'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("error", "line"), [
+    *((RuntimeError(text), text) for text in OUTRIGHT),
+    (MemoryError(), "MemoryError"),
+    (torch.OutOfMemoryError("the allocator had to retry"), "the allocator had to retry"),
+    (RuntimeError("NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"),
+     "Cuda failure 2 'out of memory'"),
+])  # fmt: skip
 def test_out_of_memory_is_told_by_the_line_that_says_so(error, line):
     assert out_of_memory(error) == line
 
@@ -58,17 +53,12 @@ def test_a_librarys_vague_failure_is_out_of_memory_only_on_a_gpu_that_is_nearly_
         assert out_of_memory(RuntimeError(text)) == expected
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("could not create a primitive descriptor for an inner product"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
-        FileNotFoundError("notes about out of memory.txt"),
-        ValueError("shapes differ"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("error", [
+    RuntimeError("could not create a primitive descriptor for an inner product"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    FileNotFoundError("notes about out of memory.txt"), ValueError("shapes differ"),
+], ids=str)  # fmt: skip
 def test_everything_else_is_none_even_on_a_full_gpu(error, monkeypatch):
     cuda_with(monkeypatch, 0)
     assert out_of_memory(error) is None
@@ -78,34 +68,27 @@ def nccl(code, last=""):
     return DistBackendError(f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast error:\n{last}")
 
 
-@pytest.mark.parametrize(
-    ("error", "lost_at_first", "lost_later"),
-    [
-        (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, False),
-        (nccl("ncclInternalError: Internal check failed."), False, False),
-        (nccl("ncclSystemError: System call failed.", "Error: failed to extend /dev/shm/nccl-x"), False, True),
-        (nccl("ncclSystemError: System call failed.", "Call to recv failed : Connection reset by peer"), True, True),
-        (nccl("ncclInternalError: Internal check failed.", "Connection closed by remote peer"), True, True),
-        (nccl("ncclRemoteError: A call failed possibly due to a network error"), True, True),
-        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3333"), True, True),
-        (DistStoreError("wait timeout after 60000ms"), True, True),
-        (RuntimeError("shapes differ"), False, False),
-    ],
-)
+@pytest.mark.parametrize(("error", "lost_at_first", "lost_later"), [
+    (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, False),
+    (nccl("ncclInternalError: Internal check failed."), False, False),
+    (nccl("ncclSystemError: System call failed.", "Error: failed to extend /dev/shm/nccl-x"), False, True),
+    (nccl("ncclSystemError: System call failed.", "Call to recv failed : Connection reset by peer"), True, True),
+    (nccl("ncclInternalError: Internal check failed.", "Connection closed by remote peer"), True, True),
+    (nccl("ncclRemoteError: A call failed possibly due to a network error"), True, True),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3333"), True, True),
+    (DistStoreError("wait timeout after 60000ms"), True, True), (RuntimeError("shapes differ"), False, False),
+])  # fmt: skip
 def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_later):
     assert lost_ranks(error, rehearsed=False) == lost_at_first
     assert lost_ranks(error) == lost_later
 
 
-@pytest.mark.parametrize(
-    ("error", "lost", "code", "reason", "advice"),
-    [
-        *((RuntimeError(OUTRIGHT[3]), lost, 4, rf"out of memory: {re.escape(OUTRIGHT[3])}$", "autotune probe")
-          for lost in (False, True)),
-        (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, 70,
-         r"NCCL failed: .*\(ncclUnhandledCudaError\)$", "NCCL_DEBUG=INFO"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "lost", "code", "reason", "advice"), [
+    *((RuntimeError(OUTRIGHT[3]), lost, 4, rf"out of memory: {re.escape(OUTRIGHT[3])}$", "autotune probe")
+      for lost in (False, True)),
+    (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, 70,
+     r"NCCL failed: .*\(ncclUnhandledCudaError\)$", "NCCL_DEBUG=INFO"),
+])  # fmt: skip
 def test_training_that_a_library_ends_has_a_code_a_reason_and_advice(error, lost, code, reason, advice):
     found, said, next_step = explain(error, lost=lost)
     assert found == code

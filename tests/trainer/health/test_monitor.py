@@ -49,11 +49,9 @@ def actions(findings):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", ["warn", "skip", "rollback"])
-@pytest.mark.parametrize(
-    ("steps", "fall_steps", "lag"),
-    [(5000, 2000, 1), (1500, 300, 1), (3000, 600, 4)],
-    ids=["slow", "fast", "limits lag"],
-)
+@pytest.mark.parametrize(("steps", "fall_steps", "lag"), [
+    (5000, 2000, 1), (1500, 300, 1), (3000, 600, 4),
+], ids=["slow", "fast", "limits lag"])  # fmt: skip
 def test_a_noisy_falling_loss_is_no_trouble(seed, policy, steps, fall_steps, lag):
     """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it stands still."""
     scatter = random.Random(seed)
@@ -102,8 +100,7 @@ COURSES = {
     **{
         f"only what is not finite is named, {loss} {norm}": ({}, [(loss, norm)], ["non_finite:skip"], message)
         for loss, norm, message in (
-            (math.nan, 0.5, "loss is nan in step 101"),
-            (2.0, math.inf, "gradient norm is inf in step 101"),
+            (math.nan, 0.5, "loss is nan in step 101"), (2.0, math.inf, "gradient norm is inf in step 101"),
             (math.inf, math.nan, "loss is inf and gradient norm is nan in step 101"),
         )
     },
@@ -280,15 +277,10 @@ def test_noise_hides_neither_a_plateau_nor_a_fall_nor_a_rise(seed):
     assert rises == [(400, Kind.RISE), (600, Kind.RISE), (800, Kind.RISE)]
 
 
-@pytest.mark.parametrize(
-    ("losses", "at_steps"),
-    [
-        ([2.0] * 3000, [400]),
-        ([2.0] * 1000 + [1.0] * 1000, [400, 1920]),
-        ([2 + 1e-6 * step for step in range(400)], [400]),
-    ],
-    ids=["said once", "said again after a fall", "a rise too small to tell"],
-)
+@pytest.mark.parametrize(("losses", "at_steps"), [
+    ([2.0] * 3000, [400]), ([2.0] * 1000 + [1.0] * 1000, [400, 1920]),
+    ([2 + 1e-6 * step for step in range(400)], [400]),
+], ids=["said once", "said again after a fall", "a rise too small to tell"])  # fmt: skip
 def test_a_loss_that_stands_still_is_said(losses, at_steps):
     assert plateau_findings(losses) == [(step, Kind.PLATEAU) for step in at_steps]
 

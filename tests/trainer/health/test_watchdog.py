@@ -173,10 +173,9 @@ def now(monkeypatch):
     return moment
 
 
-@pytest.mark.parametrize(
-    ("stop_after_s", "slurm_left_s", "left_s"),
-    [(100.0, None, 50), (None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20), (None, None, math.inf)],
-)
+@pytest.mark.parametrize(("stop_after_s", "slurm_left_s", "left_s"), [
+    (100.0, None, 50), (None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20), (None, None, math.inf),
+])  # fmt: skip
 def test_a_budget_is_over_when_saving_and_leaving_would_be_late_for_the_nearer_end(
     now, stop_after_s, slurm_left_s, left_s
 ):

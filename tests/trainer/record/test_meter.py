@@ -133,10 +133,9 @@ def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_r
     assert told == [(None, None), (3.0, 2), (3.0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("others", "kind", "rank"),
-    [({}, Kind.STRAGGLER, 1.0), ({"times": (1.0, 1.0, 1.0), "waits": (0.0, 0.0, 1e9)}, Kind.STARVED, 2.0)],
-)
+@pytest.mark.parametrize(("others", "kind", "rank"), [
+    ({}, Kind.STRAGGLER, 1.0), ({"times": (1.0, 1.0, 1.0), "waits": (0.0, 0.0, 1e9)}, Kind.STARVED, 2.0),
+])  # fmt: skip
 def test_a_rank_that_stays_slow_or_waits_for_its_loader_is_found_and_findings_are_taken_once(
     rows_of, others, kind, rank
 ):
@@ -194,15 +193,10 @@ def slow(ratio, rows):
     return [([0.0] * 4, [1.0, 1.0, ratio, 1.0])] * rows
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        (waiting(0.0, ROWS) + waiting(0.2, 50), [(2 * ROWS, Kind.STARVED)]),
-        (waiting(0.9, ROWS) + waiting(0.0, 50), []),
-        (waiting(0.9, 50), [(2 * ROWS, Kind.STARVED)]),
-    ],
-    ids=["later", "in the first rows", "always"],
-)
+@pytest.mark.parametrize(("rows", "found"), [
+    (waiting(0.0, ROWS) + waiting(0.2, 50), [(2 * ROWS, Kind.STARVED)]), (waiting(0.9, ROWS) + waiting(0.0, 50), []),
+    (waiting(0.9, 50), [(2 * ROWS, Kind.STARVED)]),
+], ids=["later", "in the first rows", "always"])  # fmt: skip
 def test_a_loader_that_starves_a_rank_is_said_once_and_not_of_the_first_rows(rows, found):
     assert told(rows) == found
 
@@ -233,16 +227,10 @@ def test_single_bad_rows_are_no_matter_and_it_is_said_again_only_after_a_time_of
     assert [number for number, _ in again] == [first, first + 2 * ROWS]
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [([0.0] * 4, [2.0 if rank == row % 4 else 1.0 for rank in range(4)]) for row in range(100)],
-        [([0.0] * 4, [1.0, None, 5.0, 1.0])] * 50,
-        [([], [])] * 50,
-        [([0.0], [9.0])] * 50,
-    ],
-    ids=["ranks in turn", "unknown times", "no ranks", "a rank alone"],
-)
+@pytest.mark.parametrize("rows", [
+    [([0.0] * 4, [2.0 if rank == row % 4 else 1.0 for rank in range(4)]) for row in range(100)],
+    [([0.0] * 4, [1.0, None, 5.0, 1.0])] * 50, [([], [])] * 50, [([0.0], [9.0])] * 50,
+], ids=["ranks in turn", "unknown times", "no ranks", "a rank alone"])  # fmt: skip
 def test_nothing_is_said_of_stragglers_where_none_can_be_told(rows):
     assert told(rows) == []
 

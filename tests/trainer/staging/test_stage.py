@@ -69,8 +69,7 @@ def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(sou
 @pytest.mark.parametrize(("name", "damage"), [
     ("train-tokens-00001.npy", lambda path: os.truncate(path, path.stat().st_size - 2)),
     ("train-tokens-00001.npy", lambda path: path.write_bytes(b"x" * path.stat().st_size)),
-    ("validation-offsets-00000.npy", lambda path: path.unlink()),
-    ("manifest.json", lambda path: path.write_text("{}")),
+    ("validation-offsets-00000.npy", lambda path: path.unlink()), ("manifest.json", lambda path: path.write_text("{}")),
     ("manifest.json", lambda path: path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))),
     ("tokenizer.json", lambda path: path.write_text("{}")),
 ], ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"])  # fmt: skip
