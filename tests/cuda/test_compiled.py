@@ -14,9 +14,9 @@ GRAPHS = {"bert": 3, "roberta": 3, "modernbert": 4}
 QUICK = ("bert=4", "modernbert=6")
 MORE = (
     "bert=8",
-    "roberta=4,checkpointing=full",
+    "roberta=4,activation_checkpointing=full",
     "bert=4,attention=sdpa,layout=padded",
-    "modernbert=6,checkpointing=selective",
+    "modernbert=6,activation_checkpointing=selective",
 )
 FLOAT8 = ("bert=4,float8=tensorwise",)
 SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2", "modernbert=6,strategy=fsdp2")
