@@ -122,11 +122,9 @@ def explanation_text(one: Explanation) -> str:
     """Format one setting with its meaning, the evidence behind it, and the rejected alternatives."""
     lines = [f"{one.key} = {_short(one.value)}"]
     parts = {
-        "meaning": (one.meaning,) if one.meaning else (),
-        "origin": (f"{one.origin}: {one.because}",),
-        "evidence": tuple(figure_text(figure) for figure in one.evidence),
-        "rejected": one.rejected,
-    }
+        "meaning": (one.meaning,) if one.meaning else (), "origin": (f"{one.origin}: {one.because}",),
+        "evidence": tuple(figure_text(figure) for figure in one.evidence), "rejected": one.rejected,
+    }  # fmt: skip
     for name, entries in parts.items():
         lines += [f"  {'' if number else name:<8}  {inert(entry)}" for number, entry in enumerate(entries)]
     return "\n".join(lines)

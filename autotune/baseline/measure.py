@@ -94,11 +94,9 @@ class BaselineRunner:
                 raise
         return BaselineEvidence(
             rows=[self._row(name) for name in SHOWN if name in self.recipes],
-            local_ranks=self.training.limits.local_ranks,
-            window_s=self.training.request.window_s,
-            windows=sum(map(len, self.rounds)),
-            seconds=round(self.runner.seconds, 3),
-        )
+            local_ranks=self.training.limits.local_ranks, window_s=self.training.request.window_s,
+            windows=sum(map(len, self.rounds)), seconds=round(self.runner.seconds, 3),
+        )  # fmt: skip
 
     def _continues(self) -> bool:
         done, others = len(self.rounds), [name for name in self._remaining() if name != TUNED]
@@ -143,15 +141,10 @@ class BaselineRunner:
         size = config.micro_batch_size * ranks * self.micro_batches
         changes = {"global_batch_size": size, "global_batch_tokens": None, "global_batch_samples": None}
         asked = StepRequest(
-            config=config.model_copy(update=changes),
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
-            memory_budget_bytes=self.memory_budget_bytes,
-            warmup_steps=FIT_STEPS[0],
-            timed_steps=FIT_STEPS[1],
-            local_ranks=ranks,
-            documents_per_sequence=1.0,
-        )
+            config=config.model_copy(update=changes), vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids, memory_budget_bytes=self.memory_budget_bytes,
+            warmup_steps=FIT_STEPS[0], timed_steps=FIT_STEPS[1], local_ranks=ranks, documents_per_sequence=1.0,
+        )  # fmt: skip
         timeout_s = self.training.request.trial_timeout_s
         return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 

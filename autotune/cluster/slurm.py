@@ -212,12 +212,10 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
     ends = {
-        "TIMEOUT": "reached its time limit",
-        "DEADLINE": "reached its deadline",
-        "PREEMPTED": "was pre-empted",
+        "TIMEOUT": "reached its time limit", "DEADLINE": "reached its deadline", "PREEMPTED": "was pre-empted",
         "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node failed",
         "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
-    }
+    }  # fmt: skip
     if state.state in ends:
         raise StartAgain(f"job {job} {ends[state.state]}{shown}", next_step="Run the same command again to resume.")
     if state.state == "OUT_OF_MEMORY":

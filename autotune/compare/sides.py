@@ -101,16 +101,12 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
     processors = f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}"
     known: dict[Circumstance, str | None] = {
-        "model": made_on.model_sha256,
-        "dataset": made_on.dataset_hash,
-        "machine": made_on.gpu_name or "cpu",
+        "model": made_on.model_sha256, "dataset": made_on.dataset_hash, "machine": made_on.gpu_name or "cpu",
         "processors": None if made_on.allotted_cpus is None else processors,
-        "global batch": f"{train.global_batch_size} sequences",
-        "row length": str(train.seq_length_tokens),
-        "layout": train.layout,
-        "memory budget": str(profile.constraints.memory_budget_bytes),
+        "global batch": f"{train.global_batch_size} sequences", "row length": str(train.seq_length_tokens),
+        "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
         "ranks": None if ranks is None else str(ranks),
-    }
+    }  # fmt: skip
     constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
     notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
@@ -156,14 +152,10 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
 def _run_side(run: Run, name: str) -> Side:
     header, config, rows = run.header, run.header.config, settled_steps(run)
     circumstances: dict[Circumstance, str] = {
-        "model": _model_of(config.get("model"), header.name),
-        "dataset": header.dataset_hash,
-        "machine": header.device,
-        "ranks": str(header.world_size),
-        "global batch": f"{header.global_batch_size} sequences",
-        "row length": str(config.get("seq_length_tokens")),
-        "layout": header.layout,
-    }
+        "model": _model_of(config.get("model"), header.name), "dataset": header.dataset_hash, "machine": header.device,
+        "ranks": str(header.world_size), "global batch": f"{header.global_batch_size} sequences",
+        "row length": str(config.get("seq_length_tokens")), "layout": header.layout,
+    }  # fmt: skip
     rate = _steps(TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
     measurements = [

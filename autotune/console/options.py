@@ -229,17 +229,12 @@ class ModelOptions(StepOptions):
         }
         return tuple(
             ProbeRequest(
-                config=requested_config(model_settings(name), **asked),
-                data=self.data,
-                reports=reports,
-                memory_bytes=self.memory_bytes,
-                ranks=self.ranks,
-                max_micro_batch_size=self.max_micro_batch_size,
-                trial_timeout_s=self.trial_timeout_s,
-                **more,
+                config=requested_config(model_settings(name), **asked), data=self.data, reports=reports,
+                memory_bytes=self.memory_bytes, ranks=self.ranks, max_micro_batch_size=self.max_micro_batch_size,
+                trial_timeout_s=self.trial_timeout_s, **more,
             )
             for name in self.model
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

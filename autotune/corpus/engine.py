@@ -144,12 +144,10 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 
     # Silent, as errors of tasks return as values, and logs of ended workers are noise after Ctrl-C.
     quiet = {
-        "distributed.worker.memory.target": False,
-        "distributed.worker.memory.spill": False,
-        "distributed.admin.tick.limit": "1h",
-        "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
+        "distributed.worker.memory.target": False, "distributed.worker.memory.spill": False,
+        "distributed.admin.tick.limit": "1h", "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
         "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
-    }
+    }  # fmt: skip
     with dask.config.set(quiet), contextlib.ExitStack() as closing:
         logging.disable(logging.CRITICAL)
         closing.callback(logging.disable, logging.NOTSET)

@@ -93,11 +93,9 @@ def extract_partition(
         paths.sort_digests()
     return {
         "samples": [paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces],
-        "text_bytes": [paths.file("text").stat().st_size for paths in pieces],
-        "files": files,
-        "raw_bytes": raw_bytes,
+        "text_bytes": [paths.file("text").stat().st_size for paths in pieces], "files": files, "raw_bytes": raw_bytes,
         "rejected": rejected,
-    }
+    }  # fmt: skip
 
 
 class _Process:

@@ -123,15 +123,9 @@ class PreparedDataset:
 
 
 def prepare(
-    request: Request,
-    out: Path,
-    stages: Stages,
-    tell: Callable[[str], None],
-    *,
-    workers: Workers,
-    strict: bool,
+    request: Request, out: Path, stages: Stages, tell: Callable[[str], None], *, workers: Workers, strict: bool,
     overwrite: bool,
-) -> PreparedDataset:
+) -> PreparedDataset:  # fmt: skip
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
     ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Raise

@@ -191,13 +191,11 @@ def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENG
     dataset.close()
     some = len(lengths) > 0
     return Inspected(
-        manifest=dataset.manifest,
-        sampled=count,
+        manifest=dataset.manifest, sampled=count,
         percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in (10, 50, 75, 90, 99)} if some else {},
-        mean_tokens=float(lengths.mean()) if some else 0.0,
-        longest_tokens=int(lengths.max(initial=0)),
+        mean_tokens=float(lengths.mean()) if some else 0.0, longest_tokens=int(lengths.max(initial=0)),
         rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens) if some else (),
-    )
+    )  # fmt: skip
 
 
 def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -> SeqLengthEffect:
@@ -210,10 +208,8 @@ def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -
     padded = real / (len(cut) * seq_length_tokens)
     packed = real / (rows * seq_length_tokens)
     return SeqLengthEffect(
-        seq_length_tokens=seq_length_tokens,
-        padded_waste=1 - padded,
+        seq_length_tokens=seq_length_tokens, padded_waste=1 - padded,
         cut_samples=float((framed > seq_length_tokens).mean()),
-        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
-        packed_efficiency=packed,
+        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))), packed_efficiency=packed,
         packing_gain=packed / padded,
-    )
+    )  # fmt: skip

@@ -125,13 +125,9 @@ def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dic
 
 
 def sample_gpus(
-    monitor: GpuMonitor,
-    uuids: Sequence[str],
-    *,
-    write: Callable[[Reading], None],
-    ended: Callable[[float], bool],
+    monitor: GpuMonitor, uuids: Sequence[str], *, write: Callable[[Reading], None], ended: Callable[[float], bool],
     clock: Clock,
-) -> None:
+) -> None:  # fmt: skip
     """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
 
     ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has to end, and returns True if so.

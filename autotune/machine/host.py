@@ -72,14 +72,12 @@ class SystemHost:
             disks=tuple(self._disk(path, mounts) for path in paths),
             nics=tuple(
                 NicFacts(
-                    name=name,
-                    speed_bits_per_s=nic.speed * 10**6 or None,
-                    is_up=nic.isup,
+                    name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
                     is_loopback="loopback" in nic.flags.split(","),
                 )
                 for name, nic in sorted(psutil.net_if_stats().items())
             ),
-        )
+        )  # fmt: skip
 
     def library_versions(self) -> dict[str, str]:
         """Read the versions from the packages' own metadata."""

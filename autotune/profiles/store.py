@@ -95,12 +95,10 @@ def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_t
 
 
 def add_evidence(
-    profile: Profile,
-    command: Literal["explore", "workers", "network", "baseline"],
-    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
-    runner: TrialRunner,
+    profile: Profile, command: Literal["explore", "workers", "network", "baseline"],
+    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence, runner: TrialRunner,
     train: TrainConfig | None = None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """Return the profile with a command's evidence, replacing its earlier one, and with ``train`` if given."""
     resting = trial_log_provenance(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)

@@ -163,12 +163,9 @@ class Rounds:
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
     def read(
-        self,
-        number: int,
-        trials: Mapping[Key, tuple[Trial, str]],
-        check: Callable[[Key, Outcome, float], None],
+        self, number: int, trials: Mapping[Key, tuple[Trial, str]], check: Callable[[Key, Outcome, float], None],
         refuse: Callable[[Key, BadInput], None] | None = None,
-    ) -> dict[Key, Outcome]:
+    ) -> dict[Key, Outcome]:  # fmt: skip
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.

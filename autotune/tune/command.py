@@ -135,15 +135,10 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
         "--reports", str(first.reports),
     ]  # fmt: skip
     return replace(
-        first,
-        name="tune-between-nodes",
+        first, name="tune-between-nodes",
         purpose=f"Measures the network between two nodes for the profiles of job {number}.",
-        expected_minutes=1 + 2 * minutes * models,
-        nodes=2,
-        with_srun=False,
-        command=command,
-        then=None,
-    )
+        expected_minutes=1 + 2 * minutes * models, nodes=2, with_srun=False, command=command, then=None,
+    )  # fmt: skip
 
 
 def _found_by(number: str, reports: Path) -> Path:

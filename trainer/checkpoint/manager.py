@@ -49,16 +49,9 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        config: TrainConfig,
-        training: Training,
-        ranks: Ranks,
-        *,
-        attempt: int,
-        tell_event: Callable[[EventRow], None],
-        progressed: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, directory: Path, config: TrainConfig, training: Training, ranks: Ranks, *, attempt: int,
+        tell_event: Callable[[EventRow], None], progressed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._root = directory / CHECKPOINTS_DIRECTORY
         self._settings = config.checkpoint
         self._training, self._ranks, self._tell_event = training, ranks, tell_event

@@ -98,11 +98,9 @@ class MicroBatchSource(Dataset[MicroBatch]):
         manifest = dataset.manifest
         self._dataset, self._plan, self._special = dataset, plan, manifest.special_ids
         rule = MaskingRule(
-            vocab_size=manifest.used_vocab_size,
-            mask_id=self._special.mask,
-            special_ids=self._special.all(),
+            vocab_size=manifest.used_vocab_size, mask_id=self._special.mask, special_ids=self._special.all(),
             probability=config.masking_probability,
-        )
+        )  # fmt: skip
         self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
@@ -201,14 +199,9 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
 
 
 def micro_batch_plans(
-    dataset: TokenDataset,
-    config: TrainConfig,
-    plan: BatchPlan,
-    rank: int,
-    *,
-    steps: int | None = None,
+    dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, rank: int, *, steps: int | None = None,
     position: Position | None = None,
-) -> Iterator[MicroBatchPlan]:
+) -> Iterator[MicroBatchPlan]:  # fmt: skip
     """Return the plans of a rank from a position on, for ``steps`` optimizer steps or endlessly."""
     endless = iter(SequenceSampler(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
     return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)

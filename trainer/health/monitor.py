@@ -131,13 +131,10 @@ class HealthMonitor:
     def to_json(self) -> dict[str, Any]:
         """Return the whole state as JSON values; none of them is infinite."""
         return {
-            "loss": self._loss.to_json(),
-            "grad_norm": self._norm.to_json(),
-            "plateau": dataclasses.asdict(self._plateau),
-            "usual": self._usual,
-            "skipped_in_a_row": self._skipped_in_a_row,
-            "recovery": dataclasses.asdict(self.recovery),
-        }
+            "loss": self._loss.to_json(), "grad_norm": self._norm.to_json(),
+            "plateau": dataclasses.asdict(self._plateau), "usual": self._usual,
+            "skipped_in_a_row": self._skipped_in_a_row, "recovery": dataclasses.asdict(self.recovery),
+        }  # fmt: skip
 
     def _unusual(self, vitals: StepMetrics) -> list[Diagnosis]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))

@@ -42,11 +42,9 @@ def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLo
     is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
     return TrialLogCheck(
         found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
-        trials=len(behind),
-        added=len(own) - len(behind),
-        others=len(records) - len(own),
+        trials=len(behind), added=len(own) - len(behind), others=len(records) - len(own),
         unfounded=tuple(_unfounded(profile, behind)) if own else (),
-    )
+    )  # fmt: skip
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
