@@ -51,13 +51,11 @@ class GpuSampler:
     def start(self) -> None:
         """Start the process, unless it runs or was lost."""
         if self._last and self._process is None and self._lost is None:
+            # A session of its own: Ctrl-C is for this process, which then stops it.
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops it
-            )
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
             self._readings.clear()
             arguments = (self._process.stdout, self._readings.append)
             self._receiver = threading.Thread(target=_receive, args=arguments, daemon=True)
