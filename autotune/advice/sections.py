@@ -79,17 +79,11 @@ def gain_text(gain: Gain | None) -> str:
 
 def figure_text(figure: EvidenceFigure) -> str:
     """Format a figure of the evidence with its interval, count and source."""
-    form, unit = in_unit(figure.unit)
+    form, unit = _FORMS.get(figure.unit, _count), "" if figure.unit in _FORMS else f" {figure.unit}"
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
     known = "" if figure.known == "measured" else f", {'as requested' if asked else figure.known}"
     return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
-
-
-def in_unit(unit: Unit) -> tuple[Callable[[float], str], str]:
-    """Return the formatter for figures of a unit, and the suffix that follows them."""
-    form = _FORMS.get(unit)
-    return (form, "") if form else (_count, f" {unit}")
 
 
 def _count(value: float) -> str:

@@ -100,10 +100,8 @@ class BaselineRunner:
 
     def _continues(self) -> bool:
         done, others = len(self.rounds), [name for name in self._remaining() if name != TUNED]
-        if done == 0:
-            return True
         if done >= self.most_rounds or not others:
-            return False
+            return done == 0
         if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
@@ -180,14 +178,11 @@ class BaselineRunner:
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]
         ratio = self._speedup(name) if windows else None
-        bounded = name != TUNED
+        bounds = None if name == TUNED else ratio
         return RecipeRow(
-            name=name,
+            name=name, tokens_per_s=self._rates(name), speedup=None if ratio is None else ratio.value,
             differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),
-            tokens_per_s=self._rates(name),
-            speedup=None if ratio is None else ratio.value,
-            speedup_low=ratio.low if ratio and bounded else None,
-            speedup_high=ratio.high if ratio and bounded else None,
+            speedup_low=bounds.low if bounds else None, speedup_high=bounds.high if bounds else None,
             data_wait_share=statistics.median(one.data_wait_share for one in windows) if windows else None,
             outcome=self.fallen.get(name, "ran"),
-        )
+        )  # fmt: skip

@@ -16,17 +16,7 @@ from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine
 from autotune.trials.trial_log import TrialLog, read_trial_records
-from autotune.trials.values import (
-    Contaminated,
-    FinishedTrial,
-    MadeOn,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    Trial,
-    TrialRecord,
-    describe,
-)
+from autotune.trials.values import FinishedTrial, MadeOn, Measured, Outcome, OutOfMemory, Trial, TrialRecord, describe
 
 LEAVING_S = 5.0
 """Time for the rest of a job after its last trial, in seconds."""
@@ -197,7 +187,7 @@ class Rounds:
         for attempt in range(ATTEMPTS):
             outcome = self.runner.run(trial, label + (f", attempt {attempt + 1}" if attempt else ""), anew=anew)
             self.seconds += self.runner.finished[-1].seconds
-            if not isinstance(outcome, Contaminated):
+            if outcome.kind != "contaminated":
                 break
         self.windows += isinstance(outcome, Measured)
         return outcome

@@ -58,24 +58,17 @@ def tune(
         probes=options.probes(
             job.reports, {}, accumulate="accumulation" not in skipped, traced="estimate" not in skipped
         ),
-        out=out,
-        device=options.device,
         minutes=15.0 * (1 + explore) * len(models) if time_limit_s is None else time_limit_s / 60,
-        skip=left_out,
-        nodes=nodes,
-        window_s=window_s,
-    )
+        out=out, device=options.device, skip=left_out, nodes=nodes, window_s=window_s,
+    )  # fmt: skip
     asked = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient synchronisation.",
-        trial_log=str(job.reports / "*" / "trials"),
+        trial_log=str(job.reports / "*" / "trials"), trial_timeout_s=options.trial_timeout_s, ranks=options.ranks,
         expected_minutes=1 + 1.2 * request.minutes,  # the last phase may exceed the limit
-        trial_timeout_s=options.trial_timeout_s,
-        ranks=options.ranks,
-        on_gpus=options.device != "cpu",
-        reports=job.reports,
+        on_gpus=options.device != "cpu", reports=job.reports,
         then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
-    )
+    )  # fmt: skip
     if job.submitted_or_rejected(context, asked):
         return
     tuning = Tuning(request=request)
