@@ -131,8 +131,7 @@ def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
     gpu = stored.profile.fingerprint.gpu_name
     found += [f"GPU {run.header.device}"] if gpu is not None and run.header.device != gpu else []
     found += ["model"] if settings.model.config != train.model.config else []
-    dataset = stored.profile.fingerprint.dataset_hash
-    return found + (["dataset"] if dataset is not None and run.header.dataset_hash != dataset else [])
+    return found + (["dataset"] if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash else [])
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:

@@ -79,17 +79,11 @@ def gain_text(gain: Gain | None) -> str:
 
 def figure_text(figure: EvidenceFigure) -> str:
     """Format a figure of the evidence with its interval, count and source."""
-    form, unit = in_unit(figure.unit)
+    form, unit = _FORMS.get(figure.unit, _count), "" if figure.unit in _FORMS else f" {figure.unit}"
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
     known = "" if figure.known == "measured" else f", {'as requested' if asked else figure.known}"
     return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
-
-
-def in_unit(unit: Unit) -> tuple[Callable[[float], str], str]:
-    """Return the formatter for figures of a unit, and the suffix that follows them."""
-    form = _FORMS.get(unit)
-    return (form, "") if form else (_count, f" {unit}")
 
 
 def _count(value: float) -> str:
@@ -122,11 +116,9 @@ def explanation_text(one: Explanation) -> str:
     """Format one setting with its meaning, the evidence behind it, and the rejected alternatives."""
     lines = [f"{one.key} = {_short(one.value)}"]
     parts = {
-        "meaning": (one.meaning,) if one.meaning else (),
-        "origin": (f"{one.origin}: {one.because}",),
-        "evidence": tuple(figure_text(figure) for figure in one.evidence),
-        "rejected": one.rejected,
-    }
+        "meaning": (one.meaning,) if one.meaning else (), "origin": (f"{one.origin}: {one.because}",),
+        "evidence": tuple(figure_text(figure) for figure in one.evidence), "rejected": one.rejected,
+    }  # fmt: skip
     for name, entries in parts.items():
         lines += [f"  {'' if number else name:<8}  {inert(entry)}" for number, entry in enumerate(entries)]
     return "\n".join(lines)

@@ -29,13 +29,10 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
     narrow = reaches[-1] is None
     predicted_only = of_layer - 2 * hidden**2 if narrow else 0  # all of the last layer but keys and values
     return ModelWork(
-        parameters=parameters,
-        weights_per_token=layers * of_layer - predicted_only,
-        weights_per_predicted_token=hidden**2 + hidden * table + predicted_only,
-        attention_width=hidden,
-        reaches=reaches,
-        last_layer_narrow=narrow,
-    )
+        parameters=parameters, weights_per_token=layers * of_layer - predicted_only,
+        weights_per_predicted_token=hidden**2 + hidden * table + predicted_only, attention_width=hidden,
+        reaches=reaches, last_layer_narrow=narrow,
+    )  # fmt: skip
 
 
 def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:

@@ -94,18 +94,14 @@ class BaselineRunner:
                 raise
         return BaselineEvidence(
             rows=[self._row(name) for name in SHOWN if name in self.recipes],
-            local_ranks=self.training.limits.local_ranks,
-            window_s=self.training.request.window_s,
-            windows=sum(map(len, self.rounds)),
-            seconds=round(self.runner.seconds, 3),
-        )
+            local_ranks=self.training.limits.local_ranks, window_s=self.training.request.window_s,
+            windows=sum(map(len, self.rounds)), seconds=round(self.runner.seconds, 3),
+        )  # fmt: skip
 
     def _continues(self) -> bool:
         done, others = len(self.rounds), [name for name in self._remaining() if name != TUNED]
-        if done == 0:
-            return True
         if done >= self.most_rounds or not others:
-            return False
+            return done == 0
         if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
@@ -143,15 +139,10 @@ class BaselineRunner:
         size = config.micro_batch_size * ranks * self.micro_batches
         changes = {"global_batch_size": size, "global_batch_tokens": None, "global_batch_samples": None}
         asked = StepRequest(
-            config=config.model_copy(update=changes),
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
-            memory_budget_bytes=self.memory_budget_bytes,
-            warmup_steps=FIT_STEPS[0],
-            timed_steps=FIT_STEPS[1],
-            local_ranks=ranks,
-            documents_per_sequence=1.0,
-        )
+            config=config.model_copy(update=changes), vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids, memory_budget_bytes=self.memory_budget_bytes,
+            warmup_steps=FIT_STEPS[0], timed_steps=FIT_STEPS[1], local_ranks=ranks, documents_per_sequence=1.0,
+        )  # fmt: skip
         timeout_s = self.training.request.trial_timeout_s
         return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 
@@ -187,14 +178,11 @@ class BaselineRunner:
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]
         ratio = self._speedup(name) if windows else None
-        bounded = name != TUNED
+        bounds = None if name == TUNED else ratio
         return RecipeRow(
-            name=name,
+            name=name, tokens_per_s=self._rates(name), speedup=None if ratio is None else ratio.value,
             differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),
-            tokens_per_s=self._rates(name),
-            speedup=None if ratio is None else ratio.value,
-            speedup_low=ratio.low if ratio and bounded else None,
-            speedup_high=ratio.high if ratio and bounded else None,
+            speedup_low=bounds.low if bounds else None, speedup_high=bounds.high if bounds else None,
             data_wait_share=statistics.median(one.data_wait_share for one in windows) if windows else None,
             outcome=self.fallen.get(name, "ran"),
-        )
+        )  # fmt: skip

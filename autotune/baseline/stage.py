@@ -30,15 +30,10 @@ def compare_recipes(
     trials = len(recipes) + (len(recipes) + 1) * rounds
     with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
         found = BaselineRunner(
-            training=training,
-            others=recipes,
-            non_padding_shares=non_padding_shares,
-            most_rounds=rounds,
+            training=training, others=recipes, non_padding_shares=non_padding_shares, most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
-            micro_batches=probe.gradient_accumulation_steps,
-            manifest=bench.manifest,
-            device_used_before_bytes=bench.used_before(ranks),
-            runner=trial_runner,
-        ).run()
+            micro_batches=probe.gradient_accumulation_steps, manifest=bench.manifest,
+            device_used_before_bytes=bench.used_before(ranks), runner=trial_runner,
+        ).run()  # fmt: skip
     write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)))
     return found

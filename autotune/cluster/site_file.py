@@ -122,4 +122,4 @@ def job_variables(site: SiteFile) -> dict[str, str]:
     network = site.network
     chosen = {name: network.interface for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if network.interface}
     binding = {} if site.numa_binding else {NUMA_VARIABLE: "0"}
-    return {name: value for name, value in chosen.items() if value is not None} | binding | network.nccl
+    return chosen | binding | network.nccl

@@ -33,14 +33,12 @@ def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None
     """Describe this process's job, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
     end_time, on_node = _whole(environment, "SLURM_JOB_END_TIME"), _whole(environment, "SLURM_GPUS_ON_NODE")
     return SlurmFacts(
-        job_id=environment.get("SLURM_JOB_ID") or None,
-        end_time_s=None if end_time is None else float(end_time),
-        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-        tasks=_whole(environment, "SLURM_NTASKS"),
+        job_id=environment.get("SLURM_JOB_ID") or None, end_time_s=None if end_time is None else float(end_time),
+        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"), tasks=_whole(environment, "SLURM_NTASKS"),
         gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", "")) if on_node is None else on_node,
         node_name=environment.get("SLURMD_NODENAME") or None,
         commands=tuple(name for name in _COMMANDS if which(name) is not None),
-    )
+    )  # fmt: skip
 
 
 def _whole(environment: Mapping[str, str], *names: str) -> int | None:
@@ -212,12 +210,10 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
     ends = {
-        "TIMEOUT": "reached its time limit",
-        "DEADLINE": "reached its deadline",
-        "PREEMPTED": "was pre-empted",
+        "TIMEOUT": "reached its time limit", "DEADLINE": "reached its deadline", "PREEMPTED": "was pre-empted",
         "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node failed",
         "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
-    }
+    }  # fmt: skip
     if state.state in ends:
         raise StartAgain(f"job {job} {ends[state.state]}{shown}", next_step="Run the same command again to resume.")
     if state.state == "OUT_OF_MEMORY":

@@ -37,14 +37,9 @@ _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
 
 
 def torchrun_command(
-    python: str,
-    arguments: Sequence[str],
-    *,
-    ranks: int,
-    torch_version: str,
-    meeting: Meeting | None = None,
+    python: str, arguments: Sequence[str], *, ranks: int, torch_version: str, meeting: Meeting | None = None,
     shutdown_s: int | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Return one node's torchrun command, without restarts, as only the whole job restarts. Pure.
 
     Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and exit

@@ -148,16 +148,11 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
     if loss is not None:
         figures.append(_judged(LOSS, loss[3], (loss[0], loss[1]), loss[2], differs))
     return Comparison(
-        a=a,
-        b=b,
-        settings=changes(a.settings, b.settings),
-        circumstances=circumstances,
-        facts=facts,
-        figures=tuple(figures),
-        headline=_headline(a, b, differs),
+        a=a, b=b, settings=changes(a.settings, b.settings), circumstances=circumstances, facts=facts,
+        figures=tuple(figures), headline=_headline(a, b, differs),
         only_a=tuple(f"{name}, {of}" for name, of in mine if (name, of) not in theirs),
         only_b=tuple(f"{name}, {of}" for name, of in theirs if (name, of) not in mine),
-    )
+    )  # fmt: skip
 
 
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:

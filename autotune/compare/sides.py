@@ -10,24 +10,8 @@ from autotune.advice.read_context import read_measured_run
 from autotune.base.interval import Interval
 from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.base.units import format_bytes
-from autotune.compare.decide import (
-    DATA_WAIT,
-    LARGEST,
-    MFU,
-    PEAK_MEMORY,
-    SAMPLES,
-    STEP_RATE,
-    TOKENS,
-    TRAINING_RATE,
-    WAIT_FOR_RANKS,
-    WINDOW_RATE,
-    Circumstance,
-    Comparison,
-    Measurement,
-    Metric,
-    Side,
-    compare,
-)
+from autotune.compare import decide
+from autotune.compare.decide import Circumstance, Comparison, Measurement, Metric, Side, compare
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import positive, settled_steps, training_rates
@@ -86,7 +70,7 @@ def _dataset_side(manifest: Manifest, name: str) -> Side:
     measurements = [
         Measurement(metric=metric, of=of, estimate=of_one(count), exact=True)
         for of, split in splits
-        for metric, count in ((SAMPLES, split.samples), (TOKENS, split.tokens))
+        for metric, count in ((decide.SAMPLES, split.samples), (decide.TOKENS, split.tokens))
         if count
     ]
     return Side(
@@ -99,95 +83,81 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     profile, train, made_on = stored.profile, stored.profile.train, stored.profile.fingerprint
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
-    processors = f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}"
     known: dict[Circumstance, str | None] = {
-        "model": made_on.model_sha256,
-        "dataset": made_on.dataset_hash,
-        "machine": made_on.gpu_name or "cpu",
-        "processors": None if made_on.allotted_cpus is None else processors,
-        "global batch": f"{train.global_batch_size} sequences",
-        "row length": str(train.seq_length_tokens),
-        "layout": train.layout,
-        "memory budget": str(profile.constraints.memory_budget_bytes),
+        "model": made_on.model_sha256, "dataset": made_on.dataset_hash, "machine": made_on.gpu_name or "cpu",
+        "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
+        "global batch": f"{train.global_batch_size} sequences", "row length": str(train.seq_length_tokens),
+        "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
         "ranks": None if ranks is None else str(ranks),
-    }
+    }  # fmt: skip
     constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
     notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
-        kind="profile",
-        name=name,
-        settings=flat_table(train.model_dump(mode="json")) | constraints,
+        kind="profile", name=name, settings=flat_table(train.model_dump(mode="json")) | constraints,
         circumstances={name: value for name, value in known.items() if value is not None},
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
         measurements=tuple(_profile_figures(profile)),
         headlines=tuple(
             Measurement(
-                metric=TRAINING_RATE,
+                metric=decide.TRAINING_RATE,
                 of=_READ_FROM[rate.read_from] + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
                 estimate=rate.estimate,
             )
             for rate in training_rates(profile)
         ),
         notes=(*(() if stored.intact else notes), *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ())),
-    )
+    )  # fmt: skip
 
 
 def _profile_figures(profile: Profile) -> Iterable[Measurement]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
-        yield Measurement(metric=LARGEST, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
+        yield Measurement(metric=decide.LARGEST, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
         of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
-        yield Measurement(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
+        yield Measurement(metric=decide.PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, how in [*((point, "cached batches") for point in probe.curve), *sustained]:
             of = f"{_many(point.micro_batch_size, 'sequence')}, {how}"
-            yield Measurement(metric=STEP_RATE, of=of, estimate=of_bounds(point.padded_rate, point.timed_steps))
+            yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_bounds(point.padded_rate, point.timed_steps))
     if workers is not None:
         if rates := positive(workers.cached_padded_tokens_per_s):
-            yield Measurement(metric=WINDOW_RATE, of="upper bound, cached batches", estimate=of_windows(rates))
+            yield Measurement(metric=decide.WINDOW_RATE, of="upper bound, cached batches", estimate=of_windows(rates))
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
             if rates := positive(row.padded_tokens_per_s):
-                yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
-            yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
+                yield Measurement(metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates))
+            yield Measurement(metric=decide.DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
 
 def _run_side(run: Run, name: str) -> Side:
     header, config, rows = run.header, run.header.config, settled_steps(run)
     circumstances: dict[Circumstance, str] = {
-        "model": _model_of(config.get("model"), header.name),
-        "dataset": header.dataset_hash,
-        "machine": header.device,
-        "ranks": str(header.world_size),
-        "global batch": f"{header.global_batch_size} sequences",
-        "row length": str(config.get("seq_length_tokens")),
-        "layout": header.layout,
-    }
-    rate = _steps(TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
+        "model": _model_of(config.get("model"), header.name), "dataset": header.dataset_hash, "machine": header.device,
+        "ranks": str(header.world_size), "global batch": f"{header.global_batch_size} sequences",
+        "row length": str(config.get("seq_length_tokens")), "layout": header.layout,
+    }  # fmt: skip
+    rate = _steps(decide.TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
     waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
     measurements = [
         *rate,
-        *_steps(DATA_WAIT, [(row.data_wait_s, row.step_s) for row in rows], scale="linear"),
-        *_steps(WAIT_FOR_RANKS, waits, scale="linear"),
-        *_steps(MFU, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None]),
+        *_steps(decide.DATA_WAIT, [(row.data_wait_s, row.step_s) for row in rows], scale="linear"),
+        *_steps(decide.WAIT_FOR_RANKS, waits, scale="linear"),
+        *_steps(decide.MFU, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None]),
     ]
     if rows and rows[-1].peak_memory_bytes > 0:
-        measurements.append(Measurement(metric=PEAK_MEMORY, of=_BY_STEPS, estimate=of_one(rows[-1].peak_memory_bytes)))
+        peak = of_one(rows[-1].peak_memory_bytes)
+        measurements.append(Measurement(metric=decide.PEAK_MEMORY, of=_BY_STEPS, estimate=peak))
     return Side(
-        kind="run",
-        name=name,
-        settings=flat_table(config),
-        circumstances=circumstances,
+        kind="run", name=name, settings=flat_table(config), circumstances=circumstances,
         facts={"device": header.device, "attention": header.attention, **header.versions},
-        measurements=tuple(measurements),
-        headlines=tuple(rate),
+        measurements=tuple(measurements), headlines=tuple(rate),
         notes=(
             f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up and left out",
             "runs record their device, and not their host",
             *(("the run has not finished, or was killed",) if run.end is None else ()),
         ),
-    )
+    )  # fmt: skip
 
 
 def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Measurement]:
@@ -232,8 +202,8 @@ def _tuning_side(path: Path) -> Side:
     measurements = [one for of, group in groups.items() for one in _trial_figures(of, group)]
     config = records[-1].trial.config
     settings = flat_table(config)
-    windows = [one for one in measurements if one.metric is WINDOW_RATE]
-    keeps_up = windows or [one for one in measurements if one.metric is STEP_RATE]
+    windows = [one for one in measurements if one.metric is decide.WINDOW_RATE]
+    keeps_up = windows or [one for one in measurements if one.metric is decide.STEP_RATE]
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
@@ -250,15 +220,10 @@ def _tuning_side(path: Path) -> Side:
     notes += [_NOTHING_TIMED] if where and is_pretended(where.driver) else []
     notes += [] if where else ["its trials do not name their machine: the machines may differ"]
     return Side(
-        kind="tuning",
-        name=str(path),
+        kind="tuning", name=str(path), circumstances=circumstances, facts=facts, measurements=tuple(measurements),
         settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
-        circumstances=circumstances,
-        facts=facts,
-        measurements=tuple(measurements),
-        headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)),
-        notes=tuple(notes),
-    )
+        headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)), notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _what(record: TrialRecord) -> str:
@@ -302,12 +267,12 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
         timed = map(StepFigures.of, rated)
         rates = positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
-            yield Measurement(metric=STEP_RATE, of=of, estimate=of_windows(rates))
+            yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
-            yield Measurement(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
+            yield Measurement(metric=decide.PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := positive(one.padded_tokens_per_s for one in windows):
-        yield Measurement(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
+        yield Measurement(metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
-        yield Measurement(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
+        yield Measurement(metric=decide.DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))

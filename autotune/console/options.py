@@ -210,12 +210,7 @@ class ModelOptions(StepOptions):
     ranks: Annotated[int | None, gpus_per_node("all visible GPUs; 1 on a CPU", advanced=True)] = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
-    def probes(
-        self,
-        reports: Path,
-        settings: dict[str, object],
-        **more: Any,  # noqa: ANN401 - of the request
-    ) -> "tuple[ProbeRequest, ...]":
+    def probes(self, reports: Path, settings: dict[str, object], **more: Any) -> "tuple[ProbeRequest, ...]":  # noqa: ANN401 - of the request
         """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
@@ -229,17 +224,12 @@ class ModelOptions(StepOptions):
         }
         return tuple(
             ProbeRequest(
-                config=requested_config(model_settings(name), **asked),
-                data=self.data,
-                reports=reports,
-                memory_bytes=self.memory_bytes,
-                ranks=self.ranks,
-                max_micro_batch_size=self.max_micro_batch_size,
-                trial_timeout_s=self.trial_timeout_s,
-                **more,
+                config=requested_config(model_settings(name), **asked), data=self.data, reports=reports,
+                memory_bytes=self.memory_bytes, ranks=self.ranks, max_micro_batch_size=self.max_micro_batch_size,
+                trial_timeout_s=self.trial_timeout_s, **more,
             )
             for name in self.model
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +241,7 @@ class SweepOptions:
     ranks: NodeRanks = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
-    def request(
-        self,
-        stored: "StoredProfile",
-        reports: Path,
-        time_limit_s: float,
-        **more: Any,  # noqa: ANN401 - of the request
-    ) -> "SweepRequest":
+    def request(self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any) -> "SweepRequest":  # noqa: ANN401 - of the request
         """Return the request for a sweep of timed windows, with ``more`` of its fields."""
         from autotune.workers.values import SweepRequest
 

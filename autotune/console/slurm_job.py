@@ -67,12 +67,10 @@ class SlurmOptions:
     slurm: Annotated[
         str | None,
         option(
-            "[SITE]",
-            "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.",
-            "--slurm",
+            "[SITE]", "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.", "--slurm",
             autocompletion=sites,
         ),
-    ] = None
+    ] = None  # fmt: skip
     wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
     dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
     as_json: AsJson = False
@@ -107,16 +105,12 @@ class SlurmOptions:
             cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
             words = command_in_job(context.find_root().obj) if one.command is None else one.command
             job = MeasureJob(
-                name=one.name,
-                purpose=one.purpose,
-                command=[site.python or sys.executable, "-m", "autotune", *words],
-                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
-                log=one.reports / "jobs" / f"{one.name}-%j.log",
-                directory=Path.cwd(),
-                with_srun=one.with_srun,
+                name=one.name, purpose=one.purpose, command=[site.python or sys.executable, "-m", "autotune", *words],
+                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus), log=one.reports / "jobs" / f"{one.name}-%j.log",
+                directory=Path.cwd(), with_srun=one.with_srun,
                 variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
                 typed=one.command is None,
-            )
+            )  # fmt: skip
             return measure_script(job, site, template)
 
         if self.dry_run:
@@ -159,16 +153,12 @@ def profile_job(
     """Return the job that measures a profile's training."""
     train, probe = stored.profile.train, stored.profile.evidence.probe
     return JobRequest(
-        name=f"{name}-{train.model.name}",
-        purpose=purpose,
-        trial_log=str(request.reports / stored.path.stem / "trials"),
-        expected_minutes=request.minutes + 1,
-        trial_timeout_s=request.trial_timeout_s,
-        ranks=request.ranks or (None if probe is None else probe.local_ranks),
-        on_gpus=on_gpus and train.device == "cuda",
-        cpus=stored.profile.fingerprint.allotted_cpus,
+        name=f"{name}-{train.model.name}", purpose=purpose,
+        trial_log=str(request.reports / stored.path.stem / "trials"), expected_minutes=request.minutes + 1,
+        trial_timeout_s=request.trial_timeout_s, ranks=request.ranks or (None if probe is None else probe.local_ranks),
+        on_gpus=on_gpus and train.device == "cuda", cpus=stored.profile.fingerprint.allotted_cpus,
         reports=request.reports,
-    )
+    )  # fmt: skip
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
@@ -224,13 +214,9 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
     write_atomically(path, script)
     number = submit(path, after=after)
     return {
-        "job": number,
-        "expected_minutes": request.expected_minutes,
-        "time_limit": limit,
-        "trial_log": request.trial_log,
-        "log": str(place / f"{request.name}-{number}.log"),
-        "script": str(path),
-    }
+        "job": number, "expected_minutes": request.expected_minutes, "time_limit": limit,
+        "trial_log": request.trial_log, "log": str(place / f"{request.name}-{number}.log"), "script": str(path),
+    }  # fmt: skip
 
 
 def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:

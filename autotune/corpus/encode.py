@@ -119,16 +119,9 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def assemble_shard(
-    workplace: Workplace,
-    directory: Path,
-    *,
-    split: str,
-    shard: int,
-    pieces: tuple[int, int],
-    samples: int,
-    tokens: int,
-    dtype: str,
-) -> Receipt:
+    workplace: Workplace, directory: Path, *, split: str, shard: int, pieces: tuple[int, int], samples: int,
+    tokens: int, dtype: str,
+) -> Receipt:  # fmt: skip
     """Join the pieces of a shard into its two files."""
     sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
     ids = (content for source in sources for content in _chunks(source / f"{split}.ids"))

@@ -144,29 +144,21 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 
     # Silent, as errors of tasks return as values, and logs of ended workers are noise after Ctrl-C.
     quiet = {
-        "distributed.worker.memory.target": False,
-        "distributed.worker.memory.spill": False,
-        "distributed.admin.tick.limit": "1h",
-        "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
+        "distributed.worker.memory.target": False, "distributed.worker.memory.spill": False,
+        "distributed.admin.tick.limit": "1h", "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
         "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
-    }
+    }  # fmt: skip
     with dask.config.set(quiet), contextlib.ExitStack() as closing:
         logging.disable(logging.CRITICAL)
         closing.callback(logging.disable, logging.NOTSET)
         try:
+            # Its web server cannot be disabled; ``dashboard_address`` limits it to this machine.
             cluster = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=WORKER_MEMORY_BYTES,
-                host="127.0.0.1",
-                # Its web server cannot be disabled; this limits it to this machine.
-                dashboard_address="127.0.0.1:0",
-                scheduler_kwargs={"dashboard": False},
-                worker_dashboard_address=None,
-                local_directory=str(workplace.path / "dask"),
+                n_workers=workers, threads_per_worker=1, processes=True, memory_limit=WORKER_MEMORY_BYTES,
+                host="127.0.0.1", dashboard_address="127.0.0.1:0", scheduler_kwargs={"dashboard": False},
+                worker_dashboard_address=None, local_directory=str(workplace.path / "dask"),
                 silence_logs=logging.CRITICAL,
-            )
+            )  # fmt: skip
             closing.callback(_close, cluster)
             client = Client(cluster)
         except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started

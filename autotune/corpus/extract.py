@@ -19,18 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from autotune.corpus.bounded import (
-    DISK_FULL,
-    MAX_WALL_S,
-    CancelledError,
-    ChildLimits,
-    Extracted,
-    Outcome,
-    Unread,
-    outcome_of,
-    reason_of,
-    run_bounded,
-)
+from autotune.corpus import bounded
+from autotune.corpus.bounded import CancelledError, ChildLimits, Extracted, Outcome, Unread, outcome_of, reason_of
 from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
 from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
@@ -93,11 +83,9 @@ def extract_partition(
         paths.sort_digests()
     return {
         "samples": [paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces],
-        "text_bytes": [paths.file("text").stat().st_size for paths in pieces],
-        "files": files,
-        "raw_bytes": raw_bytes,
+        "text_bytes": [paths.file("text").stat().st_size for paths in pieces], "files": files, "raw_bytes": raw_bytes,
         "rejected": rejected,
-    }
+    }  # fmt: skip
 
 
 class _Process:
@@ -109,14 +97,11 @@ class _Process:
         read_fd, inherited_fd = os.pipe()
         self._alive = os.fdopen(read_fd)
         try:
+            # A session of its own: Ctrl-C reaches the requesting process only, which then stops this one.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(inherited_fd,),
-                # Ctrl-C reaches the requesting process only, which then stops this one.
-                start_new_session=True,
-            )
+                [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, pass_fds=(inherited_fd,), start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             self._alive.close()
             what = f"cannot start an extraction process: {error.strerror}"
@@ -214,9 +199,9 @@ def main() -> None:
         for library in SOURCES[request["kind"]].libraries:
             importlib.import_module(library)
         size_bytes = sum(part["end"] - part["begin"] for part in request["slices"])
-        limits = ChildLimits(wall_s=MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
+        limits = ChildLimits(wall_s=bounded.MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
         try:
-            outcome = run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
+            outcome = bounded.run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
         except CancelledError:
             return
         except OSError as error:
@@ -247,7 +232,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
         try:
             done, new = _extract_slice(request, Slice(**fields), piece, seen)
         except Exception as error:  # a hostile file can make a parser raise anything; only this slice is lost
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in bounded.DISK_FULL):
                 raise
             take_back(directory, before)
             refused = Unread(reason=reason_of(error))

@@ -49,18 +49,8 @@ from autotune.corpus.workplace import (
 )
 from autotune.errors import BadInput
 from trainer.config.tables import canonical_json, read_json
-from trainer.data.dataset import (
-    MANIFEST_NAME,
-    PREPARED_NAME,
-    REJECTS_NAME,
-    TOKENIZER_NAME,
-    LengthHistogram,
-    Manifest,
-    Shard,
-    SourceStatistics,
-    Split,
-    read_manifest,
-)
+from trainer.data import dataset as disk
+from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, Split, read_manifest
 from trainer.files import sync, write_atomically
 from trainer.record.progress import Update
 
@@ -123,15 +113,9 @@ class PreparedDataset:
 
 
 def prepare(
-    request: Request,
-    out: Path,
-    stages: Stages,
-    tell: Callable[[str], None],
-    *,
-    workers: Workers,
-    strict: bool,
+    request: Request, out: Path, stages: Stages, tell: Callable[[str], None], *, workers: Workers, strict: bool,
     overwrite: bool,
-) -> PreparedDataset:
+) -> PreparedDataset:  # fmt: skip
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
     ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Raise
@@ -145,12 +129,12 @@ def prepare(
     key = request_key(request, found.found, given.content if given else None)
     unfinished, note = workplace_path(out, key), {"request": key}
     with writing(out):
-        made = (out / PREPARED_NAME).is_file() and read_json(out / PREPARED_NAME) == note
+        made = (out / disk.PREPARED_NAME).is_file() and read_json(out / disk.PREPARED_NAME) == note
         if made and (unfinished.exists() or not overwrite):
             # Interrupted between its last two steps, or requested twice.
             manifest = read_manifest(out)
             if strict and manifest.source.rejected:
-                raise _strict(read_rejects(out / REJECTS_NAME, 1)[0], manifest.source.rejected)
+                raise _strict(read_rejects(out / disk.REJECTS_NAME, 1)[0], manifest.source.rejected)
             tell(f"{shown} already contains this dataset")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
@@ -167,14 +151,14 @@ def prepare(
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
-                write_atomically(workplace.dataset / PREPARED_NAME, json.dumps(note).encode() + b"\n")
+                write_atomically(workplace.dataset / disk.PREPARED_NAME, json.dumps(note).encode() + b"\n")
                 # Checked again, as the directory may have changed meanwhile.
                 check_place(out, overwrite=overwrite)
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
     return PreparedDataset(
         manifest=manifest,
-        first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
+        first_rejects=tuple(read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)),
         other_files=sum(each.other_files for each in found.found),
     )
 
@@ -218,7 +202,7 @@ class _Preparation:
             buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
         )
         tokenizer = given or self._learn(selection)
-        write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
+        write_atomically(self.workplace.path / disk.TOKENIZER_NAME, tokenizer.content)
         encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=self.request.limit)
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
@@ -238,9 +222,9 @@ class _Preparation:
             ),
         )  # fmt: skip
         self._write_rejects(len(extracted))
-        write_atomically(self.workplace.dataset / TOKENIZER_NAME, tokenizer.content)
+        write_atomically(self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
-        write_atomically(self.workplace.dataset / MANIFEST_NAME, content)
+        write_atomically(self.workplace.dataset / disk.MANIFEST_NAME, content)
         return manifest
 
     def _extract(self, *, strict: bool) -> list[Receipt]:
@@ -294,7 +278,7 @@ class _Preparation:
             self._run_pieces(learning.SAMPLE, learning.sample_texts, selection=selection, share=share)
             work, arguments["pieces"] = learning.learn_pairs, pieces
         (receipt,) = self._run(learning.LEARN, work, [arguments])
-        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
+        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME, used=receipt["used"])
 
     def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
@@ -316,7 +300,7 @@ class _Preparation:
         return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
 
     def _write_rejects(self, partitions: int) -> None:
-        path = self.workplace.dataset / REJECTS_NAME
+        path = self.workplace.dataset / disk.REJECTS_NAME
         with path.open("w") as file:
             for reject in self.input.unreadable:
                 file.write(json.dumps(dataclasses.asdict(reject)) + "\n")

@@ -39,12 +39,10 @@ _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
 """Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table on Tensor Cores."""
 _USUAL_NAMES = {
-    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
-    "unk": ("[UNK]", "<unk>", "<|unk|>"),
-    "cls": ("[CLS]", "<cls>", "<s>", "<bos>", "<|cls|>"),
-    "sep": ("[SEP]", "<sep>", "</s>", "<eos>", "<|sep|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"), "unk": ("[UNK]", "<unk>", "<|unk|>"),
+    "cls": ("[CLS]", "<cls>", "<s>", "<bos>", "<|cls|>"), "sep": ("[SEP]", "<sep>", "</s>", "<eos>", "<|sep|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
-}
+}  # fmt: skip
 COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn-tokenizer"
 
 _SHELVES = 256
@@ -147,11 +145,9 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(ByteLevel.alphabet()),
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator(texts, trainer=trainer)
     used = tokenizer.get_vocab_size()
     plain = json.loads(tokenizer.to_str())

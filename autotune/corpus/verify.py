@@ -13,20 +13,9 @@ import numpy.typing as npt
 
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLengthEffect
 from autotune.corpus.workplace import StageMeter
+from trainer.data import dataset as disk
 from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_rows, permute
-from trainer.data.dataset import (
-    MANIFEST_NAME,
-    PREPARED_NAME,
-    REJECTS_NAME,
-    TOKENIZER_NAME,
-    LengthHistogram,
-    Manifest,
-    Shard,
-    Split,
-    TokenDataset,
-    open_npy,
-    read_manifest,
-)
+from trainer.data.dataset import LengthHistogram, Manifest, Shard, Split, TokenDataset, read_manifest
 from trainer.errors import BadConfig
 from trainer.staging.copying import in_threads
 
@@ -65,8 +54,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     shards = [(split, shard) for split in splits.values() for shard in split.shards]
     item_bytes = np.dtype(manifest.dtype).itemsize
     total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
-    own = {MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME}
-    own.update(name for _, shard in shards for name in (shard.tokens_file, shard.offsets_file))
+    own = {*disk.DATASET_FILES, *(name for _, one in shards for name in (one.tokens_file, one.offsets_file))}
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in own)
     faults = [Fault(file=name, what="does not belong to the dataset") for name in foreign]
     faults += _tokenizer_faults(directory, manifest)
@@ -80,11 +68,12 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         of_split = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
         counts = sum((counts for _, counts in of_split), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
         if not any(found for found, _ in of_split) and counts.tolist() != split.length_histogram.counts:
-            faults.append(Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} does not match its offsets"))
+            what = f"the length histogram of {name} does not match its offsets"
+            faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
         what = f"source.token_bytes is {manifest.source.token_bytes}, but the shards contain {token_bytes}"
-        faults.append(Fault(file=MANIFEST_NAME, what=what))
+        faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
     return Verified(manifest=manifest, files=2 * len(shards) + 2, bytes_read=meter.done, faults=tuple(faults))
 
 
@@ -147,7 +136,7 @@ def _faults_of(
 ) -> list[str | None]:
     """Read a file once: hash every chunk, and call ``look`` until the first fault, last with an empty chunk."""
     try:
-        fd, start = open_npy(path, kind, length)
+        fd, start = disk.open_npy(path, kind, length)
     except BadConfig as error:
         return [error.message.removeprefix(f"{path}: ")]
     size_bytes = length * kind.itemsize
@@ -173,12 +162,12 @@ def _hash_fault(found: str, expected: str) -> str | None:
 
 def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
     try:
-        fd = os.open(directory / TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        return [Fault(file=TOKENIZER_NAME, what=f"cannot be read: {error.strerror}")]
+        return [Fault(file=disk.TOKENIZER_NAME, what=f"cannot be read: {error.strerror}")]
     with os.fdopen(fd, "rb") as file:
         what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
-    return [Fault(file=TOKENIZER_NAME, what=what)] if what else []
+    return [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
 
 
 def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
@@ -191,13 +180,11 @@ def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENG
     dataset.close()
     some = len(lengths) > 0
     return Inspected(
-        manifest=dataset.manifest,
-        sampled=count,
+        manifest=dataset.manifest, sampled=count,
         percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in (10, 50, 75, 90, 99)} if some else {},
-        mean_tokens=float(lengths.mean()) if some else 0.0,
-        longest_tokens=int(lengths.max(initial=0)),
+        mean_tokens=float(lengths.mean()) if some else 0.0, longest_tokens=int(lengths.max(initial=0)),
         rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens) if some else (),
-    )
+    )  # fmt: skip
 
 
 def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -> SeqLengthEffect:
@@ -210,10 +197,8 @@ def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -
     padded = real / (len(cut) * seq_length_tokens)
     packed = real / (rows * seq_length_tokens)
     return SeqLengthEffect(
-        seq_length_tokens=seq_length_tokens,
-        padded_waste=1 - padded,
+        seq_length_tokens=seq_length_tokens, padded_waste=1 - padded,
         cut_samples=float((framed > seq_length_tokens).mean()),
-        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
-        packed_efficiency=packed,
+        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))), packed_efficiency=packed,
         packing_gain=packed / padded,
-    )
+    )  # fmt: skip

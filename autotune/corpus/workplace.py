@@ -27,7 +27,7 @@ from typing import Any
 from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
-from trainer.data.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
+from trainer.data.dataset import DATASET_FILES, MANIFEST_NAME
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 
@@ -37,8 +37,7 @@ Receipt = dict[str, Any]
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
 _DATASET_NAMES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)))
-    + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
+    "|".join(map(re.escape, DATASET_FILES)) + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
 )
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 

@@ -1,6 +1,5 @@
 """``autotune train`` and ``autotune status``: train from a profile, here or as a SLURM job; show runs and tunings."""
 
-import importlib.metadata
 import math
 import os
 import sys
@@ -39,6 +38,7 @@ class TrainOptions:
     ) -> "TrainRequest":
         """Read and check profile and dataset; ``torch_of_profile`` if ranks run its torch, not the one here."""
         from autotune.launch.training_job import TrainRequest, default_ranks
+        from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
         from autotune.profiles.store import read_profile
         from trainer.config.resolve import resolve
@@ -61,7 +61,7 @@ class TrainOptions:
                 f"not {tuned_on[:12]}",
                 next_step="Name the profile's dataset with --data DIR; or tune with this one: autotune tune",
             )
-        torch_version = stored.fingerprint.torch if torch_of_profile else _installed_torch()
+        torch_version = stored.fingerprint.torch if torch_of_profile else SystemHost().library_versions().get("torch")
         if torch_version is None:
             raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
         return TrainRequest(
@@ -140,17 +140,15 @@ def _submit(
     from autotune.cluster.site_file import DEFAULT_SITE, SiteFile, find_site, read_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
+    from autotune.machine.host import SystemHost
 
     hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
     clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"
     time = None if time_limit_s is None else clock
     site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
     cluster = SiteFile() if site_path is None else read_site(site_path)
-    request = options.request(
-        ranks=ranks,
-        site_requires_approval=cluster.require_approved,
-        torch_of_profile=bool(cluster.python or cluster.command_prefix) or _installed_torch() is None,
-    )
+    there = bool(cluster.python or cluster.command_prefix) or "torch" not in SystemHost().library_versions()
+    request = options.request(ranks=ranks, site_requires_approval=cluster.require_approved, torch_of_profile=there)
     request = replace(request, python=cluster.python or sys.executable, nodes=nodes, chain=chain, time=time)
     script = train_script(request, cluster, read_template("train", cluster, site_path))
     if job.dry_run:
@@ -204,10 +202,3 @@ def status(
         print(answer_json({"slurm_asked": jobs is not None, "runs": of_runs, "tunings": tunings}))
     else:
         print(status_text(of_runs, tunings, asked=jobs is not None))
-
-
-def _installed_torch() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None

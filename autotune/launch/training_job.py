@@ -142,7 +142,7 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     memory_mib = max(cpus * site.slurm.memory_mib_per_cpu, needed_mib)
     return Shape(
         nodes=request.nodes, gpus=request.ranks if request.config.device == "cuda" else 0, cpus=cpus,
-        memory_mib=memory_mib if there_bytes is None else min(memory_mib, there_bytes // _MIB), time=request.time,
+        memory_mib=min(memory_mib, there_bytes // _MIB), time=request.time,
     )  # fmt: skip
 
 

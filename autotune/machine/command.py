@@ -68,14 +68,9 @@ def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, pa
     absent = monitor.why_absent()
     unreadable = () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
     return MachineFacts(
-        time_utc=clock.utc_now(),
-        host=host.facts(paths),
-        gpus=gpus,
-        gpu_absent=absent,
-        gpu_unreadable=monitor.unreadable() or unreadable,
-        slurm=slurm,
-        versions=host.library_versions(),
-    )
+        time_utc=clock.utc_now(), host=host.facts(paths), gpus=gpus, gpu_absent=absent,
+        gpu_unreadable=monitor.unreadable() or unreadable, slurm=slurm, versions=host.library_versions(),
+    )  # fmt: skip
 
 
 def render(machine: MachineFacts, rates: MachineRates | None = None, *, as_json: bool) -> str:
@@ -85,12 +80,9 @@ def render(machine: MachineFacts, rates: MachineRates | None = None, *, as_json:
         from autotune.base.document import answer_json
 
         answer = {
-            "machine": machine,
-            "allotted_cpus": machine.host.allotted_cpus,
-            "in_job": machine.slurm.in_job,
-            "is_login_node": machine.slurm.is_login_node,
-            "seconds_left": machine.slurm.seconds_left(machine.time_utc),
-        }
+            "machine": machine, "allotted_cpus": machine.host.allotted_cpus, "in_job": machine.slurm.in_job,
+            "is_login_node": machine.slurm.is_login_node, "seconds_left": machine.slurm.seconds_left(machine.time_utc),
+        }  # fmt: skip
         return answer_json(answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND})
     text = doctor_text(machine, findings)
     if rates is not None:

@@ -67,19 +67,16 @@ _TORCH_OF_96GB = (
 
 GPU_MODELS = (
     GpuModel(
-        "a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0),
-        40 * _GIB, _MODAL,
+        "a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0), 40 * _GIB, _MODAL,
         42_298_834_944, "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary "
             "source; 2026-11-21",
     ),
     GpuModel(
-        "a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0),
-        80 * _GIB, _MODAL,
+        "a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0), 80 * _GIB, _MODAL,
         81_049 * _MIB, "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
     ),
     GpuModel(
-        "l40s-48gb", ("NVIDIA L40S",), (8, 9),
-        46_068 * _MIB, _MODAL,
+        "l40s-48gb", ("NVIDIA L40S",), (8, 9), 46_068 * _MIB, _MODAL,
         int(44.42 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17",
     ),
@@ -94,46 +91,30 @@ GPU_MODELS = (
         81_559 * _MIB, "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
         81_082 * _MIB, _TORCH,
     ),
+    GpuModel("h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0), 81_559 * _MIB, _SMI, 81_008 * _MIB, _TORCH),
     GpuModel(
-        "h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0),
-        81_559 * _MIB, _SMI,
-        81_008 * _MIB, _TORCH,
-    ),
-    GpuModel(
-        "h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0),
-        95_830 * _MIB, _SMI,
+        "h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0), 95_830 * _MIB, _SMI,
         93 * _GIB, "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
     ),
-        # No total of this board was found; all other Hopper GPUs with 96 GB show the same.
+    # No total of this board was found; all other Hopper GPUs with 96 GB show the same.
     GpuModel(
         "h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0),
         97_871 * _MIB, "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
         96_768 * _MIB, _TORCH_OF_96GB,
     ),
+    GpuModel("h20-96gb", ("NVIDIA H20",), (9, 0), 97_871 * _MIB, _SMI, 97_285 * _MIB, _TORCH),
     GpuModel(
-        "h20-96gb", ("NVIDIA H20",), (9, 0),
-        97_871 * _MIB, _SMI,
-        97_285 * _MIB, _TORCH,
-    ),
-    GpuModel(
-        "gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0),
-        97_871 * _MIB, _SMI,
+        "gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0), 97_871 * _MIB, _SMI,
         96_768 * _MIB, _TORCH_OF_96GB,
     ),
     GpuModel(
-        "gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0),
-        146_831 * _MIB, _SMI,
+        "gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0), 146_831 * _MIB, _SMI,
         145_920 * _MIB, "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
     ),
+    GpuModel("h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0), 143_771 * _MIB, _MODAL, 143_156 * _MIB, _TORCH),
     GpuModel(
-        "h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0),
-        143_771 * _MIB, _MODAL,
-        143_156 * _MIB, _TORCH,
-    ),
-    GpuModel(
-        "b200-180gb", ("NVIDIA B200",), (10, 0),
-        183_359 * _MIB, _SMI,
+        "b200-180gb", ("NVIDIA B200",), (10, 0), 183_359 * _MIB, _SMI,
         int(178.35 * _GIB), "device query, two decimals of GiB, in https://github.com/pytorch/ao/pull/4002; "
             "secondary source; 2026-03-05",
     ),

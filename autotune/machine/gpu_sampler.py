@@ -51,13 +51,11 @@ class GpuSampler:
     def start(self) -> None:
         """Start the process, unless it runs or was lost."""
         if self._last and self._process is None and self._lost is None:
+            # A session of its own: Ctrl-C is for this process, which then stops it.
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops it
-            )
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
             self._readings.clear()
             arguments = (self._process.stdout, self._readings.append)
             self._receiver = threading.Thread(target=_receive, args=arguments, daemon=True)
@@ -125,13 +123,9 @@ def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dic
 
 
 def sample_gpus(
-    monitor: GpuMonitor,
-    uuids: Sequence[str],
-    *,
-    write: Callable[[Reading], None],
-    ended: Callable[[float], bool],
+    monitor: GpuMonitor, uuids: Sequence[str], *, write: Callable[[Reading], None], ended: Callable[[float], bool],
     clock: Clock,
-) -> None:
+) -> None:  # fmt: skip
     """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
 
     ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has to end, and returns True if so.

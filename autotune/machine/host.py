@@ -56,30 +56,22 @@ class SystemHost:
         available_bytes, source, limit_bytes = min(self._memory_bounds(mounts, memory), key=operator.itemgetter(0))
         model = re.search(r"^model name\s*:\s*(.+)$", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
         return HostFacts(
-            cpus_online=psutil.cpu_count() or 1,
-            cpus_affinity=len(os.sched_getaffinity(0)),
+            cpus_online=psutil.cpu_count() or 1, cpus_affinity=len(os.sched_getaffinity(0)),
             cpus_quota=min(self._cpu_quotas(mounts), default=None),
             cpus_slurm=next(filter(None, (_whole(self._environment.get(name)) for name in _CPUS_OF_SLURM)), None),
-            ram_total_bytes=memory["MemTotal"],
-            ram_available_bytes=available_bytes,
-            ram_limit_source=source,
-            ram_limit_bytes=limit_bytes,
-            shm_free_bytes=_free_bytes(self._root / "dev/shm"),
-            cpu_model=model[1].strip() if model else None,
-            platform=platform.platform(),
-            python_version=platform.python_version(),
-            load_average_1min=os.getloadavg()[0],
+            ram_total_bytes=memory["MemTotal"], ram_available_bytes=available_bytes, ram_limit_source=source,
+            ram_limit_bytes=limit_bytes, shm_free_bytes=_free_bytes(self._root / "dev/shm"),
+            cpu_model=model[1].strip() if model else None, platform=platform.platform(),
+            python_version=platform.python_version(), load_average_1min=os.getloadavg()[0],
             disks=tuple(self._disk(path, mounts) for path in paths),
             nics=tuple(
                 NicFacts(
-                    name=name,
-                    speed_bits_per_s=nic.speed * 10**6 or None,
-                    is_up=nic.isup,
+                    name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
                     is_loopback="loopback" in nic.flags.split(","),
                 )
                 for name, nic in sorted(psutil.net_if_stats().items())
             ),
-        )
+        )  # fmt: skip
 
     def library_versions(self) -> dict[str, str]:
         """Read the versions from the packages' own metadata."""

@@ -73,14 +73,9 @@ class MeasuredDevice:
 
 
 def open_device(
-    choice: DeviceChoice,
-    data_dir: Path,
-    host: Host,
-    monitor: GpuMonitor,
-    *,
-    without_gpu: str | None = None,
+    choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor, *, without_gpu: str | None = None,
     measures: bool = True,
-) -> MeasuredDevice:
+) -> MeasuredDevice:  # fmt: skip
     """Describe this machine and choose a device.
 
     ``without_gpu`` is the next step if a GPU is requested and there is none; ``measures`` is False if the device is
@@ -188,17 +183,11 @@ def fingerprint(
         }  # fmt: skip
     of_host = {name: getattr(host, name) for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")}
     return Fingerprint(
-        device=site.device,
-        **of_gpu,
-        **of_host,
-        cuda=cuda,
-        torch=site.versions["torch"],
-        transformers=site.versions["transformers"],
-        python=host.python_version,
-        data_filesystem=host.disks[0].filesystem_type if host.disks else None,
-        model_sha256=model_sha256(settings),
+        device=site.device, **of_gpu, **of_host, cuda=cuda, torch=site.versions["torch"],
+        transformers=site.versions["transformers"], python=host.python_version,
+        data_filesystem=host.disks[0].filesystem_type if host.disks else None, model_sha256=model_sha256(settings),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
-    )
+    )  # fmt: skip
 
 
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
@@ -213,13 +202,8 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
     except TrainerError as error:
         missing = error.message
     return NodeFacts(
-        name=name,
-        allotted_cpus=host.facts([]).allotted_cpus,
-        gpu_names=tuple(gpu.name for gpu in gpus),
+        name=name, allotted_cpus=host.facts([]).allotted_cpus, gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=(True if all_known else None) if all(told) else False,
-        code_sha256=code_sha256(),
-        dataset_hash=dataset,
-        dataset_dir=str(data_dir),
-        dataset_missing=missing,
-    )
+        nvlinked=(True if all_known else None) if all(told) else False, code_sha256=code_sha256(), dataset_hash=dataset,
+        dataset_dir=str(data_dir), dataset_missing=missing,
+    )  # fmt: skip

@@ -249,17 +249,14 @@ class NvmlMonitor:
         slices = [optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slots or 0)]
         uuids = [optional(nvml.nvmlDeviceGetUUID, one) for one in slices if one is not None]  # some slots are empty
         facts = GpuFacts(
-            uuid=nvml.nvmlDeviceGetUUID(gpu),
-            index=index,
-            name=nvml.nvmlDeviceGetName(gpu),
-            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total),
-            mig_enabled=None if mig is None else sliced,
+            uuid=nvml.nvmlDeviceGetUUID(gpu), index=index, name=nvml.nvmlDeviceGetName(gpu),
+            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total), mig_enabled=None if mig is None else sliced,
             power_cap_w=None if cap_mw is None else cap_mw / 1000,
             compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
             driver=nvml.nvmlSystemGetDriverVersion(),
             compute_capability=None if capability is None else (capability[0], capability[1]),
             mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
-        )
+        )  # fmt: skip
         self._handles[facts.uuid] = gpu
         self._locks[facts.uuid] = threading.Lock()
         return facts

@@ -314,14 +314,9 @@ class NetworkTuning:
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def steps(
-        self,
-        rows: int,
-        micro_batches: int = 1,
-        sync: GradientSync | None = None,
-        *,
-        steps: int = COMPUTE_STEPS,
+        self, rows: int, micro_batches: int = 1, sync: GradientSync | None = None, *, steps: int = COMPUTE_STEPS,
         number: int = 0,
-    ) -> GradientSyncFigures:
+    ) -> GradientSyncFigures:  # fmt: skip
         """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
         split = MicroBatches(per_step=micro_batches, size=rows)
@@ -338,11 +333,9 @@ class NetworkTuning:
         changes: dict[str, object] = {
             "micro_batch_size": rows,
             "global_batch_size": rows * min(MOST_MICRO_BATCHES, split.per_step) * self.request.ranks,
-            "global_batch_tokens": None,
-            "global_batch_samples": None,
-            "max_epochs": None,
+            "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,
             "parallel": settings.parallel.model_copy(update=parallel),
-        }
+        }  # fmt: skip
         config = settings.model_copy(update=changes | train)
         asked = GradientSyncRequest(config=config, steps=steps, synchronise=synchronise, round=number, **self._ranks)
         return self._asked(asked)

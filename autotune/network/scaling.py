@@ -46,12 +46,9 @@ class Assumed:
 
 
 def known_of(
-    profile: Profile,
-    *,
-    assumed: Assumed | None = None,
-    ranks_per_node: int | None = None,
+    profile: Profile, *, assumed: Assumed | None = None, ranks_per_node: int | None = None,
     global_batch_tokens: float | None = None,
-) -> ScalingModel:
+) -> ScalingModel:  # fmt: skip
     """Return the scaling model of a probed profile; arguments override the profile, ``assumed`` its measured links.
 
     Raise ``ProfileRejected`` if the profile was not probed, or was probed on a simulated GPU; ``BadInput`` if the links

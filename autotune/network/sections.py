@@ -3,21 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.base.document import (
-    Axis,
-    Block,
-    Chart,
-    Line,
-    Lines,
-    Missing,
-    Pairs,
-    Paragraph,
-    Point,
-    Table,
-    facts,
-    table_of,
-    told,
-)
+from autotune.base import document as doc
+from autotune.base.document import facts, table_of, told
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, per_s, plural
@@ -31,7 +18,7 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
     """Return the evidence and the next command, for the console."""
     predict, train = command("network", profile, predict=True), command("train", profile, slurm=True)
     pairs = (("profile", (str(profile),)), ("next", (f"{predict}, or {train}",)))
-    return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
+    return console_text((*_measured(found, profile.stem), doc.Pairs(pairs=pairs)))
 
 
 def scaling_text(scaled: Scaling) -> str:
@@ -49,20 +36,20 @@ def scaling_text(scaled: Scaling) -> str:
         "rank and step",
         *_useful_lines(scaled.useful_nodes, scaled.levers),
     )
-    return console_text((Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines)))
+    return console_text((doc.Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines)))
 
 
-def network_section(one: ReportedProfile) -> tuple[Block, ...]:
+def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the report's blocks on the network and on scaling to more nodes."""
     found = one.profile.evidence.network
     command = f"autotune network {one.quoted} --slurm"
     if found is None:
-        return (Missing(what="Network between nodes", commands=(*probe_first(one.profile, one.path), command)),)
-    unscaled = () if found.scaling else (Missing(what="Scaling to more nodes", commands=(command,)),)
+        return (doc.Missing(what="Network between nodes", commands=(*probe_first(one.profile, one.path), command)),)
+    unscaled = () if found.scaling else (doc.Missing(what="Scaling to more nodes", commands=(command,)),)
     return (*unscaled, *_measured(found, one.name))
 
 
-def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
+def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
     links = table_of(
         "Links", found.links,
         ("link", "l", lambda one: one.scope),
@@ -90,13 +77,13 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
     return (*scaling, *tables, _compute(found), told(network_lines(found)))
 
 
-def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
+def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
     rows = sorted(rows, key=lambda row: (row.nodes, row.measured))
     shares = "; ".join(
         f"{plural(row.nodes, 'node')}: {format_share(row.efficiency)}, {'measured' if row.measured else 'predicted'}"
         for row in rows
     )
-    return Chart(
+    return doc.Chart(
         title="Non-padding tokens/s by number of nodes, at the same global batch",
         description=f"Strong-scaling efficiency; bands: 98 % CI from the links. {shares}.",
         drawing=scaling_lines(name, rows),
@@ -116,38 +103,38 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
     )  # fmt: skip
 
 
-def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
+def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
     """Return the chart of throughput by nodes: the prediction with its interval, the ideal, and measured points."""
     predicted = sorted((row for row in rows if not row.measured), key=lambda row: row.nodes)
     measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
     lines = []
     if predicted:
         alone = predicted[0].tokens_per_s / predicted[0].nodes / predicted[0].efficiency
-        ideal = tuple(Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
+        ideal = tuple(doc.Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
         points = tuple(_point(row) for row in predicted)
-        lines.append(Line(name=f"{name}, predicted", points=points, kind="line", colour=0))
-        lines.append(Line(name="", points=ideal, kind="dotted", colour=0))
+        lines.append(doc.Line(name=f"{name}, predicted", points=points, kind="line", colour=0))
+        lines.append(doc.Line(name="", points=ideal, kind="dotted", colour=0))
     if measured:
-        dots = tuple(Point(x=row.nodes, y=row.tokens_per_s) for row in measured)
-        lines.append(Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
+        dots = tuple(doc.Point(x=row.nodes, y=row.tokens_per_s) for row in measured)
+        lines.append(doc.Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
     ticks = tuple(sorted({row.nodes for row in rows}))
-    return Lines(
-        x=Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks),
-        y=Axis(label="non-padding tokens/s", unit="count", log=10),
+    return doc.Lines(
+        x=doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks),
+        y=doc.Axis(label="non-padding tokens/s", unit="count", log=10),
         lines=tuple(lines),
     )
 
 
-def _point(row: ScalingRow) -> Point:
+def _point(row: ScalingRow) -> doc.Point:
     """Return a row's point, with non-padding tokens/s at both ends of the efficiency's interval."""
     low, high = (
         None if end is None else row.tokens_per_s * end / row.efficiency
         for end in (row.efficiency_low, row.efficiency_high)
     )
-    return Point(x=row.nodes, y=row.tokens_per_s, low=low, high=high)
+    return doc.Point(x=row.nodes, y=row.tokens_per_s, low=low, high=high)
 
 
-def _compute(found: NetworkEvidence) -> Table:
+def _compute(found: NetworkEvidence) -> doc.Table:
     """Return the table of a step without gradient synchronisation, the basis of predictions."""
     compute = found.compute
     rows: list[list[str | None]] = [

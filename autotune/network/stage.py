@@ -130,14 +130,9 @@ def _network_request(
 
 
 def scale_profile(
-    stored: StoredProfile,
-    known: ScalingModel,
-    counts: Sequence[int],
-    *,
-    data: Path | None,
-    reports: Path,
+    stored: StoredProfile, known: ScalingModel, counts: Sequence[int], *, data: Path | None, reports: Path,
     trial_timeout_s: float,
-) -> Scaling:
+) -> Scaling:  # fmt: skip
     """Predict training on each number of nodes, and measure it on those that this job has.
 
     The prediction is written before the measurement, so that it cannot be fitted afterwards.

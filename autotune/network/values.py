@@ -103,11 +103,9 @@ class GradientSync:
     def settings(self, ranks_per_node: int) -> dict[str, Any]:
         """Return the settings of ``[train.parallel]`` that it decides."""
         return {
-            "strategy": self.strategy,
-            "shard_ranks": ranks_per_node if self.shard_within_nodes else None,
-            "bucket_cap_mib": self.bucket_cap_bytes // MIB,
-            "gradient_dtype": self.gradient_dtype,
-        }
+            "strategy": self.strategy, "shard_ranks": ranks_per_node if self.shard_within_nodes else None,
+            "bucket_cap_mib": self.bucket_cap_bytes // MIB, "gradient_dtype": self.gradient_dtype,
+        }  # fmt: skip
 
 
 class LinksRequest(TrialRequest):
@@ -219,11 +217,9 @@ class GradientSyncSplit(StrictTable):
     def sync(self) -> GradientSync:
         """Gradient synchronisation without the batch split."""
         return GradientSync(
-            strategy=self.strategy,
-            gradient_dtype=self.gradient_dtype,
-            bucket_cap_bytes=self.bucket_cap_mib * MIB,
+            strategy=self.strategy, gradient_dtype=self.gradient_dtype, bucket_cap_bytes=self.bucket_cap_mib * MIB,
             shard_within_nodes=self.shard_ranks is not None,
-        )
+        )  # fmt: skip
 
 
 class GradientSyncRow(GradientSyncSplit, RatioBounds):

@@ -93,17 +93,11 @@ def plan_of(known: Plan) -> Plan:
     flops = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
     told = "at your price"
     plan = replace(
-        known,
-        tokens=tokens,
-        batch_tokens=batch,
-        steps=asked if goal.kind == "steps" else steps,
-        passes=asked if goal.kind == "epochs" else passes,
-        wall_s=wall,
-        device_hours=hours,
+        known, tokens=tokens, batch_tokens=batch, steps=asked if goal.kind == "steps" else steps,
+        passes=asked if goal.kind == "epochs" else passes, wall_s=wall, device_hours=hours,
         cost=None if price is None else _if_known(lambda one: one * price, hours, source=told),
-        flops_6n=flops,
-        by_nodes=tuple(_by_nodes(known, tokens.value)),
-    )
+        flops_6n=flops, by_nodes=tuple(_by_nodes(known, tokens.value)),
+    )  # fmt: skip
     return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
 
 
@@ -122,18 +116,13 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
             "the tokens of an epoch require a dataset", "Add --data DIR, or give the number of tokens: --tokens 45.2B",
         ),
         "flops": (
-            known.parameters,
-            lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
-            "by 6·N·D",
+            known.parameters, lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n, "by 6·N·D",
             f"the number of parameters of {known.model} is unknown ({known.memory_missing})",
             "Give the number of tokens instead: --tokens 10B",
         ),
         "hours": (
-            known.all_ranks.tokens_per_s,
-            lambda hours, rate: rate * hours * SECONDS_PER_HOUR,
-            "at this throughput",
-            known.rate_missing,
-            "Give the throughput of one GPU: --tokens-per-s 100k",
+            known.all_ranks.tokens_per_s, lambda hours, rate: rate * hours * SECONDS_PER_HOUR, "at this throughput",
+            known.rate_missing, "Give the throughput of one GPU: --tokens-per-s 100k",
         ),
     }  # fmt: skip
     of, compute, told, missing, next_step = ways[known.goal.kind]

@@ -177,13 +177,11 @@ def _subject(asked: PlanRequest) -> _Subject:
         return _Subject(train=train, stored=source, gpu_model=gpu_model, fleet=_fleet_of(gpu_model, asked), said=said)
     on_cpu = there.device == "cpu"
     fleet = Fleet(
-        device=there.device,
-        name=there.gpu_name or (there.cpu_model or "a CPU" if on_cpu else "a GPU"),
-        nodes=asked.nodes,
-        ranks_per_node=asked.ranks_per_node or default_ranks(profile),
+        device=there.device, name=there.gpu_name or (there.cpu_model or "a CPU" if on_cpu else "a GPU"),
+        nodes=asked.nodes, ranks_per_node=asked.ranks_per_node or default_ranks(profile),
         cpus_per_rank=there.allotted_cpus / default_ranks(profile) if on_cpu else None,
         memory_bytes=profile.constraints.memory_budget_bytes,
-    )
+    )  # fmt: skip
     return _Subject(train=train, stored=source, measured=profile, gpu_model=own_gpu, fleet=fleet)
 
 

@@ -57,13 +57,11 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     tables = read_profile_tables(profile)
     stored, recorded = read_profile(profile, tables), tables.get(HASH_KEY)
     return ApprovedProfile(
-        path=profile,
-        profile=stored.profile,
-        intact=stored.intact,
+        path=profile, profile=stored.profile, intact=stored.intact,
         recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
         file_sha256=profile_sha256(tables),
         approval=approval_of(_read(review_path(profile, reports)), present_sha256(tables, where=str(profile))),
-    )
+    )  # fmt: skip
 
 
 def review_path(profile: Path, reports: Path) -> Path:

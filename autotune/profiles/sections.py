@@ -64,13 +64,11 @@ def verification_text(verification: Verification, trial_log: TrialLogCheck, appr
     """Return every check, then the state of the profile's content, trial log and approval."""
     rows: list[Row] = [
         [
-            check.field,
-            _WORDS.get(check.found, check.found),
-            cut(check.profile),
+            check.field, _WORDS.get(check.found, check.found), cut(check.profile),
             "" if check.found == "same" else cut(check.here, whole=check.found == "unknown"),
         ]
         for check in verification.checks
-    ]
+    ]  # fmt: skip
     edited = _EDITED[intact] + ("" if intact else ", so its figures may not hold for its settings")
     table = Table(caption="", headers=("field", "result", "in the profile", "here"), rows=tuple(rows))
     content, found = f"{short(approval.present_sha256)}, {edited}", trial_log_words(trial_log)

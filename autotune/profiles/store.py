@@ -16,15 +16,9 @@ from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
 from autotune.profiles.values import Fingerprint, Profile, TrialLogCheck, profile_from_tables, profile_to_toml, updated
 from autotune.search.values import ExploreEvidence
+from autotune.trials import trial_log
 from autotune.trials.decide.plausibility import check_profile
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import (
-    TRIAL_LOG_DIRECTORY,
-    own_records,
-    read_trial_records,
-    report_directory,
-    trial_log_sha256,
-)
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersEvidence
 from trainer.config.resolve import find_data, read_profile_tables
@@ -70,7 +64,8 @@ def read_trials(
 
     Raise ``BadInput`` if a file of the trial log exceeds the size limit.
     """
-    records, corrupt = read_trial_records(report_directory(profile_path, reports) / TRIAL_LOG_DIRECTORY)
+    place = trial_log.report_directory(profile_path, reports) / trial_log.TRIAL_LOG_DIRECTORY
+    records, corrupt = trial_log.read_trial_records(place)
     finished = tuple(record.finished() for record in records_of(profile, records))
     return finished, corrupt, check_trial_log(profile, records)
 
@@ -89,18 +84,16 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 
 def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int) -> dict[str, Any]:
     """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
-    own = own_records(read_trial_records(runner.trial_log.directory)[0], made_on, seq_length_tokens)
+    own = trial_log.own_records(trial_log.read_trial_records(runner.trial_log.directory)[0], made_on, seq_length_tokens)
     until = max((record.time_utc for record in own), default=None)
-    return {"trial_log_sha256": trial_log_sha256(own), "trial_log_until_utc": until}
+    return {"trial_log_sha256": trial_log.trial_log_sha256(own), "trial_log_until_utc": until}
 
 
 def add_evidence(
-    profile: Profile,
-    command: Literal["explore", "workers", "network", "baseline"],
-    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
-    runner: TrialRunner,
+    profile: Profile, command: Literal["explore", "workers", "network", "baseline"],
+    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence, runner: TrialRunner,
     train: TrainConfig | None = None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """Return the profile with a command's evidence, replacing its earlier one, and with ``train`` if given."""
     resting = trial_log_provenance(runner, profile.fingerprint, profile.train.seq_length_tokens)
     return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)

@@ -298,13 +298,9 @@ def fill_share(profile: Profile) -> float | None:
 
 
 def updated(
-    profile: Profile,
-    train: TrainConfig,
-    command: str | None = None,
-    evidence: Mapping[str, object] | None = None,
-    without: Sequence[str] = (),
-    **provenance: object,
-) -> Profile:
+    profile: Profile, train: TrainConfig, command: str | None = None, evidence: Mapping[str, object] | None = None,
+    without: Sequence[str] = (), **provenance: object,
+) -> Profile:  # fmt: skip
     """Return the profile with these settings and a command's evidence; drop the evidence of commands in ``without``."""
     # The baseline holds only for the settings that it was measured with.
     gone = [*without, *(["baseline"] if train != profile.train else [])]

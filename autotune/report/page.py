@@ -173,20 +173,16 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
         changes += ["; " if changes else "", setting, f" (now {setting_text(change.old)})"]
     evidence = "; ".join(map(figure_text, advice.evidence))
     pairs: dict[str, doc.Words] = {
-        "Gain": (gain_text(advice.gain),) if advice.gain else (),
-        "Change": tuple(changes),
+        "Gain": (gain_text(advice.gain),) if advice.gain else (), "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
-        "Cost and risk": (sentence(advice.cost),),
-        "Evidence": (sentence(evidence),) if evidence else (),
+        "Cost and risk": (sentence(advice.cost),), "Evidence": (sentence(evidence),) if evidence else (),
         "What would change this": (sentence(advice.would_change),),
         "Rule": (doc.Code(text=advice.rule), f", {'' if advice.safe else 'not '}written by --apply"),
-    }
+    }  # fmt: skip
     return doc.Section(
-        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
-        key=f"advice-{number}",
-        badge=advice.severity,
+        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}", key=f"advice-{number}", badge=advice.severity,
         blocks=(doc.Pairs(pairs=tuple((name, words) for name, words in pairs.items() if words)),),
-    )
+    )  # fmt: skip
 
 
 def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> dict[str, Any]:

@@ -40,12 +40,10 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
     found = [(one.name, found) for one in reported for found in one.bottlenecks]
     limits = tuple((doc.Strong(text=name), ": ", *bottleneck_words(one)) for name, one in found)
     return (
-        _table(profiles, reported),
-        *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
-        *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
-        *_loss(reported),
+        _table(profiles, reported), *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
+        *((expected,) if (expected := _expected(profiles, reported)).rows else ()), *_loss(reported),
         *_events(reported),
-    )
+    )  # fmt: skip
 
 
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:

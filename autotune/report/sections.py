@@ -118,13 +118,11 @@ def _settings(one: ReportedProfile) -> doc.Words:
     parts = {
         f"{plural(train.data.num_workers, 'worker')}{doubt}": True,
         f"prefetch {train.data.prefetch_factor}": workers and workers.joint and workers.joint.adopted,
-        f"{train.layout}, {train.seq_length_tokens} tokens": True,
-        train.precision: True,
-        "compiled": train.compiled,
+        f"{train.layout}, {train.seq_length_tokens} tokens": True, train.precision: True, "compiled": train.compiled,
         f"{train.activation_checkpointing} checkpointing": train.activation_checkpointing != "none",
         f"global batch {train.global_batch_size:,}": True,
         sync + " (not measured)" * (evidence.network is None): one.profile.local_ranks > 1,
-    }
+    }  # fmt: skip
     chosen = " · ".join(part for part, applies in parts.items() if applies)
     return (doc.Strong(text=f"micro-batch {train.micro_batch_size:,}{most}"), f" · {chosen}")
 

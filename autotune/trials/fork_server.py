@@ -131,16 +131,11 @@ class ForkServerMachine(StartedMachine):
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         with (self._scratch / "server.log").open("w") as log:
+            # A session of its own: Ctrl-C is for this process, which then closes the server; the trial ends with it.
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "autotune.trials.jobs.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C is for this process, which then closes the server; the trial ends with it.
-                start_new_session=True,
-                env=os.environ | ENVIRONMENT,
-            )
+                [sys.executable, "-m", "autotune.trials.jobs.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
+            )  # fmt: skip
         self.versions = self._read(self._server)
         return self._server
 

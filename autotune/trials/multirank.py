@@ -93,14 +93,11 @@ class MultirankMachine(StartedMachine):
         with (self._directory / "log").open("wb") as log:
             try:
                 self._process = start(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
                     at_end=signal.SIGTERM,  # a launcher ends its ranks itself
                     env=os.environ | ENVIRONMENT | (of_nccl if self._device == "cuda" else {}),
-                )
+                )  # fmt: skip
             except FileNotFoundError as error:
                 next_step = "Install it, or measure on this node alone with --ranks."
                 raise MachineLacks(f"{command[0]!r} not found", next_step=next_step) from error

@@ -16,17 +16,7 @@ from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_
 from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.trials.fork_server import Machine
 from autotune.trials.trial_log import TrialLog, read_trial_records
-from autotune.trials.values import (
-    Contaminated,
-    FinishedTrial,
-    MadeOn,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    Trial,
-    TrialRecord,
-    describe,
-)
+from autotune.trials.values import FinishedTrial, MadeOn, Measured, Outcome, OutOfMemory, Trial, TrialRecord, describe
 
 LEAVING_S = 5.0
 """Time for the rest of a job after its last trial, in seconds."""
@@ -163,12 +153,9 @@ class Rounds:
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
     def read(
-        self,
-        number: int,
-        trials: Mapping[Key, tuple[Trial, str]],
-        check: Callable[[Key, Outcome, float], None],
+        self, number: int, trials: Mapping[Key, tuple[Trial, str]], check: Callable[[Key, Outcome, float], None],
         refuse: Callable[[Key, BadInput], None] | None = None,
-    ) -> dict[Key, Outcome]:
+    ) -> dict[Key, Outcome]:  # fmt: skip
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
@@ -200,7 +187,7 @@ class Rounds:
         for attempt in range(ATTEMPTS):
             outcome = self.runner.run(trial, label + (f", attempt {attempt + 1}" if attempt else ""), anew=anew)
             self.seconds += self.runner.finished[-1].seconds
-            if not isinstance(outcome, Contaminated):
+            if outcome.kind != "contaminated":
                 break
         self.windows += isinstance(outcome, Measured)
         return outcome

@@ -138,12 +138,9 @@ def device_here(
 
 @contextlib.contextmanager
 def open_session(
-    choice: DeviceChoice,
-    data_dir: Path,
-    *,
-    without_gpu: str | None = None,
+    choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
-) -> Iterator[Session]:
+) -> Iterator[Session]:  # fmt: skip
     """Choose a device and start the trial server, which takes some seconds.
 
     ``without_gpu`` is the next step to suggest if a GPU is required and there is none; None for the usual advice.

@@ -58,24 +58,17 @@ def tune(
         probes=options.probes(
             job.reports, {}, accumulate="accumulation" not in skipped, traced="estimate" not in skipped
         ),
-        out=out,
-        device=options.device,
         minutes=15.0 * (1 + explore) * len(models) if time_limit_s is None else time_limit_s / 60,
-        skip=left_out,
-        nodes=nodes,
-        window_s=window_s,
-    )
+        out=out, device=options.device, skip=left_out, nodes=nodes, window_s=window_s,
+    )  # fmt: skip
     asked = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient synchronisation.",
-        trial_log=str(job.reports / "*" / "trials"),
+        trial_log=str(job.reports / "*" / "trials"), trial_timeout_s=options.trial_timeout_s, ranks=options.ranks,
         expected_minutes=1 + 1.2 * request.minutes,  # the last phase may exceed the limit
-        trial_timeout_s=options.trial_timeout_s,
-        ranks=options.ranks,
-        on_gpus=options.device != "cpu",
-        reports=job.reports,
+        on_gpus=options.device != "cpu", reports=job.reports,
         then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
-    )
+    )  # fmt: skip
     if job.submitted_or_rejected(context, asked):
         return
     tuning = Tuning(request=request)
@@ -135,15 +128,10 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
         "--reports", str(first.reports),
     ]  # fmt: skip
     return replace(
-        first,
-        name="tune-between-nodes",
+        first, name="tune-between-nodes",
         purpose=f"Measures the network between two nodes for the profiles of job {number}.",
-        expected_minutes=1 + 2 * minutes * models,
-        nodes=2,
-        with_srun=False,
-        command=command,
-        then=None,
-    )
+        expected_minutes=1 + 2 * minutes * models, nodes=2, with_srun=False, command=command, then=None,
+    )  # fmt: skip
 
 
 def _found_by(number: str, reports: Path) -> Path:

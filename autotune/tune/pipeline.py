@@ -113,13 +113,10 @@ class Tuning:
             self.waited_s += opened.server.waited_s
             self._do(self.stages[-1], self._report)
         return TuningResult(
-            profiles=tuple(str(path) for path in self.tuned),
-            report=None if self.report is None else str(self.report),
-            stages=tuple(self.stages),
-            seconds=round(self.view.elapsed_s, 3),
-            seconds_in_children=round(self.waited_s, 3),
-            next_steps=next_steps(self.tuned, nodes=self.request.nodes),
-        )
+            profiles=tuple(str(path) for path in self.tuned), report=None if self.report is None else str(self.report),
+            stages=tuple(self.stages), seconds=round(self.view.elapsed_s, 3),
+            seconds_in_children=round(self.waited_s, 3), next_steps=next_steps(self.tuned, nodes=self.request.nodes),
+        )  # fmt: skip
 
     def _check(self, site: MeasuredDevice) -> None:
         """Raise ``BadInput`` if the device cannot meet the request, or a profile is missing that no probe writes."""
@@ -297,10 +294,7 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
     if found["report"] is not None:
         build_report(paths, request.reports, Path(found["report"]), data=request.data)
     return TuningResult(
-        profiles=tuple(found["profiles"]),
-        report=found["report"],
-        stages=(),
-        seconds=round(clock.monotonic_s() - began_s, 3),
-        seconds_in_children=round(waited_s, 3),
+        profiles=tuple(found["profiles"]), report=found["report"], stages=(),
+        seconds=round(clock.monotonic_s() - began_s, 3), seconds_in_children=round(waited_s, 3),
         next_steps=next_steps(paths, nodes=nodes_here()),
-    )
+    )  # fmt: skip

@@ -82,11 +82,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         figures["losses"] = consumer.losses()
     leave_ranks(together=True)
     return figures | {
-        "optimizer_steps": warm_up + figures["steps"],
-        "discarded_batches": drained + warm_up * micro_batches,
-        "gradient_accumulation_steps": micro_batches,
-        "local_ranks": ranks.local_world_size,
-    }
+        "optimizer_steps": warm_up + figures["steps"], "discarded_batches": drained + warm_up * micro_batches,
+        "gradient_accumulation_steps": micro_batches, "local_ranks": ranks.local_world_size,
+    }  # fmt: skip
 
 
 class TrainingStep:

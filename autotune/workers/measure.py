@@ -181,14 +181,9 @@ def training_windows(bench: Session, config: TrainConfig, request: SweepRequest,
 
 
 def training_trial(
-    training: TrainingWindows,
-    config: TrainConfig,
-    number: int,
-    interleaved_with: Sequence[str],
-    *,
-    cached: bool = False,
-    **changes: Any,  # noqa: ANN401 - of the request
-) -> Trial:
+    training: TrainingWindows, config: TrainConfig, number: int, interleaved_with: Sequence[str], *,
+    cached: bool = False, **changes: Any,  # noqa: ANN401 - of the request
+) -> Trial:  # fmt: skip
     """Return the trial of a window in round ``number`` with the named windows; ``changes`` alter the request."""
     request = training.request
     said: dict[str, Any] = {"config": config, "cached": cached, "round": number, "storage": training.storage}

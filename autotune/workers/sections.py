@@ -12,9 +12,7 @@ from autotune.base.wording import of_windows, per_s, plural, window_bounds
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
-from autotune.workers.values import WorkersEvidence
-
-_VERDICTS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
+from autotune.workers.values import VERDICT_WORDS, WorkersEvidence
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
@@ -50,7 +48,7 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
         ("data wait", "r", lambda row: format_share(row.data_wait_share)),
         ("GPU utilisation", "r", lambda row: format_share(row.gpu.utilisation_share if row.gpu else None)),
         ("RAM", "r", lambda row: format_bytes(row.memory_bytes)),
-        ("verdict", "l", lambda row: _VERDICTS[row.verdict]),
+        ("verdict", "l", lambda row: VERDICT_WORDS[row.verdict]),
     )  # fmt: skip
     shown: doc.Block = table  # a single count makes no curve
     if len(found.rows) > 1:

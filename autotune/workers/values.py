@@ -39,6 +39,9 @@ class TrainingRequest(TrialRequest):
     """True if the loss of each step is reported."""
 
 
+VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
+
+
 class WorkersRow(RatioBounds):
     """Results of windows with one number of DataLoader workers."""
 

@@ -16,16 +16,8 @@ from pathlib import Path
 import torch
 
 from trainer.build import Training
-from trainer.checkpoint.format import (
-    CHECKPOINTS_DIRECTORY,
-    CheckpointManifest,
-    CheckpointWriter,
-    TrainingState,
-    checkpoint_name,
-    newest_checkpoint,
-    prune,
-    step_of,
-)
+from trainer.checkpoint import format as disk
+from trainer.checkpoint.format import CheckpointManifest, TrainingState
 from trainer.checkpoint.tensors import HostCopy, TensorShard, make_state, restore, tensor_shards
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
@@ -49,17 +41,10 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        config: TrainConfig,
-        training: Training,
-        ranks: Ranks,
-        *,
-        attempt: int,
-        tell_event: Callable[[EventRow], None],
-        progressed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._root = directory / CHECKPOINTS_DIRECTORY
+        self, directory: Path, config: TrainConfig, training: Training, ranks: Ranks, *, attempt: int,
+        tell_event: Callable[[EventRow], None], progressed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._root = directory / disk.CHECKPOINTS_DIRECTORY
         self._settings = config.checkpoint
         self._training, self._ranks, self._tell_event = training, ranks, tell_event
         self._attempt, self._progressed = attempt, progressed
@@ -136,13 +121,13 @@ class CheckpointManager:
         if not self._writers:
             self._writers = [rank for rank, has in enumerate(self._ranks.all_gather_float(float(bool(kept)))) if has]
         if kept:
-            self._begin(kept, state, checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
+            self._begin(kept, state, disk.checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
         if urgent:
             self.wait()
 
     def _begin(self, kept: list[TensorShard], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
         self._saves += 1
-        writer = CheckpointWriter(
+        writer = disk.CheckpointWriter(
             self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,
             timeout_s=self._timeout_s, number=self._saves, progressed=self._progressed,
         )  # fmt: skip
@@ -172,7 +157,7 @@ class CheckpointManager:
                 self._thread = None
 
     def _write(
-        self, writer: CheckpointWriter, copy: HostCopy, state: TrainingState, began_s: float, stall_s: float | None
+        self, writer: disk.CheckpointWriter, copy: HostCopy, state: TrainingState, began_s: float, stall_s: float | None
     ) -> None:
         if stall_s is not None:  # training does not wait for this save
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
@@ -194,7 +179,7 @@ class CheckpointManager:
         if self._ranks.leads and (full or problem is None):
             keep_last = 1 if full else self._settings.keep_last
             try:
-                removed = prune(self._root, keep_last=keep_last, keep_every_steps=self._settings.keep_every_steps)
+                removed = disk.prune(self._root, keep_last=keep_last, keep_every_steps=self._settings.keep_every_steps)
             except (OSError, TrainerError) as refused:
                 message = f"cannot remove older checkpoints: {refused}"
                 next_step = "Remove them, or grant this user permission; otherwise they fill the disk."
@@ -237,7 +222,7 @@ class CheckpointManager:
 
     def has_saved(self, step: int) -> bool:
         """Return whether the state after a step is saved, as rank 0 knows it; a collective."""
-        return self._ranks.broadcast_object(self.newest is not None and step_of(self.newest) == step)
+        return self._ranks.broadcast_object(self.newest is not None and disk.step_of(self.newest) == step)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load a checkpoint's tensors into the training."""
@@ -249,7 +234,7 @@ class CheckpointManager:
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
         """Return the newest good checkpoint, which rank 0 finds for all; raise ``TrainingFailed`` if there is none."""
         self.wait()
-        found, corrupt = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
+        found, corrupt = disk.newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in corrupt:
             message = f"checkpoint {passed_over.name} is corrupt and is skipped: {why}"
             next_step = "Check that disk."

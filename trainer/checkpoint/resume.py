@@ -73,13 +73,9 @@ Opened = Callable[[RunWriter], None]
 
 
 def choose_run(
-    out: Path | None,
-    resume: str,
-    resolved: ResolvedConfig,
-    environment: Mapping[str, str] = os.environ,
-    *,
+    out: Path | None, resume: str, resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ, *,
     opened: Opened = lambda writer: None,
-) -> tuple[RunWriter, Start]:
+) -> tuple[RunWriter, Start]:  # fmt: skip
     """Open the run directory and choose the checkpoint to start from; call it only on rank 0.
 
     ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded. Raise

@@ -146,13 +146,9 @@ class HostCopy:
 
 
 def restore(
-    training: Training,
-    directory: Path,
-    manifest: CheckpointManifest,
-    ranks: Ranks,
-    *,
+    training: Training, directory: Path, manifest: CheckpointManifest, ranks: Ranks, *,
     progressed: Callable[[], None] = lambda: None,
-) -> None:
+) -> None:  # fmt: skip
     """Load a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
     Rank 0 reads tensors that all ranks hold, and broadcasts them. ``progressed`` is called before each tensor.
@@ -200,14 +196,9 @@ def _read(one: TensorShard, parts: Sequence[Part], open_file: Callable[[str], An
 
 
 def export_model(
-    module: MaskedLM,
-    *,
-    dataset_dir: Path,
-    special_ids: SpecialIds,
-    seq_length_tokens: int,
-    directory: Path,
+    module: MaskedLM, *, dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int, directory: Path,
     leads: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write the model and its tokenizer in transformers' format; the directory appears complete or not at all.
 
     All ranks must call it, as each may hold a shard of the weights; rank 0 (``leads``) writes. Raises ``BadConfig`` if

@@ -37,6 +37,8 @@ _DOCS = "dataset-not-found"
 TOKENIZER_NAME = "tokenizer.json"
 REJECTS_NAME = "rejects.jsonl"
 PREPARED_NAME = "prepared.json"
+DATASET_FILES = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
+"""Names of the files besides the shards."""
 
 SplitName = Literal["train", "validation"]
 

@@ -98,11 +98,9 @@ class MicroBatchSource(Dataset[MicroBatch]):
         manifest = dataset.manifest
         self._dataset, self._plan, self._special = dataset, plan, manifest.special_ids
         rule = MaskingRule(
-            vocab_size=manifest.used_vocab_size,
-            mask_id=self._special.mask,
-            special_ids=self._special.all(),
+            vocab_size=manifest.used_vocab_size, mask_id=self._special.mask, special_ids=self._special.all(),
             probability=config.masking_probability,
-        )
+        )  # fmt: skip
         self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
@@ -121,20 +119,15 @@ class MicroBatchSource(Dataset[MicroBatch]):
         self._dataset.read_into(ids, starts + 1, segments.shards, segments.begins, tokens)
         predicted, targets = self._corrupt(ids, starts + 1, plan)
         edges = np.arange(0, len(ids) + 1, width)
+        full = int(np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum())
         return MicroBatch(
-            ids_BS=torch.from_numpy(ids.reshape(-1, width)),
-            starts_N=torch.from_numpy(starts.astype(np.int32)),
+            ids_BS=torch.from_numpy(ids.reshape(-1, width)), starts_N=torch.from_numpy(starts.astype(np.int32)),
             tokens_N=torch.from_numpy((tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)),
-            predicted_P=torch.from_numpy(predicted.astype(np.int32)),
-            targets_P=torch.from_numpy(targets),
+            predicted_P=torch.from_numpy(predicted.astype(np.int32)), targets_P=torch.from_numpy(targets),
             non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
-            predicted_tokens=len(predicted),
+            predicted_tokens=len(predicted), padded_sequences=len(edges) - 1 - full, after=plan.after,
             most_predicted_in_sequence=int(np.diff(np.searchsorted(predicted, edges)).max()),
-            padded_sequences=len(edges)
-            - 1
-            - int(np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum()),
-            after=plan.after,
-        )
+        )  # fmt: skip
 
     def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
         segments = plan.segments
@@ -157,7 +150,6 @@ class Source(Protocol):
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
         """Return the micro-batch of a plan."""
-        ...
 
 
 class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
@@ -201,14 +193,9 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
 
 
 def micro_batch_plans(
-    dataset: TokenDataset,
-    config: TrainConfig,
-    plan: BatchPlan,
-    rank: int,
-    *,
-    steps: int | None = None,
+    dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, rank: int, *, steps: int | None = None,
     position: Position | None = None,
-) -> Iterator[MicroBatchPlan]:
+) -> Iterator[MicroBatchPlan]:  # fmt: skip
     """Return the plans of a rank from a position on, for ``steps`` optimizer steps or endlessly."""
     endless = iter(SequenceSampler(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
     return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)

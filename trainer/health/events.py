@@ -35,13 +35,9 @@ class EventRow(StrictTable):
 
 
 def happened(
-    step: int,
-    kind: str,
-    message: str,
-    *,
-    values: Mapping[str, float | int | str] | None = None,
+    step: int, kind: str, message: str, *, values: Mapping[str, float | int | str] | None = None,
     **more: Any,  # noqa: ANN401 - fields of the row
-) -> EventRow:
+) -> EventRow:  # fmt: skip
     """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
     shown = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -131,18 +131,19 @@ class HealthMonitor:
     def to_json(self) -> dict[str, Any]:
         """Return the whole state as JSON values; none of them is infinite."""
         return {
-            "loss": self._loss.to_json(),
-            "grad_norm": self._norm.to_json(),
-            "plateau": dataclasses.asdict(self._plateau),
-            "usual": self._usual,
-            "skipped_in_a_row": self._skipped_in_a_row,
-            "recovery": dataclasses.asdict(self.recovery),
-        }
+            "loss": self._loss.to_json(), "grad_norm": self._norm.to_json(),
+            "plateau": dataclasses.asdict(self._plateau), "usual": self._usual,
+            "skipped_in_a_row": self._skipped_in_a_row, "recovery": dataclasses.asdict(self.recovery),
+        }  # fmt: skip
 
     def _unusual(self, vitals: StepMetrics) -> list[Diagnosis]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
         above = [series for series, value in pairs if value > series.limit]
-        blamed = None if vitals.applied else self._blamed(vitals, above)
+        blamed: _Series | None = None
+        if not vitals.applied and not any(series.guarded for series in above):
+            # An older limit caused the skip: that of the series nearest to its limit.
+            near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
+            blamed = max(near, key=near.__getitem__, default=None)
         self._usual = not above and blamed is None
         found = []
         for series, value in pairs:
@@ -152,12 +153,6 @@ class HealthMonitor:
             if not series.guarded or (series not in above and series is not blamed):
                 series.add(value)
         return found
-
-    def _blamed(self, vitals: StepMetrics, above: Sequence["_Series"]) -> "_Series | None":
-        """Return the series whose older limit caused a skip: the nearest to its limit; None if one exceeds it now."""
-        pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
-        near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
-        return None if any(series in above for series in near) else max(near, key=near.__getitem__, default=None)
 
     def _described(
         self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool

@@ -4,6 +4,7 @@ Metrics are summed over ranks on the device and copied to the host while the nex
 """
 
 import math
+import re
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -224,7 +225,9 @@ class Meter:
         interval.ended = mark(device)
         # Only this rank's own entries; all others are zero, so that the sum over ranks has every rank's.
         of_ranks = np.zeros((3, world))
-        of_ranks[2, self._ranks.rank] = _peak_bytes(device)
+        # On a CPU not getrusage's peak, which is inherited from the parent process.
+        peak_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else status_bytes("VmHWM")
+        of_ranks[2, self._ranks.rank] = peak_bytes
         if interval.pace is not None:
             _, compute_s, data_wait_s = interval.pace
             # If the compute time is unknown on one rank, it is on all.
@@ -271,28 +274,19 @@ class Meter:
         # The 6 N convention of Kaplan et al. 2020: all parameters for every token, without attention.
         six_n_per_s = 6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
         return StepRow(
-            **row.known,
-            loss=_finite(loss),
-            grad_norm=_finite(grad_norm),
-            step_s=seconds / steps,
-            data_wait_s=row.data_wait_s,
-            compute_s=compute_s,
-            communication_s=communication_s,
+            **row.known, loss=_finite(loss), grad_norm=_finite(grad_norm), step_s=seconds / steps,
+            data_wait_s=row.data_wait_s, compute_s=compute_s, communication_s=communication_s,
             optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
             non_padding_tokens=round(sums["non_padding_tokens"] / steps),
-            padded_tokens=round(sums["padded_tokens"] / steps),
+            padded_tokens=round(sums["padded_tokens"] / steps), tokens_per_s=sums["non_padding_tokens"] / seconds,
             packing_efficiency=sums["non_padding_tokens"] / sums["padded_tokens"],
-            tokens_per_s=sums["non_padding_tokens"] / seconds,
             tokens_per_s_per_rank=sums["non_padding_tokens"] / seconds / world,
             padded_tokens_per_s=sums["padded_tokens"] / seconds,
             padded_tokens_per_s_per_rank=sums["padded_tokens"] / seconds / world,
-            model_flops_per_s_per_rank=flops_per_s,
-            mfu=flops_per_s / self._peak if self._peak else None,
-            mfu_6n=six_n_per_s / self._peak if self._peak else None,
-            peak_memory_bytes=round(max(peaks_bytes)),
-            gradient_noise_scale_tokens=self.noise.tokens,
-            **told,
-        )
+            model_flops_per_s_per_rank=flops_per_s, mfu=flops_per_s / self._peak if self._peak else None,
+            mfu_6n=six_n_per_s / self._peak if self._peak else None, peak_memory_bytes=round(max(peaks_bytes)),
+            gradient_noise_scale_tokens=self.noise.tokens, **told,
+        )  # fmt: skip
 
     def _look_at_pace(self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]) -> dict[str, Any]:
         """Check all ranks' times of the previous interval; return the row fields about them, as far as known."""
@@ -338,9 +332,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
-    # getrusage's peak is inherited from the parent process.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024
+def status_bytes(name: str) -> int:
+    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
+    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {name}")
+    return int(found[1]) * 1024

@@ -209,14 +209,12 @@ class Run:
 def read_run(directory: Path) -> Run:
     """Read a run record, without a torn last line; raise ``BadConfig`` if missing, invalid or of another schema."""
     return Run(
-        directory=directory,
-        header=read_header(directory),
+        directory=directory, header=read_header(directory),
         steps=_last_of_each_step(_rows(directory / STEPS_FILE, StepRow)),
         evaluations=_last_of_each_step(_rows(directory / EVALUATIONS_FILE, EvaluationRow)),
-        events=_rows(directory / EVENTS_FILE, EventRow),
-        startup=_optional(directory / STARTUP_FILE, StartUp),
+        events=_rows(directory / EVENTS_FILE, EventRow), startup=_optional(directory / STARTUP_FILE, StartUp),
         end=_optional(directory / EXIT_FILE, RunExit),
-    )
+    )  # fmt: skip
 
 
 def read_header(directory: Path) -> RunHeader:

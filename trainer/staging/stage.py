@@ -181,10 +181,9 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
 
 
 def stage_data(
-    resolved: ResolvedConfig,
-    environment: Mapping[str, str] = os.environ,
+    resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
-) -> ResolvedConfig:
+) -> ResolvedConfig:  # fmt: skip
     """Return the configuration, its dataset staged if ``stage_to`` is set; raise ``BadConfig`` as ``stage`` does."""
     wanted = resolved.config.data.stage_to
     if wanted is None:

@@ -16,11 +16,8 @@ STARVED_SHARE = 0.03
 LEFT_WAITING_SHARE = 0.1
 """Share of the data wait that remains: at most with a verified worker count, usually with other remedies."""
 TOKENS_PER_RAW: dict[str, Range] = {
-    "elf": (0.15, 0.5, 1.0),
-    "text": (0.3, 0.45, 0.9),
-    "jsonl": (0.15, 0.3, 0.8),
-    "parquet": (0.2, 1.0, 2.5),
-}
+    "elf": (0.15, 0.5, 1.0), "text": (0.3, 0.45, 0.9), "jsonl": (0.15, 0.3, 0.8), "parquet": (0.2, 1.0, 2.5),
+}  # fmt: skip
 """Bytes of token ids per byte of raw files: least, usual and most. Measured for programs (0.2 for servers, 0.75 for
 libraries), text and JSON lines; assumed for Parquet, which is compressed already."""
 
@@ -168,13 +165,11 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     low, high = workers.undecided_between
     minutes = max(10, round(4 * workers.seconds / 60))
     return Advice(
-        severity="info",
-        claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
+        severity="info", claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
         evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
         cost=f"about {minutes} minutes on this machine",
-        command=now.command("workers", "--time-limit", f"{minutes}min"),
-        would_change="a quieter machine",
-    )
+        command=now.command("workers", "--time-limit", f"{minutes}min"), would_change="a quieter machine",
+    )  # fmt: skip
 
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:

@@ -11,17 +11,8 @@ from pathlib import Path
 
 from autotune.base.units import format_count
 from autotune.base.wording import install_step
-from autotune.corpus.sources.base import (
-    MAX_SAMPLE_BYTES,
-    TOO_LONG,
-    Partition,
-    RawSource,
-    Reject,
-    Slice,
-    SourceFile,
-    SourceOptions,
-    UnusableFileError,
-)
+from autotune.corpus.sources import base
+from autotune.corpus.sources.base import Partition, RawSource, Reject, Slice, SourceFile, SourceOptions
 from autotune.corpus.sources.text import cut_lines, cut_text, read_jsonl, read_text, takes_jsonl, takes_text
 from autotune.errors import BadInput, MachineLacks
 from trainer.config.tables import nearest
@@ -56,7 +47,7 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
     try:
         yield from _rows(part, options.field)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UnusableFileError(f"corrupt parquet: {error}") from error
+        raise base.UnusableFileError(f"corrupt parquet: {error}") from error
 
 
 def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
@@ -65,18 +56,18 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
     with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
         if field not in file.schema_arrow.names:
             names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
-            raise UnusableFileError(f"column {field!r} not found; columns: {names}")
+            raise base.UnusableFileError(f"column {field!r} not found; columns: {names}")
         kind = file.schema_arrow.field(field).type
         texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
         if not any(is_text(kind) for is_text in texts):
-            raise UnusableFileError(f"column {field!r} is {kind}, not text")
+            raise base.UnusableFileError(f"column {field!r} is {kind}, not text")
         batches = file.iter_batches(batch_size=1024, columns=[field], use_threads=False)
         for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
             if not isinstance(value, str):
                 reason = "null" if value is None else f"{type(value).__name__}, not text"
                 yield Reject(path=part.path, where=f"row {row}", reason=reason)
-            elif len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES:
-                yield Reject(path=part.path, where=f"row {row}", reason=TOO_LONG)
+            elif len(value) > base.MAX_SAMPLE_BYTES or len(value.encode()) > base.MAX_SAMPLE_BYTES:
+                yield Reject(path=part.path, where=f"row {row}", reason=base.TOO_LONG)
             elif value.strip():
                 yield value
 
@@ -90,22 +81,16 @@ SOURCES = {
         ),
         RawSource(kind="text", takes=takes_text, cut=cut_text, samples=read_text, example="text:/data/corpus"),
         RawSource(
-            kind="jsonl",
-            takes=takes_jsonl,
-            cut=lambda file, options: cut_lines(file),
-            samples=read_jsonl,
+            kind="jsonl", takes=takes_jsonl, cut=lambda file, options: cut_lines(file), samples=read_jsonl,
             example="jsonl:/data/corpus.jsonl",
         ),
         # Not cut, as only a bounded child may read its structure.
         RawSource(
-            kind="parquet",
-            libraries=("pyarrow",),
-            takes=lambda path, named: named or path.suffix == ".parquet",
-            samples=_read_parquet,
-            example="parquet:/data/corpus",
+            kind="parquet", libraries=("pyarrow",), takes=lambda path, named: named or path.suffix == ".parquet",
+            samples=_read_parquet, example="parquet:/data/corpus",
         ),
     )
-}
+}  # fmt: skip
 
 
 def open_source(spec: str) -> tuple[RawSource, str]:

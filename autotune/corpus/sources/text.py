@@ -9,16 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from autotune.corpus.sources.base import (
-    MAX_SAMPLE_BYTES,
-    SLICE_BYTES,
-    TOO_LONG,
-    Reject,
-    Slice,
-    SourceFile,
-    SourceOptions,
-    UnusableFileError,
-)
+from autotune.corpus.sources import base
+from autotune.corpus.sources.base import Reject, Slice, SourceFile, SourceOptions, UnusableFileError
 
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16
@@ -26,8 +18,17 @@ _HEAD_BYTES = 8192
 
 
 def takes_text(path: Path, named: bool) -> bool:
-    """Return whether a file begins like text; hidden files must be named."""
-    return (named or not path.name.startswith(".")) and _is_text(path)
+    """Return whether a file's first bytes hold no NUL and are mostly UTF-8; hidden files must be named."""
+    if path.name.startswith(".") and not named:
+        return False
+    try:
+        with opened(Slice(path=str(path), begin=0, end=_HEAD_BYTES)) as (file, _):
+            head = file.read(_HEAD_BYTES)
+    except UnusableFileError:
+        return True  # a corrupt archive of text: reading rejects it with its reason
+    decodable = len(head.decode(errors="ignore").encode())
+    # Text in another encoding stays below this share, and its lines are rejected one by one.
+    return b"\0" not in head and len(head) - decodable <= 0.3 * len(head)
 
 
 def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
@@ -40,7 +41,7 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part):
         where = f"{options.unit} at byte {begin}"
         if content is None:
-            yield Reject(path=part.path, where=where, reason=TOO_LONG)
+            yield Reject(path=part.path, where=where, reason=base.TOO_LONG)
             continue
         try:
             # A byte order mark is not part of the text.
@@ -52,18 +53,6 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
             yield text
 
 
-def _is_text(path: Path) -> bool:
-    """Return whether a file's first bytes hold no NUL and are mostly UTF-8."""
-    try:
-        with opened(Slice(path=str(path), begin=0, end=_HEAD_BYTES)) as (file, _):
-            head = file.read(_HEAD_BYTES)
-    except UnusableFileError:
-        return True  # a corrupt archive of text: reading rejects it with its reason
-    decodable = len(head.decode(errors="ignore").encode())
-    # Text in another encoding stays below this share, and its lines are rejected one by one.
-    return b"\0" not in head and len(head) - decodable <= 0.3 * len(head)
-
-
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the runs of non-blank lines that begin in a slice, up to their ends, even beyond the slice."""
     # Until the file's end: a paragraph may continue after the slice.
@@ -72,7 +61,7 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     first, collected, size = part.begin, list[bytes](), 0
 
     def joined() -> bytes | None:
-        return b"\n".join(collected) if size <= MAX_SAMPLE_BYTES else None
+        return b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None
 
     for begin, line in lines(everything):
         blank = line is not None and not line.strip()
@@ -88,8 +77,8 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
             if begin >= part.end and not part.path.endswith(".gz"):
                 return
             first = begin
-        size += MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
-        if line is not None and size <= MAX_SAMPLE_BYTES:
+        size += base.MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
+        if line is not None and size <= base.MAX_SAMPLE_BYTES:
             collected.append(line)
         else:
             collected = []
@@ -119,8 +108,8 @@ def _continues(part: Slice) -> bool:
 
 def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     with opened(part) as (file, _):
-        content = file.read(MAX_SAMPLE_BYTES + 1)
-    yield 0, content if len(content) <= MAX_SAMPLE_BYTES else None
+        content = file.read(base.MAX_SAMPLE_BYTES + 1)
+    yield 0, content if len(content) <= base.MAX_SAMPLE_BYTES else None
 
 
 def takes_jsonl(path: Path, named: bool) -> bool:
@@ -132,7 +121,7 @@ def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield one field of the JSON object on every line; blank lines are skipped."""
     keys = options.field.split(".")
     for begin, line in lines(part):
-        found = TOO_LONG if line is None else _field(line, keys)
+        found = base.TOO_LONG if line is None else _field(line, keys)
         if isinstance(found, tuple):
             if found[0].strip():
                 yield found[0]
@@ -167,9 +156,9 @@ def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
 
 def cut_lines(file: SourceFile) -> list[Slice]:
     """Return byte ranges of equal size; a compressed file stays whole, as it can only be read from its beginning."""
-    if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= SLICE_BYTES:
+    if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= base.SLICE_BYTES:
         return file.whole()
-    parts = -(-file.size_bytes // SLICE_BYTES)
+    parts = -(-file.size_bytes // base.SLICE_BYTES)
     edges = [file.size_bytes * number // parts for number in range(parts + 1)]
     return [Slice(path=str(file.path), begin=begin, end=end) for begin, end in itertools.pairwise(edges)]
 
@@ -186,11 +175,11 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
             file.seek(position - 1)
             position = _line_end(file, position - 1)
         while end is None or position < end:
-            line = file.readline(MAX_SAMPLE_BYTES + 2)
+            line = file.readline(base.MAX_SAMPLE_BYTES + 2)
             if not line:
                 return
             begin, position = position, position + len(line)
-            if line.endswith(b"\n") or len(line) < MAX_SAMPLE_BYTES + 2:
+            if line.endswith(b"\n") or len(line) < base.MAX_SAMPLE_BYTES + 2:
                 yield begin, line.rstrip(b"\r\n")
                 continue
             position = _line_end(file, position)

@@ -66,11 +66,10 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
         "losses": [float(result.loss) for result in results[WARM_UP_STEPS:]],
         **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
-        "gradient_accumulation_steps": each,
-        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": each, "micro_batch_size": config.micro_batch_size,
         "tokens_per_step": ranks.all_reduce_sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
         "peak_bytes": memory.peak_bytes(),
-    }
+    }  # fmt: skip
 
 
 class _LastPass:

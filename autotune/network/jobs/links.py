@@ -67,12 +67,9 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
         "within": everyone if nodes == 1 else times(within, size, takes_part=True),
         "between": everyone if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
         "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
-        "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)),
-        "slowdown_share": _slowdown(ranks),
-        "nodes": nodes,
-        "ranks_per_node": size,
-        **_carrier(ranks),
-    }
+        "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)), "slowdown_share": _slowdown(ranks),
+        "nodes": nodes, "ranks_per_node": size, **_carrier(ranks),
+    }  # fmt: skip
 
 
 def _all_reduces(

@@ -48,13 +48,9 @@ def curve_sizes(limit_rows: int) -> list[int]:
 
 
 def choose_micro_batch(
-    curve: Sequence[CurvePoint],
-    feasible_max: int,
-    *,
-    global_batch_size: int,
-    ranks: int,
+    curve: Sequence[CurvePoint], feasible_max: int, *, global_batch_size: int, ranks: int,
     sizes: Sequence[int] | None = None,
-) -> MicroBatchChoice:
+) -> MicroBatchChoice:  # fmt: skip
     """Return the smallest micro-batch size within 2 % of the least predicted time per optimizer step.
 
     A step takes as many micro-batches as hold the global batch, each as long as the curve predicts, empty sequences

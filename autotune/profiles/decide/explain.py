@@ -12,7 +12,7 @@ from autotune.network.values import NetworkEvidence
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS, choose_micro_batch, global_batch_size_of
 from autotune.profiles.values import Profile
 from autotune.search.values import KNOBS, Configuration, ExploredRow
-from autotune.workers.values import WorkersEvidence
+from autotune.workers.values import VERDICT_WORDS, WorkersEvidence
 from trainer.config.tables import nearest
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
 
@@ -220,7 +220,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
             figures.append(figure(against, row.ratio, "ratio", "evidence.workers.rows", n=n))
         else:
             share = f"{row.ratio_to_cached:.1%} of the rate with cached batches"
-            rejected.append(f"{count}: {share}, {_WORDS[row.verdict]}")
+            rejected.append(f"{count}: {share}, {VERDICT_WORDS[row.verdict]}")
     if found.next_smaller:
         rejected.append(found.next_smaller)
     if (joint := found.joint) is not None and joint.adopted:
@@ -235,9 +235,6 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
         evidence=tuple(figures),
         rejected=tuple(rejected),
     )
-
-
-_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 
 
 def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:

@@ -147,13 +147,9 @@ class Drift:
 
 
 def drifts(
-    profile: Profile | None,
-    run: Run,
-    *,
-    trials: Sequence[FinishedTrial] = (),
-    intact: bool = True,
+    profile: Profile | None, run: Run, *, trials: Sequence[FinishedTrial] = (), intact: bool = True,
     otherwise: Sequence[str] = (),
-) -> tuple[Drift, ...]:
+) -> tuple[Drift, ...]:  # fmt: skip
     """Compare a run since its last start with its profile; return nothing without a profile or steps.
 
     The expected memory is that of the trials. Nothing is comparable if the profile was edited or the run deviates.
@@ -196,12 +192,10 @@ def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -
 
 def _drift(quantity: Quantity, expected: Rate | None, source: str, achieved: Rate | None, factor: float = 1.0) -> Drift:
     found = Drift(
-        quantity=quantity,
-        expected=None if expected is None else expected.interval.scaled(factor),
-        expected_source=source,
-        achieved=None if achieved is None else achieved.interval.scaled(factor),
+        quantity=quantity, expected=None if expected is None else expected.interval.scaled(factor),
+        expected_source=source, achieved=None if achieved is None else achieved.interval.scaled(factor),
         verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
-    )
+    )  # fmt: skip
     if expected is None or achieved is None:
         return found
     sides = expected.estimate, achieved.estimate

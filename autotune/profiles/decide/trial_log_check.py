@@ -6,15 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.profiles.values import Check, Fingerprint, Found, Profile, TrialLogCheck
 from autotune.trials.trial_log import own_records, trial_log_sha256
-from autotune.trials.values import (
-    Measured,
-    Outcome,
-    OutOfMemory,
-    StepFigures,
-    TrainingFigures,
-    TrialRecord,
-    outcome_from_json,
-)
+from autotune.trials.values import Measured, Outcome, StepFigures, TrainingFigures, TrialRecord, outcome_from_json
 
 _SAME = 1e-9
 """Relative tolerance: files keep all digits of a figure, but figures derived from others are recomputed."""
@@ -42,11 +34,9 @@ def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLo
     is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
     return TrialLogCheck(
         found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
-        trials=len(behind),
-        added=len(own) - len(behind),
-        others=len(records) - len(own),
+        trials=len(behind), added=len(own) - len(behind), others=len(records) - len(own),
         unfounded=tuple(_unfounded(profile, behind)) if own else (),
-    )
+    )  # fmt: skip
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
@@ -57,7 +47,7 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         limited = [one for one in behind if one.job == "step" and one.measured.get("memory_budget_bytes") == budget]
         if probe.feasible_peak_bytes not in [one.peak_bytes for one in _steps(limited, probe.feasible_max)]:
             yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
-        too_large = [rows for rows, one in _outcomes(limited, "step") if isinstance(one, OutOfMemory)]
+        too_large = [rows for rows, one in _outcomes(limited, "step") if one.kind == "out_of_memory"]
         if probe.infeasible_min not in (None, *too_large):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:

@@ -19,11 +19,9 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a CUDA context takes hundreds."""
 
 _GPM_SHARES = {
-    "gpm_sm_share": "sm_utilisation",
-    "gpm_occupancy_share": "sm_occupancy",
-    "gpm_tensor_share": "tensor_active",
+    "gpm_sm_share": "sm_utilisation", "gpm_occupancy_share": "sm_occupancy", "gpm_tensor_share": "tensor_active",
     "gpm_dram_share": "dram_active",
-}
+}  # fmt: skip
 
 
 Holders = tuple[GpuProcess, ...] | Unavailable

@@ -1,15 +1,14 @@
 """Enforcement of a memory budget: by the memory that a GPU has left, by a resource limit on a CPU."""
 
 import ctypes
-import re
 import resource
-from pathlib import Path
 
 import torch
 
 from autotune.base.units import format_bytes
 from trainer.distributed.ranks import Ranks
 from trainer.errors import DeviceMissing
+from trainer.record.meter import status_bytes
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BLOCK_BYTES = 128 * 1024
@@ -140,11 +139,3 @@ def hold_device_memory(size_bytes: int) -> None:
         code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
         if code:
             raise RuntimeError(f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
-
-
-def status_bytes(name: str) -> int:
-    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
-    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"/proc/self/status has no {name}")
-    return int(found[1]) * 1024

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from autotune.trials.jobs.budget import status_bytes
 from trainer.distributed.ranks import Ranks
+from trainer.record.meter import status_bytes
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """Exceptions that psutil raises if /proc is missing, hidden or blank."""

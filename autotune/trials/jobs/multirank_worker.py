@@ -26,13 +26,11 @@ def serve(directory: Path, device: str) -> int:
 
     from trainer.distributed.ranks import join_ranks, leave_ranks
 
-    joining = {  # the least configuration for joining
-        "model": {"name": "none", "config": {"model_type": "none"}},
-        "device": device,
-        "micro_batch_size": 1,
-        "global_batch_size": 1,
-        "parallel": {"timeout_s": 86400.0},  # the parent decides how long a trial may take
-    }
+    # The least configuration for joining, without a timeout: the parent decides how long a trial may take.
+    joining = {
+        "model": {"name": "none", "config": {"model_type": "none"}}, "device": device, "micro_batch_size": 1,
+        "global_batch_size": 1, "parallel": {"timeout_s": 86400.0},
+    }  # fmt: skip
     ranks = join_ranks(TrainConfig.model_validate(joining))
     if ranks.leads:
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}

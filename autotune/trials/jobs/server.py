@@ -128,12 +128,10 @@ def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]
     file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
     result = json.loads(file.read_text()) if file.exists() else None
     return {
-        "result": result,
-        "exit_code": process.exit_code,
-        "killed": process.killed,
+        "result": result, "exit_code": process.exit_code, "killed": process.killed,
         "ended_s": process.ended_s if result is None else result["ended_s"],
         "log_tail": log.read_text(errors="replace")[-4000:] if log.exists() else "",
-    }
+    }  # fmt: skip
 
 
 def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoReturn:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from autotune.corpus.extract import extract_partition
-from autotune.corpus.sources import SOURCES, text
+from autotune.corpus.sources import SOURCES, base
 from autotune.corpus.sources.base import TOO_LONG, Partition, Reject, Slice, SourceOptions, UnusableFileError
 from autotune.corpus.workplace import Workplace
 
@@ -67,7 +67,7 @@ def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
 def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypatch, unit):
-    monkeypatch.setattr(text, "MAX_SAMPLE_BYTES", 1000)
+    monkeypatch.setattr(base, "MAX_SAMPLE_BYTES", 1000)
     path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
     found = read(path, "text", unit=unit)
     reject = Reject(path=str(path), where=f"{unit} at byte {0 if unit == 'file' else 3}", reason=TOO_LONG)

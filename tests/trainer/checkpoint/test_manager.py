@@ -123,7 +123,7 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
 
 @pytest.mark.parametrize(("broken", "error", "why"), [
     ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-    ("trainer.checkpoint.manager.CheckpointWriter.write", BadConfig("the share of rank 1 is not a table", next_step=""),
+    ("trainer.checkpoint.format.CheckpointWriter.write", BadConfig("the share of rank 1 is not a table", next_step=""),
      "BadConfig: the share of rank 1 is not a table"),
     ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
      "host memory is too small for a copy of the state: cannot allocate 12 GiB"),
@@ -197,7 +197,7 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
     manager = manager_of(keep_last=1)
     save(manager, 1)
     refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
-    monkeypatch.setattr("trainer.checkpoint.manager.prune", refuse)
+    monkeypatch.setattr("trainer.checkpoint.format.prune", refuse)
     save(manager, 2)
     assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
     assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
