@@ -9,6 +9,7 @@ Bytes, memory and MFU are predicted from traces of larger steps, with compiled l
 an H100 SXM; the largest micro-batch is that of an H100 NVL.
 """
 
+import contextlib
 import json
 import re
 import subprocess
@@ -16,18 +17,22 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, VOCAB_SIZE
 from autotune.base.tables import text_table
 from autotune.machine.gpu_models import find_gpu_model
 from autotune.memory.decide.memory_model import expected_on_gpu
-from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, estimate_model, traced_work
+from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, estimate_model
+from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.prediction import settings_of_step
 from autotune.memory.values import TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
+from autotune.speed.values import KernelKind, SpeedPrediction, StepWork
 from autotune.trials.fork_server import ForkServerMachine
 from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
-from tests.nullgpu.steps import StepCase, counted
+from tests.conftest import TORCHAO
+from tests.nullgpu.steps import WITHOUT, StepCase, counted
 from trainer.config.presets import model_settings
 
 BARS: dict[str, tuple[str, Direction, float]] = {
@@ -44,15 +49,37 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-350m_largest_micro_batch": ("sequences", ">=", 200),
     "bert-120m_predicted_mfu_%": ("%", ">=", 33),
     "bert-350m_predicted_mfu_%": ("%", ">=", 38),
+    "bert-120m_predicted_mfu_fa3_%": ("%", ">=", 36),
+    "bert-350m_predicted_mfu_fa3_%": ("%", ">=", 41),
+    "bert-120m_predicted_mfu_float8_%": ("%", ">=", 45),
+    "bert-350m_predicted_mfu_float8_%": ("%", ">=", 50),
 }
 """Launches are those of compiled layers; of all other counts, the largest of any case. Activations are compared with
 eager layers and weights cast in every micro-batch."""
+ELEMENTWISE: tuple[KernelKind, ...] = ("copy", "math", "norm", "softmax", "random")
+FASTER = ("bert-120m", "bert-350m")
+"""Models whose MFU is also predicted with FlashAttention 3 and float8."""
 TRACED = {"bert-120m": 64, "bert-350m": 48, "modernbert-base": 64}
 """Sequences of the traced steps."""
 SEQ_LENGTH, DOCUMENTS = 512, 512 / 240
 H100_SXM, H100_NVL = (find_gpu_model(key) for key in ("h100-sxm", "h100-nvl"))
 MODELS = ("bert-120m", "modernbert-base")
 CASES = tuple(StepCase(model=model, compiled=compiled) for model in MODELS for compiled in (False, True))
+FA3, NARROW, FLOAT8 = "train.attention=fa3", "train.residual_dtype=bf16", "train.float8=tensorwise"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "as tuned by default": (),
+    "without compiled layers": ("train.compile=false",),
+    "without varlen attention": ("train.attention=sdpa",),
+    "without the sparse last layer": ("train.last_layer=dense",),
+    **{f"without {name}": () for name in WITHOUT},
+    "with CUDA graphs": ("train.compile_mode=reduce-overhead",),
+    "with a residual stream in bf16": (NARROW,),
+    "with FlashAttention 3": (FA3,),
+    "with float8": (FLOAT8,),
+    "with FlashAttention 3, a residual stream in bf16": (FA3, NARROW),
+    "with FlashAttention 3, a residual stream in bf16, float8": (FA3, NARROW, FLOAT8),
+}
+"""Ablation of bert-120m: settings, or what is left out. No stand-in for FlashAttention 3 runs: it is not counted."""
 SHOWN_NAMES = 15
 FAMILIES = {"triton": "triton_", "attention": "flash|fmha|cudnnBackendExecute", "cub": r"\bcub::", "other": ""}
 """Families of kernels, by a pattern in their names; the first that matches."""
@@ -72,47 +99,89 @@ def main(arguments: Sequence[str] | None) -> int:
         "--set", action="append", default=[], metavar="train.KEY=VALUE", help="a setting of the trainer, in every case"
     )
     options = options_of.parse_args(arguments)
+    sys.path.append(str(TORCHAO))
     found: dict[str, Any] = {}
     content = {"evidence": "counts", "settings": options.set, "cases": found}
     content["traced"] = traced = {
-        model: traced_figures(model, rows, options.set) for model, rows in TRACED.items() if options.only in model
+        model: traced_figures(model, options.set) for model in TRACED if options.only in model
     }
     for case in (case for case in CASES if options.only in case.name):
         found[case.name] = _readable(counted(case, tuple(options.set)))
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n")
         keep(options.json, make_bars(found, traced), content)  # each takes minutes
     shown = [_table(found), _traced_table(traced), *_details(found)]
+    if options.only in ("", "ablation"):
+        content["ablation"] = ablation = {name: _variant(name) for name in VARIANTS}
+        rows = [
+            [name, *("–" if one is None else f"{one:.4g}" for one in all_of.values())]
+            for name, all_of in ablation.items()
+        ]
+        shown.append(text_table(["bert-120m", *next(iter(ablation.values()))], rows))
     return finish(options.json, make_bars(found, traced), content, "\n\n".join(shown))
 
 
-def traced_figures(model: str, rows: int, settings: Sequence[str] = ()) -> dict[str, float]:
+def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]:
     """Return the predicted bytes, memory and speed of a step with compiled layers."""
-    config = settings_of_step(
-        model_settings(model), "cuda", layout=None, precision=None, seq_length_tokens=SEQ_LENGTH, compile=True,
-        attention_dropout=0.0, micro_batch_size=rows, global_batch_size=rows, **changes_of(settings),
-    )  # fmt: skip
-    request = TraceRequest(
-        config=config, vocab_size=VOCAB_SIZE, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS,
-        micro_batches=1, ranks=1,
-    )  # fmt: skip
-    rates, overheads = data_sheet_rates(H100_SXM.name), expected_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
-    assert rates is not None
+    speed, work = _traced(model, settings)
+    request = _request(model, settings)
+    overheads = expected_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
     with ForkServerMachine() as machine:
         machine.start()
-        work = traced_work(request, machine)
         memory = estimate_model(
             request, machine, H100_NVL.usable_bytes, overheads, max_micro_batch_size=MAX_MICRO_BATCH_SIZE
         )
-    largest, speed = memory.max_micro_batch_size, predict_speed(work, rates, config)
+    largest = memory.max_micro_batch_size
     peaks = [float(memory.fit.running_bytes(size).max()) for size in (largest // 2, largest)]
     assert speed.mfu is not None
-    return {
-        "elementwise_GB_per_step": work.bytes_of("copy", "math", "norm", "softmax", "random") / 1e9,
+    found = {
+        "elementwise_GB_per_step": work.bytes_of(*ELEMENTWISE) / 1e9,
         "activation_bytes_per_token": (peaks[1] - peaks[0]) / (largest - largest // 2) / SEQ_LENGTH,
         "largest_micro_batch": largest,
         "predicted_mfu_%": 100 * speed.mfu.value,
         "predicted_step_s": speed.step_s.value,
     }
+    for name, more in {"fa3": (FA3,), "float8": (FA3, NARROW, FLOAT8)}.items() if model in FASTER else ():
+        mfu = _traced(model, (*settings, *more))[0].mfu
+        assert mfu is not None
+        found[f"predicted_mfu_{name}_%"] = 100 * mfu.value
+    return found
+
+
+def _request(model: str, settings: Sequence[str]) -> TraceRequest:
+    config = settings_of_step(
+        model_settings(model), "cuda", layout=None, precision=None, seq_length_tokens=SEQ_LENGTH,
+        micro_batch_size=TRACED[model], global_batch_size=TRACED[model], **changes_of(settings),
+    )  # fmt: skip
+    return TraceRequest(
+        config=config, vocab_size=VOCAB_SIZE, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS,
+        micro_batches=1, ranks=1,
+    )  # fmt: skip
+
+
+def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepWork]:
+    asked, rates = _request(model, settings), data_sheet_rates(H100_SXM.name)
+    assert rates is not None
+    trace, _ = trace_steps(asked.config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS)
+    assert trace.work is not None
+    return predict_speed(trace.work, rates, asked.config), trace.work
+
+
+def _variant(name: str) -> dict[str, float | None]:
+    """Return what a step of bert-120m counts and is predicted to take in one variant of the ablation."""
+    settings, left_out = VARIANTS[name], name.removeprefix("without ")
+    with patch(*WITHOUT[left_out]) if left_out in WITHOUT else contextlib.nullcontext():
+        speed, work = _traced("bert-120m", settings)
+    launches = None
+    if FA3 not in settings:
+        one = _readable(counted(CASES[1], settings, without=left_out))
+        launches = figures_of(one)["launches_per_step"]
+    assert speed.mfu is not None
+    found = {
+        "launches": launches, "elementwise_GB": work.bytes_of(*ELEMENTWISE) / 1e9, "step_s": speed.step_s.value,
+        "mfu_%": 100 * speed.mfu.value,
+    }  # fmt: skip
+    sys.stderr.write(f"{name}: {json.dumps(found)}\n")
+    return found
 
 
 def changes_of(settings: Sequence[str]) -> dict[str, Any]:

@@ -85,12 +85,13 @@ class Stage:
 
 
 MEMORY = {
-    "bert-120m-dropout": "--model bert-120m",
-    "bert-120m-full": "--model bert-120m --attention-dropout 0 --activation-checkpointing full",
-    "bert-120m-selective": "--model bert-120m --attention-dropout 0 --activation-checkpointing selective",
+    "bert-120m-dropout": "--model bert-120m --attention-dropout 0.1",
+    "bert-120m-eager": "--model bert-120m --no-compile",
+    "bert-120m-full": "--model bert-120m --activation-checkpointing full",
+    "bert-120m-selective": "--model bert-120m --no-compile --activation-checkpointing selective",
     "bert-120m-fp32-padded": "--model bert-120m --precision fp32 --layout padded",
     "bert-120m-128": "--model bert-120m --seq-length 128",
-    "bert-350m-full": "--model bert-350m --attention-dropout 0 --activation-checkpointing full",
+    "bert-350m-full": "--model bert-350m --activation-checkpointing full",
     "bert-350m-fp32-padded": "--model bert-350m --precision fp32 --layout padded",
     "modernbert-base": "--model modernbert-base",
     "modernbert-base-fp32": "--model modernbert-base --precision fp32",
@@ -114,8 +115,6 @@ class Sizes:
     seq_length: int = 512
     steps: int = 40
     """Of a training."""
-    compiled: bool = True
-    """Whether trainings are repeated with compiled layers."""
     save_repeats: int = 5
     patience: float = 1.0
     """Times the longest that a stage may take."""
@@ -134,7 +133,6 @@ TINY = Sizes(
     tune="--time-limit 10min --skip workers --skip network --skip baseline",
     seq_length=64,
     steps=4,
-    compiled=False,
     save_repeats=1,
     patience=3.0,
     minutes_share=0.02,
@@ -168,11 +166,8 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         timed = f"{read} --time-limit {{minutes}}min --here --json"
         local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
         local = f"{local} --set train.checkpoint.enabled=false"
-        yield from memory(model, f"--model {model} --attention-dropout 0", sizes.probe)
+        yield from memory(model, f"--model {model}", sizes.probe)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
-        if sizes.compiled:
-            compiled = f"{local} --set train.compile=true --out {run}-compiled"
-            yield command(f"train-{model}-compiled", compiled, 90, 400, profile)
         yield command(f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile)
         if model == sizes.models[0]:
             yield command(f"workers-{model}", f"workers {timed} {sizes.window}", 60, 240, profile)
@@ -182,7 +177,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     for name, options in sizes.memory.items():
         yield from memory(name, options, "--trial-timeout 80s")
     tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window, sizes.tune])
-    tune = f"{tune} --data data --seq-length {sizes.seq_length} --attention-dropout 0 --here --json"
+    tune = f"{tune} --data data --seq-length {sizes.seq_length} --here --json"
     yield command("tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200)
     saves = f"-m benchmarks.checkpoint --device cuda --only-stall --model {sizes.models[0]} --dir . --json {SAVES_NAME}"
     saves = f"{saves} --repeats {sizes.save_repeats}"
@@ -517,7 +512,7 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
         values = [value for row in rows if (value := getattr(row, key)) is not None]
         return statistics.median(values) if values else None
 
-    profile = profiles.get(name.removesuffix("-compiled"))
+    profile = profiles.get(name)
     probe = profile.evidence.probe if profile else None
     promised = probe.promised(run.header.sequences_per_micro_batch) if probe else None
     return {
@@ -562,9 +557,9 @@ def claims_of(figures: Mapping[str, Any]) -> list[tuple[Bar, str, str]]:
         ("above_largest_share", _over(max, above), "<=", 0.03,
          "predicted largest micro-batch above the measured one, worst", probed),
         ("bert_120m_mfu_share", _over(max, mfu("bert-120m")), ">=", 0.45,
-         "MFU of bert-120m, eager or compiled", "probe-bert-120m,train-bert-120m,train-bert-120m-compiled"),
+         "MFU of bert-120m", "probe-bert-120m,train-bert-120m"),
         ("bert_350m_mfu_share", _over(max, mfu("bert-350m")), ">=", 0.50,
-         "MFU of bert-350m, eager or compiled", "probe-bert-350m,train-bert-350m,train-bert-350m-compiled"),
+         "MFU of bert-350m", "probe-bert-350m,train-bert-350m"),
         ("against_paper_ratio", _over(min, ratios("paper")), ">=", 15.0,
          "non-padding tokens/s, tuned ÷ paper baseline", "probe-bert-120m,probe-bert-350m,baseline"),
         ("against_hf_trainer_ratio", _over(min, ratios("hf-trainer")), ">=", 2.5,

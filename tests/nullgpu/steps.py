@@ -3,6 +3,7 @@
 ``python -m tests.nullgpu.steps PROFILE DATA [ASSIGNMENT …]`` is what runs there.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -18,12 +19,23 @@ from unittest.mock import patch
 
 import tomlkit
 
+from tests.conftest import TORCHAO
 from tests.nullgpu.counts import Counts
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.health.watchdog import Watchdog
 
 ROOT = Path(__file__).parents[2]
+WITHOUT: dict[str, tuple[str, Any]] = {
+    "weights in bf16 once per step": ("trainer.model.masked_lm.prove_copies", lambda _: "left out"),
+    "one matmul for queries, keys, values": ("trainer.model.precision._SIBLINGS", ()),
+    "layer norms that keep bf16": ("trainer.model.masked_lm.keep_norms_in_bf16", lambda *_: None),
+    "token types without look-up": (
+        "trainer.model.masked_lm._first_row",
+        lambda part, ids: type(part).forward(part, ids),
+    ),
+}
+"""Optimisations that no setting turns off, by name, with what replaces them."""
 WARM_STEPS, FIRST_STEP, LAST_STEP = 2, 20, 30
 """Steps in which graphs may be compiled; counted are steps after ``FIRST_STEP``, to ``LAST_STEP``."""
 _STEPS = LAST_STEP - FIRST_STEP
@@ -59,18 +71,24 @@ class StepCase:
         return tomlkit.dumps({"schema_version": 2, "train": train})
 
 
-def counted(case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = "wait") -> dict[str, Any]:
+def counted(
+    case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = "wait", without: str = ""
+) -> dict[str, Any]:
     """Return counts per step by kind and name, and the lines of code behind those whose ``kind:name`` begins so.
 
-    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them. Kinds are those of ``Counts``, with ``matmul``
-    for calls of cuBLAS and ``allocation`` for those that make the allocators' memory.
+    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them; ``without`` is one of ``WITHOUT``. Kinds are
+    those of ``Counts``, with ``matmul`` for calls of cuBLAS and ``allocation`` for those that make the allocators'
+    memory.
     """
     from tests.nullgpu.environment import make
     from tests.nullgpu.machine import Machine
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        machine = Machine(environment=make(), folder=place, variables={"NULLGPU_TRACE": traced})
+        paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if "float8" in str(assignments) else {}
+        machine = Machine(
+            environment=make(), folder=place, variables={"NULLGPU_TRACE": traced, "STEPS_WITHOUT": without} | paths
+        )
         (place / "profile.toml").write_text(case.profile())
         data = write_corpus(place / "data", real_lengths(DOCUMENTS, seed=1))
         ended = machine.run("-m", "tests.nullgpu.steps", place / "profile.toml", data, *assignments, timeout_s=3600)
@@ -132,7 +150,9 @@ def main(profile: str, data: str, *assignments: str) -> None:
     ranks, watch = join_ranks(resolved.config), _Counting()
     writer = RunWriter(Path(profile).with_name("run"), active=True)
     # Nothing is computed: sums of tokens would be 0, and divided by.
-    with patch.object(meter, "to_host", lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)):
+    left_out = WITHOUT.get(os.environ.get("STEPS_WITHOUT", ""))
+    leaving_out = patch(*left_out) if left_out else contextlib.nullcontext()
+    with leaving_out, patch.object(meter, "to_host", lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)):
         train(resolved, ranks, writer, lambda row: None, watch=watch)
     before, after = watch.counts
     found: dict[str, dict[str, float]] = {}
