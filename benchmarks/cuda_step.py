@@ -112,10 +112,7 @@ def main(arguments: Sequence[str] | None) -> int:
     shown = [_table(found), _traced_table(traced), *_details(found)]
     if options.only in ("", "ablation"):
         content["ablation"] = ablation = {name: _variant(name) for name in VARIANTS}
-        rows = [
-            [name, *("–" if one is None else f"{one:.4g}" for one in all_of.values())]
-            for name, all_of in ablation.items()
-        ]
+        rows = [[name, *(f"{one:.4g}" if one else "-" for one in of.values())] for name, of in ablation.items()]
         shown.append(text_table(["bert-120m", *next(iter(ablation.values()))], rows))
     return finish(options.json, make_bars(found, traced), content, "\n\n".join(shown))
 

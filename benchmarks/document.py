@@ -5,6 +5,7 @@ A mark names the figure and its source; the text between a mark and its end is w
 how each element becomes a row of the table that follows. Both are f-strings over ``names_of``.
 """
 
+import functools
 import json
 import re
 import statistics
@@ -55,6 +56,7 @@ def names_of(root: Path) -> dict[str, Any]:
         "against": _against,
         "worst_error": _worst_error,
         "train_ratios": _train_ratios,
+        "step_gain": functools.partial(_step_gain, figures.get("cuda_step", {})),
         "fits": lambda one: (
             f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to {one['micro_batch_size_high']:,})"
         ),
@@ -112,6 +114,12 @@ def _train_ratios(settings: Mapping[str, Any], other: str) -> list[float]:
     """Return our throughput divided by another trainer's, for each model of the benchmark."""
     rates = [one["tokens_per_s"] for one in settings.values()]
     return sorted(statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates)
+
+
+def _step_gain(cuda_step: Mapping[str, Any], name: str) -> str:
+    """Return the predicted gain in tokens/s of a variant of the step, in percent."""
+    seconds = {variant: one["step_s"] for variant, one in cuda_step["ablation"].items()}
+    return f"{seconds['as tuned by default'] / seconds[name] - 1:+.0%}"
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -21,7 +21,7 @@ NOT_TOLD = [Faults(absent=OPTIONAL), Faults(faults=",".join(f"{name}={NVML_NOT_S
 
 def probe(machine, data, *words, code=0):
     """How a probe with few trials ended, and what each of them came to."""
-    common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24s")
+    common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24s", "--no-compile")
     files = ("--reports", machine.folder / "reports", "--out", machine.folder / "profile.toml")
     ended = machine.autotune("probe", *common, *files, *words)
     assert ended.code == code, ended

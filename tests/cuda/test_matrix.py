@@ -86,7 +86,7 @@ def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
 
     def job(case: Case, ranks: int, device: str) -> dict[str, object]:
         # A CPU has no varlen kernel.
-        its = {"device": device} | ({"attention": "auto"} if device == "cpu" else {})
+        its = {"device": device, "compile": False} | ({"attention": "auto"} if device == "cpu" else {})
         return {"config": config_changes(case, ranks) | its, "steps": STEPS}
 
     def run(device: str, cases: dict[str, Case], ranks: int, name: str) -> dict:

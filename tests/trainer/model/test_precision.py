@@ -1,5 +1,6 @@
 """Weights that are cast once per step, held against fp32 and against autocast, which casts them in every layer."""
 
+import copy
 import itertools
 
 import pytest
@@ -14,7 +15,7 @@ from trainer.errors import BadConfig
 from trainer.model import masked_lm, precision
 from trainer.model.masked_lm import cross_entropy
 from trainer.model.packing import prove_copies
-from trainer.model.precision import use_float8
+from trainer.model.precision import keep_norms_in_bf16, use_float8
 
 CASES = [
     *itertools.product((*oracles.FAMILIES, "esm", "eurobert"), [("selective", "padded"), ("full", "packed")]),
@@ -71,6 +72,28 @@ def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
     expected = torch.cat([one.weight for one in (first.query, first.key, first.value)]).bfloat16()
     assert torch.equal(first.query.compute_weight, expected)
     assert not first.query.results
+
+
+@pytest.mark.parametrize(("bias", "affine"), [(True, True), (False, True), (False, False)])
+def test_a_layer_norm_that_keeps_bf16_returns_the_same_and_rounds_only_gradients(bias, affine):
+    torch.manual_seed(0)
+    exact = torch.nn.LayerNorm(96, elementwise_affine=affine, bias=bias)
+    for parameter in exact.parameters():
+        parameter.data.normal_(1.0, 0.3)
+    kept, inputs = copy.deepcopy(exact), torch.randn(2, 64, 96) * 3 + 1
+    keep_norms_in_bf16([torch.nn.Sequential(kept)], torch.float32)
+    results, gradients = [], []
+    for norm in (exact, kept):
+        taken = inputs.clone().requires_grad_()
+        results.append(norm(taken))
+        wanted = [taken, *norm.parameters()]
+        gradients.append(torch.autograd.grad(results[-1].square().sin().sum(), wanted))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    for one, rounded in zip(*gradients, strict=True):
+        assert (one - rounded).norm() < 0.004 * one.norm()
+    assert affine == any(not torch.equal(*pair) for pair in list(zip(*gradients, strict=True))[1:2])
+    with torch.no_grad():
+        assert torch.equal(kept(inputs), exact(inputs))
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("bert", "tensorwise"), ("modernbert", "rowwise")])
