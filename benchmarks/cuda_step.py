@@ -253,7 +253,7 @@ def _table(found: Mapping[str, Any]) -> str:
 
 def _traced_table(traced: Mapping[str, Mapping[str, float]]) -> str:
     names = list(next(iter(traced.values()), {}))
-    rows = [[model, *(f"{one[name]:.4g}" for name in names)] for model, one in traced.items()]
+    rows = [[model, *(f"{one[name]:.4g}" if name in one else "-" for name in names)] for model, one in traced.items()]
     return text_table(["predicted from traces", *(name.replace("_", " ") for name in names)], rows)
 
 

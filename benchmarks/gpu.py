@@ -107,6 +107,8 @@ class Sizes:
 
     models: tuple[str, ...] = ("bert-120m", "bert-350m")
     memory: Mapping[str, str] = field(default_factory=lambda: MEMORY)
+    eager: str = ""
+    """Options of predictions and probes, so that layers are not compiled."""
     probe: str = ""
     """Options of commands that probe."""
     window: str = ""
@@ -128,6 +130,7 @@ FULL = Sizes()
 TINY = Sizes(
     models=("bert-mini",),
     memory={},
+    eager=" --no-compile",
     probe="--max-micro-batch-size 4 --trial-timeout 40s --global-batch-tokens 1024",
     window="--window 0.3s",
     tune="--time-limit 10min --skip workers --skip network --skip baseline",
@@ -166,7 +169,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         timed = f"{read} --time-limit {{minutes}}min --here --json"
         local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
         local = f"{local} --set train.checkpoint.enabled=false"
-        yield from memory(model, f"--model {model}", sizes.probe)
+        yield from memory(model, f"--model {model}{sizes.eager}", sizes.probe)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
         yield command(f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile)
         if model == sizes.models[0]:

@@ -36,7 +36,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    return Desk(null_gpus(driver=DRIVER), data).probe("--max-micro-batch-size 64")
+    return Desk(null_gpus(driver=DRIVER), data).probe("--max-micro-batch-size 64 --no-compile")
 
 
 def test_estimate_uses_no_gpu(desk):
@@ -68,13 +68,14 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
     words = "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
+    words += " --no-compile"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")
 
 
 def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
-    words = "--max-micro-batch-size 16 --ranks 2 --layout bucketed --activation-checkpointing selective"
+    words = "--max-micro-batch-size 16 --ranks 2 --layout bucketed --activation-checkpointing selective --no-compile"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
     assert 1 <= desk.tables()["train"]["micro_batch_size"] <= 16
     assert "within nodes" in desk("network", desk.profile, "--data", data, "--time-limit", "0.1min").out
@@ -86,7 +87,7 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --time-limit 2.5min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
+    words = "--explore --time-limit 1.5min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
     words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]

@@ -58,6 +58,7 @@ OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_
 def test_segments_expand_unless_the_variable_that_torch_reads_says_otherwise(given, added):
     environment = dict(given)
     set_cuda_defaults(environment)
+    assert environment.pop("TORCHINDUCTOR_COMPILE_THREADS") == str(min(8, len(os.sched_getaffinity(0))))
     assert environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | given | added
 
 
