@@ -55,7 +55,7 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
     ("words", "said"),
     [
         (("plan", "--tokens", "1M"), "H100"),
-        (("advise",), "evidence"),
+        (("advise",), "would change this"),
         (("report",), "report.html"),
         (("profile", "verify"), "content:"),
         (("profile", "show", "--explain"), "micro_batch_size"),
@@ -85,9 +85,10 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
     assert any(row["step_s"] for row in network["gradient_syncs"])
 
 
+@pytest.mark.soak  # each trial compiles
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --time-limit 1.5min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
+    words = "--explore --time-limit 4min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
     words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]

@@ -10,7 +10,7 @@ from tests.system.faults.train import MOVED, Stage, interrupt, leave_out, move, 
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}
-ON_GPUS = SETTINGS | {"train.device": "cuda", "train.compile": False}
+ON_GPUS = SETTINGS | {"train.device": "cuda", "train.compile": False, "train.log_interval_steps": 1}
 
 
 @pytest.fixture(scope="module")

@@ -279,7 +279,7 @@ class Meter:
             optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
             non_padding_tokens=round(sums["non_padding_tokens"] / steps),
             padded_tokens=round(sums["padded_tokens"] / steps), tokens_per_s=sums["non_padding_tokens"] / seconds,
-            packing_efficiency=sums["non_padding_tokens"] / sums["padded_tokens"],
+            packing_efficiency=sums["non_padding_tokens"] / max(1.0, sums["padded_tokens"]),
             tokens_per_s_per_rank=sums["non_padding_tokens"] / seconds / world,
             padded_tokens_per_s=sums["padded_tokens"] / seconds,
             padded_tokens_per_s_per_rank=sums["padded_tokens"] / seconds / world,
