@@ -230,7 +230,7 @@ class TrainConfig(StrictTable):
     """Compile each layer with ``torch.compile``, which takes minutes at the first start and speeds up steps. By default
     on a GPU, if Triton and a C compiler are installed."""
     compile_mode: Annotated[CompileMode, Tag.SPEED] = "default"
-    """How compiled layers are made, on a GPU. ``max-autotune-no-cudagraphs`` also times Triton's matmuls, which can add
+    """Mode of ``torch.compile`` on a GPU. ``max-autotune-no-cudagraphs`` also times Triton's matmuls, which can add
     a bias and apply GELU before they store a result; ``reduce-overhead`` replays CUDA graphs, for small micro-batches.
     """
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"

@@ -1,4 +1,4 @@
-"""Weights that are cast once per step, held against fp32 and against autocast, which casts them in every layer."""
+"""Weights that are cast once per step, compared with fp32 and with autocast, which casts them in every layer."""
 
 import copy
 import itertools
