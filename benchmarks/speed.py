@@ -169,9 +169,9 @@ CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "bert-mini, 4 sequences": {"micro_batch_size": 4},
     "bert-mini, dense head": {"mlm_head": "dense"},
     "bert-mini, dense last layer": {"last_layer": "dense"},
-    "bert-mini, no attention dropout": {"attention_dropout": 0.0},
-    "bert-mini, no attention dropout, 512 tokens": {
-        "attention_dropout": 0.0, "micro_batch_size": 8, "seq_length_tokens": 512,
+    "bert-mini, attention dropout": {"attention_dropout": 0.1},
+    "bert-mini, attention dropout, 512 tokens": {
+        "attention_dropout": 0.1, "micro_batch_size": 8, "seq_length_tokens": 512,
     },
     "bert-mini, full checkpointing": {"activation_checkpointing": "full"},
     "bert-mini, 4 micro-batches": {"micro_batches": 4},

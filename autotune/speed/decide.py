@@ -138,10 +138,12 @@ def predict_speed(
     parts: dict[TimePart, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)
+    replays = train.compiled and train.compile_mode == "reduce-overhead"
     for kernel, count in work.kernels:
         part = _PARTS.get(kernel.kind, "memory-bound kernels")
         parts[part] = parts.get(part, 0.0) + count * kernel_s(kernel, rates)
-        host_s += count * _host_s(kernel, rates, compiled=compiled)
+        if not (replays and kernel.in_graph and kernel.kind != "graph call"):
+            host_s += count * _host_s(kernel, rates, compiled=compiled)
     device_s = sum(parts.values())
     waiting_s = max(GAPS_SHARE * device_s, host_s - device_s) if rates.host_runs_ahead else host_s
     step_s = device_s + waiting_s

@@ -40,7 +40,7 @@ def desk(null_gpus, data) -> Desk:
 
 
 def test_estimate_uses_no_gpu(desk):
-    ended = desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--json")
+    ended = desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--no-compile", "--json")
     assert json.loads(ended.out)
     assert ended.counts.total("kernel") == 0
 

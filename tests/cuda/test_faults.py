@@ -16,7 +16,14 @@ from tests.nullgpu.machine import (
 pytestmark = pytest.mark.cuda
 GIB = 2**30
 OPTIONAL = tuple(f"nvmlDeviceGet{name}" for name in ("MigMode", "TotalEnergyConsumption", "CurrentClocksEventReasons"))
-NOT_TOLD = [Faults(absent=OPTIONAL), Faults(faults=",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL))]
+NOT_TOLD = [
+    pytest.param(Faults(absent=OPTIONAL), id="absent"),
+    pytest.param(
+        Faults(faults=",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL)),
+        marks=pytest.mark.soak,
+        id="not supported",
+    ),
+]
 
 
 def probe(machine, data, *words, code=0):
@@ -54,7 +61,7 @@ def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replace
     assert ended.counts.total("kernel") == 0
 
 
-@pytest.mark.parametrize("faults", NOT_TOLD, ids=["absent", "not supported"])
+@pytest.mark.parametrize("faults", NOT_TOLD)
 def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_dataset, faults):
     told = null_gpu(faults=faults).autotune("doctor")
     assert told.code == 0, told

@@ -10,7 +10,7 @@ from tests.nullgpu.environment import ROOT
 pytestmark = pytest.mark.cuda
 
 
-QUICK = ("doctor", "arithmetic", "estimate", "probe", "train", "workers", "network", "scale", "advise")
+QUICK = ("doctor", "arithmetic", "estimate", "probe", "train", "advise")
 
 
 @pytest.mark.parametrize("only", [QUICK, pytest.param((), marks=pytest.mark.soak, id="all")])
@@ -37,5 +37,5 @@ def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu, only):
     assert abs(memory["traced_peak_bytes"] / memory["peak_bytes"] - 1) < 0.05
     assert training["steps"] == TINY.steps
     assert only or {one["compared_with"] for one in found["baseline"]} == {"paper", "hf-trainer"}
-    assert any(one["predicted_step_s"] for one in found["network"])
+    assert only or any(one["predicted_step_s"] for one in found["network"])
     assert str(machine.folder) not in (out / "check.json").read_text()

@@ -12,7 +12,7 @@ CASES = (
     pytest.param(
         Case(**TINY, compiled=True, activation_checkpointing="full"), marks=pytest.mark.soak
     ),  # each trial compiles
-    Case(**TINY, ranks=2),
+    pytest.param(Case(**TINY, ranks=2), marks=pytest.mark.soak),
     Case(**TINY, ranks=2, strategy="zero1", activation_checkpointing="selective"),
     Case(**TINY, ranks=2, strategy="fsdp2"),
 )

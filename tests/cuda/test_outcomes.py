@@ -90,10 +90,22 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
 @pytest.mark.parametrize(
     ("fault", "code", "requeue", "said"),
     [
-        (f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}", 70, False, ("NCCL failed: ", "unhandled system error")),
-        (f"ncclAllReduce={NCCL_REMOTE_ERROR}@30", RanksLost.exit_code, True, ("remote process exited or network",)),
+        pytest.param(
+            f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}",
+            70,
+            False,
+            ("NCCL failed: ", "unhandled system error"),
+            marks=pytest.mark.soak,
+            id="while ranks meet",
+        ),
+        pytest.param(
+            f"ncclAllReduce={NCCL_REMOTE_ERROR}@30",
+            RanksLost.exit_code,
+            True,
+            ("remote process exited or network",),
+            id="in a step",
+        ),
     ],
-    ids=["while ranks meet", "in a step"],
 )
 def test_an_nccl_error_ends_all_ranks_soon_and_only_one_of_a_step_can_be_resumed(
     null_gpu, tmp_path, fault, code, requeue, said

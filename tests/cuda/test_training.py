@@ -39,6 +39,7 @@ def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
     move(place, (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage()), 9)
 
 
+@pytest.mark.soak
 def test_steps_that_are_sick_on_one_gpu_are_left_out_by_all(place):
     leave_out(place, 1, 4, told_late_steps=9)
 
@@ -50,8 +51,11 @@ WAITS = {"cudaEventSynchronize": 22, "pageable copy to the device": 24}
 
 @pytest.mark.parametrize(
     ("ranks", "changes"),
-    [(1, {}), (1, {"train.precision": "bf16", "train.attention": "varlen"}), (2, {})],
-    ids=["fp32", "bf16 varlen", "ddp"],
+    [
+        pytest.param(1, {}, marks=pytest.mark.soak, id="fp32"),
+        pytest.param(1, {"train.precision": "bf16", "train.attention": "varlen"}, id="bf16 varlen"),
+        pytest.param(2, {}, id="ddp"),
+    ],
 )
 def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place, tmp_path, ranks, changes):
     counts = {}

@@ -140,7 +140,8 @@ class _Plan:
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
-        self._kernels = Counter(kernels_of(self._nodes, self._stored, _library_call, tape.kernels))
+        kernels = kernels_of(self._nodes, self._stored, _library_call, tape.kernels)
+        self._kernels = Counter(kernel._replace(in_graph=True) for kernel in kernels)
 
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
