@@ -121,7 +121,7 @@ def _prior_mean(cells: Sequence[Configuration], predicted: Mapping[int, float]) 
     return np.asarray(prior[:, at] @ np.linalg.solve(prior[np.ix_(at, at)], list(predicted.values())))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
     """Return the prior correlations of single settings, and of pairs of settings, summed over those that vary."""
     each = [_alike_in(cells, name) for name in KNOBS]

@@ -283,7 +283,7 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
 def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
     """Compare the losses of both ways to compute at the starting micro-batch size."""
     starting = search.starting
-    rounding = ("precision", "attention", "float8", "fused_cross_entropy")
+    rounding = ("precision", "attention", "float8", "fused_cross_entropy", "compile_mode")
     other = starting.but(**{name: getattr(candidate, name) for name in rounding})
     cells = {cell.arithmetic: cell for cell in (starting, other if other.possible else other.but(compile=True))}
 

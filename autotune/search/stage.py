@@ -26,7 +26,7 @@ from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.resolve import missing_for_compile
-from trainer.config.train_config import TRIMMED_LAYOUTS, Checkpointing, Float8, TrainConfig
+from trainer.config.train_config import TRIMMED_LAYOUTS, Checkpointing, CompileMode, Float8, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.model.families import FAMILIES
@@ -148,6 +148,7 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         "attention": ("auto", "sdpa"),
         "activation_checkpointing": get_args(Checkpointing),
         "compile": (False, True),
+        "compile_mode": get_args(CompileMode),
         "float8": get_args(Float8),
         "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
@@ -158,7 +159,7 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         levels[name] = values
         left_out.append(f"{name}: {why}")
 
-    for name in ("precision", "layout", "float8", "fused_cross_entropy"):
+    for name in ("precision", "layout", "compile_mode", "float8", "fused_cross_entropy"):
         if name in asked.model_fields_set:
             leave_out(name, f"you set {str(getattr(train, name)).lower()}")
     model_type = train.model.config["model_type"]
@@ -176,6 +177,8 @@ def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dic
         levels |= {"float8": (), "fused_cross_entropy": ()}
     if capability < (8, 9) or not levels["compile"]:
         levels["float8"] = ()
+    if gpu is None or not levels["compile"]:
+        levels["compile_mode"] = ()
     if levels["float8"] and find_spec("torchao") is None:
         leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
     if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:

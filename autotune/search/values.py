@@ -8,7 +8,7 @@ from pydantic import Field
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
-from trainer.config.train_config import Attention, Checkpointing, Float8, Layout, Precision, TrainConfig
+from trainer.config.train_config import Attention, Checkpointing, CompileMode, Float8, Layout, Precision, TrainConfig
 
 
 class Configuration(StrictTable):
@@ -18,6 +18,7 @@ class Configuration(StrictTable):
     attention: Attention
     activation_checkpointing: Checkpointing
     compile: bool
+    compile_mode: CompileMode = "default"
     float8: Float8 = "none"
     fused_cross_entropy: bool = False
     layout: Layout
@@ -34,13 +35,16 @@ class Configuration(StrictTable):
         """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
         words = [self.precision, "fa3" if self.attention == "fa3" else "", f"{self.float8} float8"]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
+        words += ["autotuned matmuls" if self.compile_mode == "max-autotune-no-cudagraphs" else ""]
         return ", ".join(word for word in words if word not in ("none float8", ""))
 
     @property
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
         narrow = self.attention == "fa3" or self.float8 != "none"
-        return (not narrow or self.precision == "bf16") and (self.float8 == "none" or self.compile)
+        compiling = self.float8 != "none" or self.compile_mode != "default"
+        graphs_of_fa3 = self.attention == "fa3" and self.compile_mode == "reduce-overhead"
+        return (not narrow or self.precision == "bf16") and (not compiling or self.compile) and not graphs_of_fa3
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
@@ -56,6 +60,7 @@ class Configuration(StrictTable):
         """Short description for tables and labels."""
         words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.arithmetic, self.attention]
         words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
+        words += ["CUDA graphs" if self.compile_mode == "reduce-overhead" else ""]
         return ", ".join(word for word in words if word not in ("auto", "fa3", "none checkpointing", ""))
 
 

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -76,7 +77,7 @@ def trace_steps(
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
     with contextlib.ExitStack() as inside:
-        for context in (tape, rules, _fused_on_meta()):
+        for context in (tape, rules, _multi_tensor_kernels_on_meta()):
             inside.enter_context(context)
         own = config.model_copy(update={"global_batch_size": batches_per_step * config.micro_batch_size})
         training = build_training(own, vocab_size, special_ids, alone)
@@ -230,12 +231,13 @@ def _tell_phases(
 
 
 @contextlib.contextmanager
-def _fused_on_meta() -> Iterator[None]:
-    """Let the fused optimizer take tensors without content: it allocates its state, and nothing else."""
-    optimizers: Any = importlib.import_module("torch.optim.optimizer")
-    supported = optimizers._get_fused_kernels_supported_devices
-    optimizers._get_fused_kernels_supported_devices = lambda: [*supported(), META.type]
-    try:
+def _multi_tensor_kernels_on_meta() -> Iterator[None]:
+    """Let fused AdamW and the norm of all gradients call kernels of many tensors without content, as on a GPU."""
+    with contextlib.ExitStack() as inside:
+        for module, name in (
+            ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"),
+            ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices"),
+        ):
+            supported = getattr(importlib.import_module(module), name)()
+            inside.enter_context(mock.patch(f"{module}.{name}", return_value=[*supported, META.type]))
         yield
-    finally:
-        optimizers._get_fused_kernels_supported_devices = supported

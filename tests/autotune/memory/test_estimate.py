@@ -22,13 +22,13 @@ def estimate(says):
 
 @pytest.mark.system
 def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(estimate):
-    words = ("--model", "bert-mini", "--seq-length", "64", "--max-micro-batch-size", "8")
+    words = ("--model", "bert-mini", "--seq-length", "64", "--max-micro-batch-size", "8", "--no-compile")
     on_a_card = (*words, "--gpu", "h100-nvl-94gb")
     assert "NVIDIA H100 NVL (512 MiB of its memory stay free)" in estimate(*on_a_card)
     assert "stay free" not in estimate(*on_a_card, "--memory", "94GB")
     text = estimate(*words, "--memory", "20GB", "--mlm-head", "dense")
     assert "at least 8" in text
-    assert "--memory 20GB --seq-length 64 --max-micro-batch-size 8  # measures the sparse head" in text
+    assert "--memory 20GB --seq-length 64 --no-compile --max-micro-batch-size 8  # measures the sparse head" in text
 
 
 @pytest.mark.system
@@ -48,7 +48,8 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
 def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(estimate, tmp_path):
     model = tmp_path / "bert.json"
     model.write_text(json.dumps(BERT))
-    found = json.loads(estimate("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"))
+    words = ("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--no-compile")
+    found = json.loads(estimate(*words, "--what-if", "--json"))
     rows = {
         (one["precision"], one["attention"], one["activation_checkpointing"], one["mlm_head"]): one["micro_batch_size"]
         for one in found["what_if"]
@@ -63,8 +64,8 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
 
 @pytest.mark.system
 def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
-    words = ("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
-    found = json.loads(estimate(*words))
+    words = ("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--no-compile")
+    found = json.loads(estimate(*words, "--json"))
     shares = {one["name"]: one["total_bytes"] for one in found["models"][0]["shares"]}
     assert shares["DDP"] == found["models"][0]["breakdown"]["peak_bytes"]
     assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP2)"]
@@ -76,11 +77,13 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     longformer = tmp_path / "longformer.json"
     longformer.write_text(json.dumps(LONGFORMER))
     command = [sys.executable, "-m", "autotune", "estimate", "--json", "--memory", "1800MB", "--seq-length", "128"]
+    command = [*command, "--no-compile"]
     models = ["--model", str(longformer), "--model", "bert-mini", "--model", "bert-120m"]
     done = subprocess.run([*command, *models], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 7
     assert "the memory of 'longformer' cannot be predicted" in done.stderr
     probe = f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128"
+    probe += " --no-compile"
     assert probe in done.stderr
     assert "one sequence of 128 tokens of 'bert-120m' is predicted to exceed" in done.stderr
     found = json.loads(done.stdout)
@@ -99,7 +102,7 @@ LARGE = ["--model", "bert-120m"]
     ([*LARGE, "--memory", "much"], 2, "not a size"),
     (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
     ([*MINI, "--device", "cpu"], 2, "--device cpu requires --memory"),
-    ([*LARGE, "--memory", "1GB"], 4, "one sequence of 512 tokens"),
+    ([*LARGE, "--memory", "1GB", "--no-compile"], 4, "one sequence of 512 tokens"),
     ([*MINI, "--memory", "8GB", "--attention", "varlen", "--attention-dropout", "0.1"], 3,
      "--attention-dropout 0, or use --attention sdpa"),
     ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),

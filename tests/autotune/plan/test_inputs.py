@@ -28,7 +28,8 @@ def answer(source, **changes):
 
 
 def shape(name="bert-mini") -> TrainConfig:
-    return settings_of_step(model_settings(name), "cuda", layout=None, precision=None, seq_length_tokens=512)
+    settings = {"layout": None, "precision": None, "seq_length_tokens": 512, "compile": False}
+    return settings_of_step(model_settings(name), "cuda", **settings)
 
 
 @pytest.fixture
