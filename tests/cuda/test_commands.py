@@ -66,6 +66,7 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
     assert said in ended.out, ended
 
 
+@pytest.mark.soak
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
     words = "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
     words += " --no-compile"

@@ -76,6 +76,7 @@ def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
     assert ended.out == "15\nout of memory\n", ended
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
     job = workplace(machine, tmp_path).job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})

@@ -23,6 +23,7 @@ def workplace(machine, folder, settings) -> Workplace:
     return Workplace(folder, python=machine.environment.python, variables=variables, settings=settings)
 
 
+@pytest.mark.soak
 def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
     on_gpus = place.undisturbed(2, MOVED).record()
     on_cpus = workplace(null_gpu(), tmp_path, SETTINGS).undisturbed(2, MOVED).record()

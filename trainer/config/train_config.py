@@ -236,8 +236,8 @@ class TrainConfig(StrictTable):
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in fp32."""
     residual_dtype: Annotated[Literal["fp32", "bf16"], Tag.SPEED, Tag.PROBED] = "fp32"
-    """Dtype of the residual stream with ``precision = bf16``: of the results of embeddings and layer norms. ``bf16``
-    saves memory and traffic, and is a change of recipe, recorded in every run."""
+    """Dtype of the residual stream with ``precision = bf16``. ``bf16`` saves memory and traffic, and is a change of
+    recipe, recorded in every run."""
     float8: Annotated[Float8, Tag.SPEED, Tag.PROBED] = "none"
     """Compute linear layers of the encoder in float8 with torchao (``pip install '.[fp8]'``), with a scaling factor per
     tensor (``tensorwise``) or row (``rowwise``). Requires compiled layers in bf16 and an Ada, Hopper or newer GPU. A

@@ -106,6 +106,8 @@ class MaskedLM(nn.Module):
         sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
         if sharded or self.residual_dtype == torch.bfloat16:
             set_residual_dtype(self.model, self.residual_dtype)
+        if self.residual_dtype == torch.bfloat16:
+            self.layers[0].register_forward_pre_hook(_in_bf16)  # embeddings may end without a layer norm
         if config.compiled:
             keep_norms_in_bf16(self.layers, self.residual_dtype)
         if not sharded:
@@ -187,6 +189,10 @@ class MaskedLM(nn.Module):
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments).logits
         return logits.flatten(0, 1)
+
+
+def _in_bf16(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (args[0].bfloat16(), *args[1:])
 
 
 def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
