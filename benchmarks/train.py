@@ -7,8 +7,8 @@ same samples per optimizer step, the same schedule and dropout (the paper drops 
 interleave their optimizer steps, each with its own loop, loader and logging; a figure is a ratio of medians of
 non-padding tokens per second.
 
-``--families`` instead compares packed ESM and EuroBERT, of the same size, with their padded way: one sample per
-sequence of 512 and a dense MLM head.
+Packed ESM and EuroBERT, of the same size, are compared with their padded way: one sample per sequence of 512 and a
+dense MLM head.
 """
 
 import statistics
@@ -88,10 +88,13 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of = parser("train", "The step against its references.")
     options_of.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
     options_of.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
-    options_of.add_argument("--families", action="store_true", help="only packed ESM and EuroBERT against padded ones")
+    options_of.add_argument("--families", action="store_true", help="only packed ESM and EuroBERT against padded ones, printed")
     options = options_of.parse_args(arguments)
+    families = _families(options.turns)
+    bars = make_family_bars(families)
+    shown = [_families_table(families)]
     if options.families:
-        return _families(options.json, options.turns)
+        return finish(None, bars, {}, shown[0])
     import accelerate  # noqa: F401 - transformers' Trainer asks for it
 
     settings = (
@@ -103,13 +106,14 @@ def main(arguments: Sequence[str] | None) -> int:
     for setting in settings:
         with tempfile.TemporaryDirectory(prefix="train-") as place:
             found[setting.name] = measure(Path(place), setting, options.steps)
-    bars = make_bars(found[settings[0].name])
-    shown = "\n".join(f"{name}\n{_table(one)}" for name, one in found.items())
-    return finish(options.json, bars, {"settings": {name: _json(one) for name, one in found.items()}}, shown)
+    bars += make_bars(found[settings[0].name])
+    shown += [f"{name}\n{_table(one)}" for name, one in found.items()]
+    content = {"settings": {name: _json(one) for name, one in found.items()}, "families": families}
+    return finish(options.json, bars, content, "\n\n".join(shown))
 
 
-def _families(file: Path | None, turns: int) -> int:
-    """Let packed and padded sequences of each family take turns; return the exit code."""
+def _families(turns: int) -> dict[str, dict[str, list[float]]]:
+    """Let packed and padded sequences of each family take turns; return their tokens/s."""
     from benchmarks.rivals import Ours
 
     rates: dict[str, dict[str, list[float]]] = {}
@@ -123,12 +127,21 @@ def _families(file: Path | None, turns: int) -> int:
             rates[name] = _interleave(name, contenders, turns)
             for contender in contenders.values():
                 contender.finish()
-    medians = {name: {way: statistics.median(found) for way, found in one.items()} for name, one in rates.items()}
-    bars = bars_of(FAMILY_BARS, {
-        bar: one["packed"] / one["padded"] for bar, one in zip(FAMILY_BARS, medians.values(), strict=True)
-    })  # fmt: skip
-    rows = [[name, *(f"{one[way]:,.0f}" for way in ("packed", "padded"))] for name, one in medians.items()]
-    return finish(file, bars, {"tokens_per_s": rates}, text_table(["", "packed, tokens/s", "padded, tokens/s"], rows))
+    return rates
+
+
+def make_family_bars(families: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Bar]:
+    """Compare packed with padded sequences."""
+    figures = (statistics.median(one["packed"]) / statistics.median(one["padded"]) for one in families.values())
+    return bars_of(FAMILY_BARS, dict(zip(FAMILY_BARS, figures, strict=True)))
+
+
+def _families_table(families: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    rows = [
+        [name, *(f"{statistics.median(one[way]):,.0f}" for way in ("packed", "padded"))]
+        for name, one in families.items()
+    ]
+    return text_table(["", "packed, tokens/s", "padded, tokens/s"], rows)
 
 
 def _interleave(name: str, contenders: Mapping[str, Any], turns: int) -> dict[str, list[float]]:
