@@ -20,7 +20,7 @@ from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
 from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, traced_work
 from autotune.memory.values import StepRequest, TraceRequest
-from autotune.speed.decide import data_sheet_rates, predict_speed, rank_order_share
+from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.measure import measure_rates
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured
@@ -313,6 +313,18 @@ def _explicit_attention() -> Iterator[None]:
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     cells = [[f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
     return text_table(list(names), cells)
+
+
+def rank_order_share(predicted: Sequence[float], measured: Sequence[float], *, differ_share: float) -> float:
+    """Return the share of pairs that differ by more than ``differ_share`` measured and are predicted in that order."""
+    right = pairs = 0
+    for first in range(len(measured)):
+        for second in range(first + 1, len(measured)):
+            slow, fast = sorted((first, second), key=lambda one: -measured[one])
+            if measured[slow] > (1 + differ_share) * measured[fast]:
+                pairs += 1
+                right += predicted[slow] > predicted[fast]
+    return right / pairs if pairs else 1.0
 
 
 if __name__ == "__main__":

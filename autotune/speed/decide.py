@@ -183,15 +183,3 @@ def _inverse(one: Interval) -> Interval:
     assert one.low is not None
     assert one.high is not None
     return Interval(value=1 / one.value, low=1 / one.high, high=1 / one.low)
-
-
-def rank_order_share(predicted: Sequence[float], measured: Sequence[float], *, differ_share: float) -> float:
-    """Return the share of pairs that differ by more than ``differ_share`` measured and are predicted in that order."""
-    right = pairs = 0
-    for first in range(len(measured)):
-        for second in range(first + 1, len(measured)):
-            slow, fast = sorted((first, second), key=lambda one: -measured[one])
-            if measured[slow] > (1 + differ_share) * measured[fast]:
-                pairs += 1
-                right += predicted[slow] > predicted[fast]
-    return right / pairs if pairs else 1.0

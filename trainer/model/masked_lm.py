@@ -39,6 +39,9 @@ from trainer.model.precision import (
 )
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
+EVALUATED_TOGETHER = 4096
+"""Positions whose logits are computed at once in evaluation if training holds none."""
+
 
 class MaskedLM(nn.Module):
     """A transformers encoder with its loss: the module that is wrapped, compiled and sharded.
@@ -131,19 +134,32 @@ class MaskedLM(nn.Module):
         if self.fused_loss is None:
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
-        decoder: Any = self.model.get_output_embeddings()
-        vars(decoder)["forward"] = nn.Identity().forward  # of its input, as the loss computes the layer
-        try:
-            hidden_KD, labels_K = self._predict(batch)
-        finally:
-            del vars(decoder)["forward"]
-        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in weights_of(decoder))
+        hidden_KD, labels_K = self._hidden(batch)
+        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in weights_of(self._decoder))
         return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropy, as ``forward``, and hits, int64, shapes (), for a batch on the device."""
-        logits_KV, labels_K = self._predict(batch)
-        return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
+        if self.fused_loss is None:
+            return _loss_and_hits(*self._predict(batch))
+        # All logits at once would take the memory that training saves.
+        parts = zip(*(one.split(EVALUATED_TOGETHER) for one in self._hidden(batch)), strict=True)
+        with self.autocast(batch.ids_BS.device.type):
+            found = [_loss_and_hits(self._decoder(hidden_KD), labels_K) for hidden_KD, labels_K in parts]
+        losses, hits = zip(*found, strict=True)
+        return torch.stack(losses).sum(), torch.stack(hits).sum()
+
+    @property
+    def _decoder(self) -> Any:  # noqa: ANN401 - a linear layer, of transformers
+        return self.model.get_output_embeddings()
+
+    def _hidden(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the input of the head's last layer, shape (K, D), and labels."""
+        vars(self._decoder)["forward"] = nn.Identity().forward
+        try:
+            return self._predict(batch)
+        finally:
+            del vars(self._decoder)["forward"]
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits and labels, of the head's slots or of all positions."""
@@ -189,6 +205,10 @@ class MaskedLM(nn.Module):
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments).logits
         return logits.flatten(0, 1)
+
+
+def _loss_and_hits(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
 
 
 def _in_bf16(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

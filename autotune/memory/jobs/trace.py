@@ -86,40 +86,21 @@ def trace_steps(
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         own_by_module(tape, training.module, model_head(training.model), inside)
         _tell_phases(training, parameters, tape, inside)
-        buckets = GradientBuckets(training.module, config, tape)
-        if ranks > 1:
-            training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
-        shards = None
-        if ranks > 1 and config.parallel.strategy == "fsdp2":
-            together = config.parallel.shard_ranks or ranks
-            shards = Shards(training, training.module.layers, together, tape, bf16=rules.bf16)
-            shards.keep(inside)
-        elif ranks > 1:
-            buckets.keep(inside)
-            if config.parallel.strategy == "zero1":
-                keep_largest_part(training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients)
+        shared = _shared(training, config, ranks, tape, inside, bf16=rules.bf16)
         tape.owner = Term.OPTIMIZER
         make_state(training)
 
         def batches(count: int) -> list[MicroBatch]:
             tape.owner = Term.INPUTS
-            for each in (buckets, shards):
-                if each is not None:
-                    each.step_begins(count)
+            for each in shared:
+                each.step_begins(count)
             return [fullest.to(META) for _ in range(count)]
 
         training.step.rehearse(batches(1)[0])
         if config.device == "cuda":
             taken = batches(batches_per_step)
             training.step.run(taken, config.learning_rate)
-            if shards is not None:
-                shards.forward_begins()
-            training.module.eval()
-            with torch.no_grad():
-                training.module.evaluate(taken[0])
-            training.module.train()
-            if shards is not None:
-                shards.evaluation_ended()
+            _evaluate(training, taken[0], [one for one in shared if isinstance(one, Shards)])
             del taken
         tape.marks_repetition()
         training.step.run(batches(batches_per_step), config.learning_rate)
@@ -129,6 +110,36 @@ def trace_steps(
         "attention_reason": training.module.attention.reason,
     }
     return tape.trace(_work_of(training, fullest, batches_per_step, tape), fullest.predicted_tokens), model
+
+
+def _shared(
+    training: Training, config: TrainConfig, ranks: int, tape: AllocationRecorder, inside: contextlib.ExitStack, *,
+    bf16: bool,
+) -> list[GradientBuckets | Shards]:  # fmt: skip
+    """Share the work between ranks as the strategy does, until the stack is closed."""
+    buckets = GradientBuckets(training.module, config, tape)
+    if ranks == 1:
+        return [buckets]
+    training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
+    if config.parallel.strategy == "fsdp2":
+        shards = Shards(training, training.module.layers, config.parallel.shard_ranks or ranks, tape, bf16=bf16)
+        shards.keep(inside)
+        return [buckets, shards]
+    buckets.keep(inside)
+    if config.parallel.strategy == "zero1":
+        keep_largest_part(training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients)
+    return [buckets]
+
+
+def _evaluate(training: Training, batch: MicroBatch, shards: Sequence[Shards]) -> None:
+    for one in shards:
+        one.forward_begins()
+    training.module.eval()
+    with torch.no_grad():
+        training.module.evaluate(batch)
+    training.module.train()
+    for one in shards:
+        one.evaluation_ended()
 
 
 def _keys_of_a_query(batch: MicroBatch) -> float:

@@ -9,11 +9,12 @@ from torch.nn import functional
 from autotune.errors import MachineLacks, Undecided
 from autotune.memory.jobs.trace import trace_steps
 from autotune.speed import decide
-from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed, rank_order_share
+from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed
 from autotune.speed.jobs import measure_rates as job
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
 from autotune.speed.values import Kernel, MachineRates, StepWork, parts_of
 from autotune.trials.values import Crashed, Measured
+from benchmarks.speed import rank_order_share
 from tests.fakes import FakeMachine
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
