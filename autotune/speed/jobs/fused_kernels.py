@@ -31,6 +31,7 @@ class _Loop:
     writes: set[fx.Node] = field(default_factory=set)
     operators: list[Any] = field(default_factory=list)
     sums_columns: bool = False
+    """True if a result is a sum over columns, such as a bias gradient, cast or not."""
 
     def kernel(self) -> Kernel:
         moved = moved_bytes(_values(self.reads)) + moved_bytes(_values(self.writes))
@@ -89,7 +90,7 @@ def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
 
 def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int) -> _Loop:
     """Return the loop that computes a value, back to what is in memory."""
-    loop = _Loop(elements=0, between=between, earliest=earliest, writes={node}, sums_columns=_sums_columns(node))
+    loop = _Loop(elements=0, between=between, earliest=earliest, writes={node})
     waiting, seen = [node], set()
     while waiting:
         one = waiting.pop()
@@ -99,6 +100,7 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest:
         if one is not node and (one in stored or one.op != "call_function"):
             loop.reads.add(one)
             continue
+        loop.sums_columns |= _sums_columns(one)
         if hasattr(one.target, "_schema"):
             loop.operators.append(one.target)
         waiting.extend(one.all_input_nodes)

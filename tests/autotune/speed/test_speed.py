@@ -70,6 +70,13 @@ def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_
     assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
 
 
+def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_not(monkeypatch):
+    monkeypatch.setattr("trainer.model.precision._SIBLINGS", ())
+    plain = work_of()
+    monkeypatch.setattr("trainer.model.masked_lm.prove_copies", lambda _: "gradients are cast")
+    assert work_of().bytes_of("norm") == pytest.approx(plain.bytes_of("norm"), rel=0.02)
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(torchao, recipe):
     plain, found = work_of(compile=True), work_of(compile=True, float8=recipe)
