@@ -311,7 +311,7 @@ def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
 
 
 def _new_results(node: fx.Node) -> list[torch.Tensor]:
-    """Return tensors like the node's results if all have memory of their own; an empty list otherwise."""
+    """Return tensors like the node's results if none shares memory with its inputs; an empty list otherwise."""
     value = node.meta.get("val")
     results = _tensors_in(value)
     if not isinstance(node.target, torch._ops.OpOverload) or len(results) != len(pytree.tree_leaves(value)):
