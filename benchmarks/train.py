@@ -88,13 +88,13 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of = parser("train", "The step against its references.")
     options_of.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
     options_of.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
-    options_of.add_argument("--families", action="store_true", help="only print packed against padded ESM and EuroBERT")
+    options_of.add_argument("--families", action="store_true", help="only packed ESM and EuroBERT against padded ones")
     options = options_of.parse_args(arguments)
     families = _families(options.turns)
     bars = make_family_bars(families)
     shown = [_families_table(families)]
     if options.families:
-        return finish(None, bars, {}, shown[0])
+        return finish(options.json, bars, {"families": families}, shown[0])
     import accelerate  # noqa: F401 - transformers' Trainer asks for it
 
     settings = (
