@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
 from trainer.config.resolve import missing_for_compile
@@ -51,6 +52,16 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:  # its earlier name
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+class RedrawnDropout(nn.Dropout):
+    """Dropout of compiled layers, which keep a seed for backward instead of the mask, a byte per element."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the input with elements zeroed in training, others scaled."""
+        if self.training and self.p:
+            input = checkpoint(functional.dropout, input, self.p, use_reentrant=False)
+        return input
 
 
 class GraphCounter:
@@ -156,6 +167,9 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
             # Of each layer's backward, sums of many gradients in one launch.
             options = torch._inductor.list_mode_options(config.compile_mode) | {"combo_kernels": True}
         for layer in module.layers:  # identical layers share one graph
+            for part in layer.modules():
+                if type(part) is nn.Dropout and config.activation_checkpointing != "full":
+                    part.__class__ = RedrawnDropout
             layer.compile(fullgraph=True, options=options)
     changes, key = [], dropout_key(own)
     if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:

@@ -110,8 +110,8 @@ class Compiled:
             # Dynamo marks checkpointed parts instead of tracing their recomputation.
             replaced: dict[str, Any] = {"_compiled_call_impl": None, "_forward_pre_hooks": {}, "_forward_hooks": {}}
             if checkpointed:
-                replaced["_gradient_checkpointing_func"] = lambda function, *given: function(*given)
-            with mock.patch.multiple(self._module, **replaced):
+                replaced["_gradient_checkpointing_func"] = _called
+            with mock.patch.multiple(self._module, **replaced), mock.patch("trainer.build.checkpoint", _called):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
         def planned(graph: fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - torch's own
@@ -142,7 +142,6 @@ class _Plan:
         self._reused = self._reuses()
         kernels = kernels_of(self._nodes, self._stored, _library_call, tape.kernels)
         self._kernels = Counter(kernel._replace(in_graph=True) for kernel in kernels)
-        self._new = {node: _new_results(node) for node in self._nodes}
 
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
@@ -226,7 +225,7 @@ class _Plan:
                 else:
                     args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
                     with self._tape.requested(node.target if _is_library(node) else None, args, kwargs):
-                        values[node] = _computed(node, args, kwargs, self._new[node])
+                        values[node] = _computed(node, args, kwargs)
                         if node in self._reused:
                             earlier = self._reused[node]
                             over = kept.pop(earlier)
@@ -253,14 +252,19 @@ def _partition(
     """Divide a graph into forward and backward as Inductor does."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    if checkpointed:
-        for node in joint.graph.nodes:
-            if node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward":
-                node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
-            if node.target is aten.rand.default:  # drawn again from a seed, within the kernel that uses it
-                node.target, node.args = aten.full.default, (*node.args, 0.0)
-                node.meta[_SEEDED] = True
+    for node in joint.graph.nodes:
+        drawn = node.target is aten.rand.default
+        forward = node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
+        if forward and (checkpointed or drawn or any(_SEEDED in one.meta for one in node.all_input_nodes)):
+            node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+        if drawn:  # again from a seed, within the kernel that uses it
+            node.target, node.args = aten.full.default, (*node.args, 0.0)
+            node.meta[_SEEDED] = True
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+
+
+def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:  # noqa: ANN401 - of the function
+    return function(*args)
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
@@ -310,24 +314,7 @@ def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
     return _operator(node), node.args[_WRAPPED[node.target] + 1 :] if node.target in _WRAPPED else node.args
 
 
-def _new_results(node: fx.Node) -> list[torch.Tensor]:
-    """Return tensors like the node's results if none shares memory with its inputs; an empty list otherwise."""
-    value = node.meta.get("val")
-    results = _tensors_in(value)
-    if not isinstance(node.target, torch._ops.OpOverload) or len(results) != len(pytree.tree_leaves(value)):
-        return []
-    given = {one.untyped_storage()._cdata for other in node.all_input_nodes for one in _tensors_in(other.meta["val"])}
-    return [] if given & {one.untyped_storage()._cdata for one in results} else results
-
-
-def _tensors_in(value: object) -> list[torch.Tensor]:
-    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
-
-
-def _computed(node: fx.Node, args: Any, kwargs: Any, new: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - of the node
-    if new:  # a hundred times faster than to compute shapes again
-        made = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta") for one in new]
-        return made[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(made)
+def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node
     if node.target is rng_prims.run_and_save_rng_state:
         return torch.empty(0), args[0](*args[1:], **kwargs)
     if node.target is rng_prims.run_with_rng_state:

@@ -5,10 +5,11 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from tests.trainer import oracles
-from trainer.build import build_training
+from trainer.build import RedrawnDropout, build_training
 from trainer.config.train_config import ParallelSettings, TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
@@ -131,6 +132,24 @@ def test_layers_learn_in_float8_with_gradients_near_those_of_bf16(torchao, famil
     bf16, float8 = ([float(step.run([batch], 3e-3).loss) for batch in batches] for step in steps)
     assert float8[-1] == pytest.approx(bf16[-1], rel=0.01)
     assert float8[-1] < 0.95 * float8[0]
+
+
+@pytest.mark.slow
+def test_dropout_of_compiled_layers_is_the_same_and_keeps_a_seed_instead_of_the_mask():
+    def learned(kind: type[nn.Dropout]):
+        torch.manual_seed(0)
+        layer, x, saved = nn.Sequential(nn.Linear(64, 64), kind(0.25)), torch.ones(500, 64, requires_grad=True), []
+        compiled = torch.compile(lambda x: layer(x), fullgraph=True)  # noqa: PLW0108 - torch leaves out a Sequential
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.dtype) or one, lambda one: one):
+            result = compiled(x)
+        result.sum().backward()
+        assert torch.equal(layer.eval()(x), layer[0](x))
+        return result.detach(), x.grad, torch.bool in saved
+
+    (plain, gradient, keeps_mask), (found, same, still) = learned(nn.Dropout), learned(RedrawnDropout)
+    assert (keeps_mask, still) == (True, False)
+    assert float((found == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close((found, same), (plain, gradient))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
