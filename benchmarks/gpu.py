@@ -109,11 +109,12 @@ class Sizes:
     memory: Mapping[str, str] = field(default_factory=lambda: MEMORY)
     eager: str = ""
     """Options of predictions and probes, so that layers are not compiled."""
-    probe: str = ""
+    probe: str = "--time-limit {minutes}min"
     """Options of commands that probe."""
     window: str = ""
     """Options of commands that time windows."""
-    tune: str = "--time-limit {minutes}min"
+    tune: str = ""
+    """Options of the tuning of all models."""
     seq_length: int = 512
     steps: int = 40
     """Of a training."""
@@ -131,9 +132,9 @@ TINY = Sizes(
     models=("bert-mini",),
     memory={},
     eager=" --no-compile",
-    probe="--max-micro-batch-size 4 --trial-timeout 40s --global-batch-tokens 1024",
+    probe="--max-micro-batch-size 4 --trial-timeout 40s --global-batch-tokens 1024 --time-limit 10min",
     window="--window 0.3s",
-    tune="--time-limit 10min --skip workers --skip network --skip baseline",
+    tune="--skip workers --skip network --skip baseline",
     seq_length=64,
     steps=4,
     save_repeats=1,
@@ -155,12 +156,13 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
             name=name, words=arguments, least_s=least_s, most_s=longest_s, needs=needs, gpus=gpus, minutes_share=share
         )
 
-    def memory(name: str, options: str, probe: str) -> Iterator[Stage]:
+    def memory(name: str, options: str, probe: str, most_s: float) -> Iterator[Stage]:
         options = f"--data data --seq-length {sizes.seq_length} {options} --json"
         yield command(f"estimate-{name}", f"estimate {options}", 15, 120)
-        yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, 300)
+        # Within its time, whatever is known by then: layers are compiled anew for each size.
+        yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, most_s)
 
-    yield command("doctor", "doctor --json", 5, 60)
+    yield command("doctor", "doctor --measure --json", 5, 60)
     confirm = "from benchmarks import gpu; gpu.confirm()"
     yield Stage(name="arithmetic", words=("-c", confirm), least_s=10, most_s=120)
     for model in sizes.models:
@@ -169,7 +171,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         timed = f"{read} --time-limit {{minutes}}min --here --json"
         local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
         local = f"{local} --set train.checkpoint.enabled=false"
-        yield from memory(model, f"--model {model}{sizes.eager}", sizes.probe)
+        yield from memory(model, f"--model {model}{sizes.eager}", sizes.probe, 300)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
         yield command(f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile)
         if model == sizes.models[0]:
@@ -178,7 +180,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
             yield command(f"scale-{model}", f"network --predict {read} --bandwidth 100Gbit --json", 10, 60, profile)
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
-        yield from memory(name, options, "--trial-timeout 80s")
+        yield from memory(name, options, f"--trial-timeout 80s {sizes.probe}", 120)
     tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window, sizes.tune])
     tune = f"{tune} --data data --seq-length {sizes.seq_length} --here --json"
     yield command("tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200)

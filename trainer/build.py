@@ -25,6 +25,7 @@ from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.packing import prove_packing
+from trainer.model.precision import COMPILER_KEEPS_LITTLE
 
 WARM_UP_STEPS = 3
 """Number of first optimizer steps in which compilation is expected."""
@@ -164,11 +165,14 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         options = None
         if config.device == "cuda":
-            # Of each layer's backward, sums of many gradients in one launch.
-            options = torch._inductor.list_mode_options(config.compile_mode) | {"combo_kernels": True}
+            # Of each layer's backward, sums of many gradients in one launch; with one block size for all, an H100 took
+            # ten times longer for them. Kernels that cast to float8 are slower together in any way.
+            together = {"combo_kernels": config.float8 == "none", "combo_kernel_per_subkernel_blocks": True}
+            options = torch._inductor.list_mode_options(config.compile_mode) | together
         for layer in module.layers:  # identical layers share one graph
             for part in layer.modules():
-                if type(part) is nn.Dropout and config.activation_checkpointing != "full":
+                full = config.activation_checkpointing == "full"
+                if type(part) is nn.Dropout and COMPILER_KEEPS_LITTLE and not full:
                     part.__class__ = RedrawnDropout
             layer.compile(fullgraph=True, options=options)
     changes, key = [], dropout_key(own)

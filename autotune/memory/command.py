@@ -1,5 +1,6 @@
 """``autotune probe`` and ``autotune estimate``: the largest micro-batch per model, measured and predicted."""
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,6 +33,7 @@ def probe(
     headroom: Annotated[
         float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
     ] = HEADROOM_SHARE,
+    time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
     out: Annotated[
         Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
     ] = None,
@@ -40,7 +42,7 @@ def probe(
     """Find the largest micro-batch that fits.
 
     Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
-    With --gpu, memory is capped to that of a smaller GPU.
+    With a time limit, fewer sizes are measured. With --gpu, memory is capped to that of a smaller GPU.
     """
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model
@@ -71,7 +73,7 @@ def probe(
     if job.submitted_or_rejected(context, asked):
         return
     with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
-        probed = probe_models(bench, requests, out)
+        probed = probe_models(bench, requests, out, None if time_limit_s is None else time.time() + time_limit_s)
     answer = {"models": [probe_answer(one) for one in probed]}
     print(answer_json(answer) if job.as_json else probe_text(probed, options.data))
 

@@ -47,10 +47,15 @@ def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> Non
         memory_budget(site, one.memory_bytes, one.as_gpu, ranks=local_ranks(site, one.ranks))
 
 
-def probe_models(bench: Session, requests: Sequence[ProbeRequest], out: Path | None) -> list[ProbedModel]:
+def probe_models(
+    bench: Session, requests: Sequence[ProbeRequest], out: Path | None, ends_s: float | None = None
+) -> list[ProbedModel]:
     """Probe each model, and write its profile, to the file or directory ``out``, before the next one is probed."""
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
-    return [probe_one(bench, prepare(bench, request), path) for request, path in zip(requests, paths, strict=True)]
+    return [
+        probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s)
+        for request, path in zip(requests, paths, strict=True)
+    ]
 
 
 def prepare(bench: Session, request: ProbeRequest) -> Probe:

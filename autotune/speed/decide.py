@@ -40,6 +40,9 @@ for other GPUs and FlashAttention 3 from the papers of FlashAttention 2 and 3 (D
 ATTENTION_HALF_TOKENS = 200.0
 LAUNCH_S, COMPILED_LAUNCH_S, GRAPH_CALL_S = 20e-6, 25e-6, 0.8e-3
 """Host times, from steps of BERT on an H100's host; hosts differ much."""
+FLOAT8_SLOWER = 1.85
+"""Time of kernels around float8 matmuls over that of their bytes: they compute GELU three times and write transposed
+copies. Measured on an H100."""
 RANGE_SHARE = 0.2
 GAPS_SHARE = 0.02
 """Share of a step in which the device has no work although the host runs ahead."""
@@ -138,12 +141,12 @@ def predict_speed(
     parts: dict[TimePart, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)
-    replays = train.compiled and train.compile_mode == "reduce-overhead"
     for kernel, count in work.kernels:
         part = _PARTS.get(kernel.kind, "memory-bound kernels")
-        parts[part] = parts.get(part, 0.0) + count * kernel_s(kernel, rates)
-        if not (replays and kernel.in_graph and kernel.kind != "graph call"):
-            host_s += count * _host_s(kernel, rates, compiled=compiled)
+        slower = FLOAT8_SLOWER if train.float8 != "none" and part == "memory-bound kernels" else 1.0
+        parts[part] = parts.get(part, 0.0) + count * slower * kernel_s(kernel, rates)
+        # Replayed CUDA graphs cost as much: on an H100, steps of 8 sequences took 32.2 instead of 32.7 ms.
+        host_s += count * _host_s(kernel, rates, compiled=compiled)
     device_s = sum(parts.values())
     waiting_s = max(GAPS_SHARE * device_s, host_s - device_s) if rates.host_runs_ahead else host_s
     step_s = device_s + waiting_s

@@ -49,7 +49,7 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
         raise MachineLacks(
-            f"the machine's constants could not be measured: {describe(outcome)}",
+            f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}",
             next_step="Run autotune doctor, and try again on an idle machine.",
         )
     rates = dict(outcome.figures)

@@ -32,8 +32,6 @@ class Kernel(NamedTuple):
     """Bytes that it reads and writes, each tensor once."""
     document_tokens: float = 0.0
     """Of attention: the keys of a query, on average."""
-    in_graph: bool = False
-    """True for a kernel of a compiled graph, which can be replayed without launching it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
 from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
+from trainer.model.precision import COMPILER_KEEPS_LITTLE
 
 aten = torch.ops.aten
 
@@ -140,8 +141,7 @@ class _Plan:
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
-        kernels = kernels_of(self._nodes, self._stored, _library_call, tape.kernels)
-        self._kernels = Counter(kernel._replace(in_graph=True) for kernel in kernels)
+        self._kernels = Counter(kernels_of(self._nodes, self._stored, _library_call, tape.kernels))
 
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
@@ -253,7 +253,7 @@ def _partition(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     for node in joint.graph.nodes:
-        drawn = node.target is aten.rand.default
+        drawn = (checkpointed or COMPILER_KEEPS_LITTLE) and node.target is aten.rand.default
         forward = node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
         if forward and (checkpointed or drawn or any(_SEEDED in one.meta for one in node.all_input_nodes)):
             node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}

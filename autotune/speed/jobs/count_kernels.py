@@ -4,6 +4,7 @@ Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S 
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ _ATTENTION = {
 }
 _BACKWARD_MATMULS = 2.5
 """FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for two."""
+_TILE = 128
+"""Tokens of a tile of FlashAttention for heads of 64."""
 _ORDER: tuple[KernelKind, ...] = ("copy", "embedding", "norm", "math", "softmax", "random")
 """Kinds that can be fused, from the cheapest to the most expensive."""
 _KINDS: dict[str, KernelKind] = {
@@ -110,7 +113,10 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
         window = next(
             (one[0] for one in args if isinstance(one, list | tuple) and len(one) == 2 and one[0] is not None), None
         )
-        keys = document_tokens if window is None or window < 0 else min(document_tokens, 2.0 * window + 1)
+        if window is None or window < 0:
+            keys = document_tokens
+        else:  # tiles of queries and keys: those that a window touches are computed whole
+            keys = min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])

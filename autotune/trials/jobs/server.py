@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import psutil
 import torch
@@ -40,8 +41,10 @@ GRACE_S = 2.0
 
 def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
-    for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
-        importlib.import_module(module)
+    # Without GPUs in sight: transformers imports torchao, which would start CUDA, and break it in forked processes.
+    with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+        for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
+            importlib.import_module(module)
 
 
 @functools.cache

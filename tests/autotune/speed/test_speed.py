@@ -109,19 +109,6 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     assert parts_of(speed)[0][0] == "host"
 
 
-def test_replayed_cuda_graphs_free_the_host_from_launches_but_not_from_the_calls_of_graphs():
-    work, rates = work_of(), data_sheet_rates(H100)
-    launching, replaying = (
-        predict_speed(work, rates, config(compile_mode=mode)) for mode in ("default", "reduce-overhead")
-    )
-    device_s = launching.step_s.value - launching.parts_s["host"]
-    inside = sum(count for kernel, count in work.kernels if kernel.in_graph and kernel.kind != "graph call")
-    saved_s = launching.step_s.value - replaying.step_s.value
-    assert 0 < inside < work.launches
-    assert saved_s == pytest.approx(inside * rates.compiled_launch_s)
-    assert replaying.step_s.value > counted(work)["graph call"] * rates.graph_call_s > device_s
-
-
 def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_between_traced_sizes():
     moved = {rows: (Kernel("copy", moved_bytes=rows * 10**9), 2) for rows in (8, 24)}  # of two micro-batches
     update = Kernel("optimizer", moved_bytes=10**10)
