@@ -162,7 +162,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         # Within its time, whatever is known by then: layers are compiled anew for each size.
         yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, most_s)
 
-    yield command("doctor", "doctor --measure --json", 5, 60)
+    yield command("doctor", "doctor --measure --json", 5, 120)
     confirm = "from benchmarks import gpu; gpu.confirm()"
     yield Stage(name="arithmetic", words=("-c", confirm), least_s=10, most_s=120)
     for model in sizes.models:

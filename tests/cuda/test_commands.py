@@ -6,9 +6,6 @@ import tomllib
 
 import pytest
 
-from tests.conftest import TORCHAO
-from tests.nullgpu.environment import ROOT
-
 pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
 """Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
@@ -39,9 +36,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    # With torchao, which starts CUDA where it is imported: trials must not be forked from such a process.
-    paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"}
-    return Desk(null_gpus(driver=DRIVER, variables=paths), data).probe("--max-micro-batch-size 64 --no-compile")
+    return Desk(null_gpus(driver=DRIVER), data).probe("--max-micro-batch-size 64 --no-compile")
 
 
 def test_estimate_uses_no_gpu(desk):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.gpu import TINY, stages_of
+from tests.conftest import TORCHAO
 from tests.nullgpu.environment import ROOT
 
 pytestmark = pytest.mark.cuda
@@ -15,7 +16,9 @@ QUICK = ("doctor", "arithmetic", "estimate", "probe", "train", "advise")
 
 @pytest.mark.parametrize("only", [QUICK, pytest.param((), marks=pytest.mark.soak, id="all")])
 def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu, only):
-    machine = null_gpu(devices=2, driver="580.95.05")
+    # With torchao, which starts CUDA where it is imported: trials must not be forked from such a process.
+    paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"}
+    machine = null_gpu(devices=2, driver="580.95.05", variables=paths)
     out, page = machine.folder / "check", (ROOT / "docs/reference/gpu.md").read_text()
     kept = sorted((ROOT / "reports").glob("gpu/*/*"))
     command = ("-m", "benchmarks.gpu", "--out", out, "--tiny", "--minutes", "40", "--keep")

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest import mock
 
 import psutil
 import torch
@@ -41,10 +40,13 @@ GRACE_S = 2.0
 
 def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
-    # Without GPUs in sight: transformers imports torchao, which would start CUDA, and break it in forked processes.
-    with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+    # Transformers imports torchao where it is installed, which starts CUDA, and breaks it in forked processes.
+    sys.modules["torchao"] = None  # type: ignore[assignment]
+    try:
         for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
             importlib.import_module(module)
+    finally:
+        del sys.modules["torchao"]
 
 
 @functools.cache
