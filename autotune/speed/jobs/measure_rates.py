@@ -57,6 +57,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """
     kind = RatesRequest.of(measured).device
     device = pick_device(kind, 0)
+    torch.set_float32_matmul_precision("high")  # in TF32, as the trainer does by default
     bench = _Bench(device)
     dtypes = {"fp32": torch.float32}
     # Without instructions for bf16 a CPU takes minutes for a step.
