@@ -51,6 +51,7 @@ def names_of(root: Path) -> dict[str, Any]:
         "bar": {bar["name"]: bar["figure"] for one in figures.values() for bar in one["bars"]},
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
+        "steps": json.loads((h100 / "steps.json").read_text())["steps"],
         "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,

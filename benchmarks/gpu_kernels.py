@@ -1,12 +1,13 @@
 """``python -m benchmarks.gpu_kernels --json FILE``: measure a GPU's constants, and the kernels of a training step.
 
 The constants are those that a roofline needs: bandwidth, matmul and attention rates by shape, the host's cost of a
-launch. Steps of the presets are profiled, eager and compiled, on random full sequences in bf16.
+launch. Steps are profiled on random full sequences in bf16; the host waits after each, as the trainer does not.
 """
 
 # mypy: disable-error-code="misc, no-any-return"
 import argparse
-import itertools
+import functools
+import gc
 import json
 import statistics
 import sys
@@ -28,7 +29,21 @@ from trainer.data.dataset import SpecialIds
 from trainer.distributed.ranks import Ranks, join_ranks
 
 SEQ_LENGTH, VOCAB_SIZE, DOCUMENTS = 512, 30_522, 2.0
-WARM_UP, TIMED, PROFILED = 3, 5, 2
+WARM_UP, TIMED, PROFILED = 3, 8, 2
+_FLOAT8, _NARROW = {"float8": "tensorwise"}, {"residual_dtype": "bf16"}
+STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "bert-120m": ("bert-120m", 64, {}),
+    "bert-350m": ("bert-350m", 64, {}),
+    "modernbert-base": ("modernbert-base", 64, {}),
+    "bert-120m, 8 sequences": ("bert-120m", 8, {}),
+    "bert-120m, 8 sequences, CUDA graphs": ("bert-120m", 8, {"compile_mode": "reduce-overhead"}),
+    "bert-120m, eager": ("bert-120m", 64, {"compile": False}),
+    "bert-120m, bf16 residual": ("bert-120m", 64, _NARROW),
+    "bert-120m, float8": ("bert-120m", 64, _FLOAT8),
+    "bert-350m, float8": ("bert-350m", 64, _FLOAT8),
+    "bert-120m, float8, bf16 residual": ("bert-120m", 64, _FLOAT8 | _NARROW),
+}
+"""Profiled steps, the most valuable first: model, sequences of its one micro-batch, other settings."""
 _ITEM = 2  # bytes of a bf16 number
 
 
@@ -37,18 +52,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_kernels", description="Measure a GPU's kernels.")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=120.0, help="begin no step's profile after this")
-    parser.add_argument("--model", action="append", metavar="NAME", help="presets whose steps are profiled")
-    parser.add_argument("--micro-batch-size", type=int, default=64)
     options = parser.parse_args()
     began_s = time.monotonic()
-    ranks = join_ranks(_config("bert-mini", 1, compiled=False), environment={})
-    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    ranks = join_ranks(config_of("bert-mini", 1, {"compile": False}), environment={})
+    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": {}}
 
-    def section(name: str, measure: Callable[[], Any]) -> None:
+    def section(name: str, measure: Callable[[], Any], into: dict[str, Any] = found) -> None:
         try:
-            found[name] = measure()
+            into[name] = measure()
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
+            into[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
         sys.stderr.write(f"{time.monotonic() - began_s:6.1f} s  {name}\n")
 
@@ -57,11 +70,10 @@ def main() -> int:
     section("matmul", matmuls)
     section("attention", attentions)
     section("adamw", adamw)
-    for model, compiled in itertools.product(options.model or ("bert-120m", "bert-350m"), (False, True)):
+    for name, (model, size, settings) in STEPS.items():
         if time.monotonic() - began_s < options.seconds:
-            size = options.micro_batch_size
-            name = f"step-{model}{'-compiled' if compiled else ''}"
-            section(name, lambda model=model, size=size, compiled=compiled: step(ranks, model, size, compiled=compiled))
+            measure = functools.partial(step, ranks, model, size, settings)
+            section(name, measure, found["steps"])
     return 0
 
 
@@ -212,10 +224,12 @@ def adamw() -> dict[str, float]:
     return {"adamw_s_per_parameter": seconds_of(optimizer.step) / numbers, "clip_s_per_parameter": clip / numbers}
 
 
-def step(ranks: Ranks, model: str, size: int, *, compiled: bool) -> dict[str, Any]:
+def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Return step times and the kernels of a step, of one micro-batch without accumulation."""
     torch._dynamo.reset()
-    config = _config(model, size, compiled=compiled)
+    gc.collect()
+    torch.cuda.empty_cache()
+    config = config_of(model, size, settings)
     special = SpecialIds(pad=0, cls=1, sep=2, mask=3, unk=4)
     training = build_training(config, VOCAB_SIZE, special, ranks)
     batches = [
@@ -248,11 +262,11 @@ def step(ranks: Ranks, model: str, size: int, *, compiled: bool) -> dict[str, An
     step_s = statistics.median(whole for whole, _ in times)
     flops = training.work.step_flops(batches[0].tokens_N.numpy(), batches[0].predicted_tokens)
     return {
-        "micro_batch_size": size,
-        "attention": str(training.attention) if hasattr(training, "attention") else None,
+        "model": model, "micro_batch_size": size, "settings": settings,
         "warmup_s": warm_up_s,
         "step_s": step_s,
         "launched_s": statistics.median(launched for _, launched in times),
+        "kernels_s": sum(seconds for _, seconds in kernels.values()),
         "tokens_per_s": size * SEQ_LENGTH / step_s,
         "model_flops": flops,
         "flops_per_s": flops / step_s,
@@ -261,14 +275,16 @@ def step(ranks: Ranks, model: str, size: int, *, compiled: bool) -> dict[str, An
             {"name": name, "per_step": round(count, 1), "seconds": seconds}
             for name, (count, seconds) in sorted(kernels.items(), key=lambda one: -one[1][1])
         ],
-    }
+    }  # fmt: skip
 
 
-def _config(model: str, size: int, *, compiled: bool) -> TrainConfig:
-    return TrainConfig(
-        model=model_settings(model), seq_length_tokens=SEQ_LENGTH, micro_batch_size=size, global_batch_size=size,
-        layout="packed", precision="bf16", device="cuda", compile=compiled, attention_dropout=0.0,
-    )  # fmt: skip
+def config_of(model: str, size: int, settings: dict[str, Any]) -> TrainConfig:
+    """Return the settings of a step with one micro-batch of so many sequences."""
+    return TrainConfig.model_validate({
+        "model": model_settings(model), "seq_length_tokens": SEQ_LENGTH, "micro_batch_size": size,
+        "global_batch_size": size, "layout": "packed", "precision": "bf16", "device": "cuda", "compile": True,
+        "attention_dropout": 0.0, **settings,
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 Published figures are of other people's trainers on A100 and H100, encoders first. Each step is traced with the
 published shape, micro-batch, precision and kind of attention, and predicted from the GPU's data sheet; none of the
 figures was used to fit the constants. Left out were figures of trainers whose kernels are hand-fused, whose weights
-are in 16 bits, or whose data is not padded to the stated length. On this machine, constants are measured first, as
+are in 16 bits, or whose data is not padded to the stated length. Steps of this trainer that ``benchmarks.gpu_kernels``
+measured are predicted too; those in float8 gave a constant. On this machine, constants are measured first, as
 ``autotune doctor --measure`` does; then steps of the trainer are predicted and measured, in interleaved rounds.
 """
 
 import contextlib
 import itertools
+import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -40,6 +43,7 @@ BARS: dict[str, tuple[str, Direction, float]] = {
 }
 DIFFER_SHARE = 0.1
 TIMEOUT_S = 400.0
+MEASURED = Path("reports/gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,19 +192,23 @@ CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict, measure, print both tables and the bars, and return the exit code."""
     asked = parser("speed", "Predicted step times beside published and measured ones.")
-    asked.add_argument("--only", choices=("published", "cpu"), help="one of the two comparisons")
+    asked.add_argument("--only", choices=("published", "gpu", "cpu"), help="one of the comparisons")
     asked.add_argument("--rounds", type=int, default=3, help="interleaved rounds of measurements on this machine")
     options = asked.parse_args(arguments)
     content: dict[str, Any] = {}
     figures: dict[str, float | None] = {}
     shown = []
-    if options.only != "cpu":
+    if options.only in (None, "published"):
         rows = [compare_published(one) for one in PUBLISHED]
         content["published"] = rows
         errors = [abs(row["error_%"]) for row in rows]
         figures |= {"published_figures": len(rows), "published_error_median_%": statistics.median(errors)}
         shown.append(_table(rows, ("name", "gpu", "published_tokens_per_s", "predicted_tokens_per_s", "error_%")))
-    if options.only != "published":
+    if options.only in (None, "gpu"):
+        content["gpu"] = rows = list(compare_gpu())
+        names = ("name", "measured_s", "predicted_s", "error_%", "kernels_s", "predicted_kernels_s", "kernels_error_%")
+        shown.append(_table(rows, names))
+    if options.only in (None, "cpu"):
         content["cpu"], content["rates"] = compare_cpu(options.rounds)
         rows = content["cpu"]
         errors = [abs(row["error_%"]) for row in rows]
@@ -244,6 +252,29 @@ def compare_published(one: Published) -> dict[str, Any]:
         "predicted_tokens_per_s": predicted,
         "error_%": 100 * (predicted / one.tokens_per_s - 1),
     }
+
+
+def compare_gpu() -> Iterator[dict[str, Any]]:
+    """Yield predicted and measured times of steps on GPUs, and of their kernels without what the host takes longer."""
+    from autotune.memory.jobs.trace import trace_steps
+    from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE, config_of
+
+    for path in sorted(MEASURED.glob("*/*/steps.json")):
+        found = json.loads(path.read_text())
+        rates = data_sheet_rates(found["gpu"])
+        assert rates is not None
+        for name, one in found["steps"].items():
+            config = config_of(one["model"], one["micro_batch_size"], one["settings"])
+            trace, _ = trace_steps(config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS)
+            speed = predict_speed(trace.work, rates, config)
+            predicted_s = speed.step_s.value
+            row = {key: one[key] for key in ("kernels_s", "launched_s", "peak_bytes", "model_flops")}
+            yield row | {
+                "name": name, "gpu": found["gpu"], "torch": found["torch"], "measured_s": one["step_s"],
+                "predicted_s": predicted_s, "predicted_kernels_s": predicted_s - speed.parts_s["host"],
+                "error_%": 100 * (predicted_s / one["step_s"] - 1),
+                "kernels_error_%": 100 * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1),
+            }  # fmt: skip
 
 
 def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.errors import BadInput, ExceedsMemory
+from autotune.errors import BadInput, ExceedsMemory, OutOfTime
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
 from autotune.trials import session
@@ -66,6 +66,12 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
     bench.machine._simulate = simulate
     probed(SETTINGS, ModelSettings(name="huge", config={"model_type": "bert"}))
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
+
+
+def test_no_trial_begins_after_the_time_limit(tmp_path, bench, patterned_dataset):
+    with pytest.raises(OutOfTime):
+        probe_models(bench, [probe_request(tmp_path, patterned_dataset, SETTINGS)], tmp_path / "p", ends_s=0.0)
+    assert not bench.machine.trials
 
 
 def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):

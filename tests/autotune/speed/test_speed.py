@@ -10,6 +10,7 @@ from autotune.errors import MachineLacks, Undecided
 from autotune.memory.jobs.trace import trace_steps
 from autotune.speed import decide
 from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed
+from autotune.speed.jobs import count_kernels
 from autotune.speed.jobs import measure_rates as job
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
 from autotune.speed.values import Kernel, MachineRates, StepWork, parts_of
@@ -107,6 +108,22 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     assert speed.step_s.low < speed.step_s.value < speed.step_s.high
     # So few tokens that the host is slower than the GPU.
     assert parts_of(speed)[0][0] == "host"
+
+
+def test_kernels_around_float8_matmuls_take_longer_than_their_bytes():
+    work, rates = work_of(), data_sheet_rates(H100)
+    plain, narrow = (
+        predict_speed(work, rates, config(compile=True, float8=way)).parts_s for way in ("none", "tensorwise")
+    )
+    assert narrow["memory-bound kernels"] == pytest.approx(decide.FLOAT8_SLOWER * plain["memory-bound kernels"])
+    assert (narrow["matmuls"], narrow["optimizer"]) == (plain["matmuls"], plain["optimizer"])
+
+
+@pytest.mark.parametrize(("tokens", "window", "keys"), [(1024, 64, 384.0), (1024, 200, 640.0), (256, 64, 256.0)])
+def test_attention_in_a_window_computes_whole_tiles(tokens, window, keys):
+    parts = [torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta") for _ in "qkv"]
+    kernel = count_kernels._attention("varlen", False, (*parts, (window, window)), parts[0], float(tokens))
+    assert (kernel.document_tokens, kernel.flops) == (keys, 4.0 * tokens * 2 * keys * 64)
 
 
 def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_between_traced_sizes():
