@@ -28,6 +28,7 @@ from autotune.speed.measure import measure_rates
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
+from tests.conftest import TORCHAO
 from tests.simulators.programs import CannotMeasure
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings, TrainConfig
@@ -259,6 +260,7 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
     from autotune.memory.jobs.trace import trace_steps
     from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE, config_of
 
+    sys.path.append(str(TORCHAO))
     for path in sorted(MEASURED.glob("*/*/steps.json")):
         found = json.loads(path.read_text())
         rates = data_sheet_rates(found["gpu"])
