@@ -133,12 +133,9 @@ class Training:
 def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks) -> Training:
     """Build the model, with the same weights on every rank, its optimizer and step; raise ``BadConfig`` if invalid."""
     configured = functools.partial(
-        build_config,
-        config.model,
-        vocab_size=vocab_size,
-        special_ids=special_ids,
+        build_config, config.model, vocab_size=vocab_size, special_ids=special_ids,
         seq_length_tokens=config.seq_length_tokens,
-    )
+    )  # fmt: skip
     missing = missing_for_compile("cuda") if config.compiled and ranks.device.type == "cuda" else None
     if config.attention == "fa3" and config.compiled and config.compile_mode == "reduce-overhead":
         raise BadConfig(
@@ -189,13 +186,10 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     optimizer = make_optimizer(shared.module, config, ranks)
     module.weights_changed()  # DDP has sent those of rank 0
     return Training(
-        module=module,
-        shared=shared,
-        optimizer=optimizer,
-        step=TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed),
-        work=work,
+        module=module, shared=shared, optimizer=optimizer,
+        step=TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed), work=work,
         recipe_changes=tuple(changes),
-    )
+    )  # fmt: skip
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:

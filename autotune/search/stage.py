@@ -131,14 +131,11 @@ def explore_request(
         return {"max": most, "step_s": dict(zip(sizes, seconds, strict=True))}
 
     return ExploreRequest(
-        training=training_windows(bench, train, request, ranks),
-        cells=cells,
-        global_batch_size=global_batch_size,
+        training=training_windows(bench, train, request, ranks), cells=cells, global_batch_size=global_batch_size,
         non_padding_shares={one: None if one == "bucketed" else mean / width for one, mean in means.items()},
-        left_out=tuple(left_out),
-        predict=None if probe.expected is None else predict,
+        left_out=tuple(left_out), predict=None if probe.expected is None else predict,
         predicted_for=limits if rates is None else limits | {"rates": rates.source},
-    )
+    )  # fmt: skip
 
 
 def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:

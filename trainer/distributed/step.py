@@ -139,18 +139,9 @@ class TrainStep:
         self._learning = False
         grad_norm, applied = self._update(lr, loss, limits)
         return StepResult(
-            loss=loss,
-            grad_norm=grad_norm,
-            applied=applied,
-            sums=sums[1:],
-            partial=partial,
-            began=began,
-            asked=asked,
-            counted=counted,
-            departed=departed,
-            reduced=reduced,
-            updated=mark(device),
-        )
+            loss=loss, grad_norm=grad_norm, applied=applied, sums=sums[1:], partial=partial, began=began,
+            asked=asked, counted=counted, departed=departed, reduced=reduced, updated=mark(device),
+        )  # fmt: skip
 
     def _forward_and_backward(
         self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool

@@ -90,16 +90,10 @@ def build_config(
         )
     try:
         config = AutoConfig.for_model(
-            model_type,
-            **shape,
-            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-            pad_token_id=special_ids.pad,
-            bos_token_id=special_ids.cls,
-            eos_token_id=special_ids.sep,
-            cls_token_id=special_ids.cls,
-            sep_token_id=special_ids.sep,
-            mask_token_id=special_ids.mask,
-        )
+            model_type, **shape, vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            pad_token_id=special_ids.pad, bos_token_id=special_ids.cls, eos_token_id=special_ids.sep,
+            cls_token_id=special_ids.cls, sep_token_id=special_ids.sep, mask_token_id=special_ids.mask,
+        )  # fmt: skip
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise BadConfig(
             f"transformers rejects the config of {settings.name!r}: {error}", next_step="Correct the config."

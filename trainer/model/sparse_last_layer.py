@@ -97,14 +97,9 @@ class DocumentQueries:
         """Return attention of the query positions over their documents; shape (K, H, E)."""
         assert not dropout, "varlen does not support dropout"
         return attend_documents(
-            query_KHE,
-            key_BSHE.flatten(0, 1),
-            value_BSHE.flatten(0, 1),
-            query_edges=self.query_edges,
-            key_edges=self.key_edges,
-            longest_query=self.most_queries,
-            longest_key=self.most_keys,
-        )
+            query_KHE, key_BSHE.flatten(0, 1), value_BSHE.flatten(0, 1), query_edges=self.query_edges,
+            key_edges=self.key_edges, longest_query=self.most_queries, longest_key=self.most_keys,
+        )  # fmt: skip
 
 
 LastLayerQueries = SequenceQueries | DocumentQueries

@@ -119,12 +119,10 @@ class Compiled:
             return compile_.make_boxed_func(_Plan(graph, self._tape).run)
 
         function = compile_.aot_function(
-            whole,
-            fw_compiler=planned,
-            bw_compiler=planned,
+            whole, fw_compiler=planned, bw_compiler=planned,
             partition_fn=functools.partial(_partition, checkpointed=checkpointed),
             decompositions=select_decomp_table(),
-        )
+        )  # fmt: skip
 
         def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
             with self._tape.paused():

@@ -116,11 +116,8 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}")
     return {
-        "optimizer_steps": len(step_s),
-        "step_s": ranks.all_reduce_max(*step_s),
-        "peak_bytes": max(peaks),
+        "optimizer_steps": len(step_s), "step_s": ranks.all_reduce_max(*step_s), "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
         "non_pytorch_bytes": None if non_pytorch_bytes is None else round(ranks.all_reduce_max(non_pytorch_bytes)[0]),
-        "local_ranks": ranks.local_world_size,
-        "loss": loss,
-    }
+        "local_ranks": ranks.local_world_size, "loss": loss,
+    }  # fmt: skip

@@ -40,16 +40,10 @@ def fullest_batch(
     tokens_N[-1] -= 1
     stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the loader delivers them
     return MicroBatch(
-        ids_BS=ids.to(stored).reshape(rows, width),
-        starts_N=starts_N,
-        tokens_N=tokens_N,
-        predicted_P=predicted.to(torch.int32),
-        targets_P=targets.to(stored),
-        non_padding_tokens=int(tokens_N.sum()),
-        predicted_tokens=len(predicted),
-        most_predicted_in_sequence=max(counts),
-        padded_sequences=1,
-    )
+        ids_BS=ids.to(stored).reshape(rows, width), starts_N=starts_N, tokens_N=tokens_N,
+        predicted_P=predicted.to(torch.int32), targets_P=targets.to(stored), non_padding_tokens=int(tokens_N.sum()),
+        predicted_tokens=len(predicted), most_predicted_in_sequence=max(counts), padded_sequences=1,
+    )  # fmt: skip
 
 
 def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int]:

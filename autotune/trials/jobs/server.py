@@ -42,11 +42,9 @@ def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
     # Transformers imports torchao where it is installed, which starts CUDA, and breaks it in forked processes.
     sys.modules["torchao"] = None  # type: ignore[assignment]
-    try:
-        for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
-            importlib.import_module(module)
-    finally:
-        del sys.modules["torchao"]
+    for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
+        importlib.import_module(module)
+    del sys.modules["torchao"]
 
 
 @functools.cache
