@@ -279,7 +279,7 @@ def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[
 
 
 def config_of(model: str, size: int, settings: dict[str, Any]) -> TrainConfig:
-    """Return the settings of a step with one micro-batch of so many sequences."""
+    """Return the settings of a step with one micro-batch of this size."""
     return TrainConfig.model_validate({
         "model": model_settings(model), "seq_length_tokens": SEQ_LENGTH, "micro_batch_size": size,
         "global_batch_size": size, "layout": "packed", "precision": "bf16", "device": "cuda", "compile": True,
