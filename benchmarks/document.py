@@ -44,6 +44,7 @@ def names_of(root: Path) -> dict[str, Any]:
     """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
     h100 = root / pictures.H100
     check = json.loads((h100 / gpu.CHECK_NAME).read_text())
+    steps = json.loads((h100 / "steps.json").read_text())
     figures = {path.stem: json.loads(path.read_text()) for path in sorted((root / "reports/benchmarks").glob("*.json"))}
     return {
         **figures,
@@ -51,7 +52,8 @@ def names_of(root: Path) -> dict[str, Any]:
         "bar": {bar["name"]: bar["figure"] for one in figures.values() for bar in one["bars"]},
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
-        "steps": json.loads((h100 / "steps.json").read_text())["steps"],
+        "steps": steps["steps"],
+        "alternatives": steps["alternatives of bert-120m"],
         "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,

@@ -159,7 +159,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     def memory(name: str, options: str, probe: str, most_s: float) -> Iterator[Stage]:
         options = f"--data data --seq-length {sizes.seq_length} {options} --json"
         yield command(f"estimate-{name}", f"estimate {options}", 15, 120)
-        # Within its time, whatever is known by then: layers are compiled anew for each size.
+        # Limited, as layers are compiled for each size: smaller sizes are left out.
         yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, most_s)
 
     yield command("doctor", "doctor --measure --json", 5, 120)

@@ -162,8 +162,8 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         options = None
         if config.device == "cuda":
-            # Of each layer's backward, sums of many gradients in one launch; with one block size for all, an H100 took
-            # ten times longer for them. Kernels that cast to float8 are slower together in any way.
+            # Sums of many gradients in one launch. With one block size for all, an H100 took ten times longer for them;
+            # float8 casts were slower combined even with their own.
             together = {"combo_kernels": config.float8 == "none", "combo_kernel_per_subkernel_blocks": True}
             options = torch._inductor.list_mode_options(config.compile_mode) | together
         for layer in module.layers:  # identical layers share one graph
