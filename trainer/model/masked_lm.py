@@ -27,6 +27,7 @@ from trainer.model.attention import (
 )
 from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
+from trainer.model.loss import CrossEntropyInPlace, cross_entropy, liger_cross_entropy
 from trainer.model.packing import prove_copies
 from trainer.model.precision import (
     WorkingCopies,
@@ -67,9 +68,8 @@ class MaskedLM(nn.Module):
         self._packed = config.layout == "packed"
         self._segments: int | None = None
         """Segments of varlen attention in every micro-batch, from the documents of the first."""
-        # Fuses its passes over the logits into one each way.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            torch.compile(cross_entropy, dynamic=False) if config.compiled else cross_entropy
+            CrossEntropyInPlace(functools.partial(torch.compile, dynamic=False)) if config.compiled else cross_entropy
         )
         self._replays_graphs = config.compiled and config.compile_mode == "reduce-overhead"
         self.fused_loss: Callable[..., torch.Tensor] | None = None
@@ -253,22 +253,3 @@ def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
         (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
         (last, f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer", ""),
     ))  # fmt: skip
-
-
-def liger_cross_entropy(
-    hidden_KD: torch.Tensor, weight_VD: torch.Tensor, labels_K: torch.Tensor, bias_V: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    loss: torch.Tensor = liger_fused_linear_cross_entropy(
-        hidden_KD, weight_VD, labels_K, bias_V, ignore_index=IGNORED_LABEL, reduction="sum", accum_dtype=torch.float32
-    )
-    return loss
-
-
-def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
-    """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
-    # fp32 at least, as sums over the vocabulary lose too much in bf16.
-    wide_KV = logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
-    return functional.cross_entropy(wide_KV, labels_K, ignore_index=IGNORED_LABEL, reduction="sum")

@@ -121,7 +121,7 @@ class Compiled:
         function = compile_.aot_function(
             whole, fw_compiler=planned, bw_compiler=planned,
             partition_fn=functools.partial(_partition, checkpointed=checkpointed),
-            decompositions=select_decomp_table(),
+            decompositions=select_decomp_table(), keep_inference_input_mutations=True,
         )  # fmt: skip
 
         def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
@@ -145,6 +145,7 @@ class _Plan:
         from torch._inductor import config
 
         found = {node for node in self._nodes if _is_library(node) or waits_for_all(node)}
+        found |= {node for node in self._nodes if node.target is aten.copy_.default}  # into an argument
         for node in self._nodes:
             if node.op == "output" or _is_library(node):
                 found |= {_base(one) for one in node.all_input_nodes}
@@ -180,7 +181,7 @@ class _Plan:
                 if _is_library(node) or any(one.op != "placeholder" for one in node.all_input_nodes):
                     kernel += _is_library(node) or not fuses
                     fuses = not _is_library(node)
-                if _place(node) and not _allocates(node) and not isinstance(node.meta["val"], tuple):
+                if node.users and _place(node) and not _allocates(node) and not isinstance(node.meta["val"], tuple):
                     alike = fuses and node not in self._reducing
                     over = [one for one in dying if alike and _place(one) == _place(node)]
                     over += [one for number, one in free.get(_place(node), []) if number == kernel - 1][-1:]

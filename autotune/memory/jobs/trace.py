@@ -25,10 +25,10 @@ from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
-from trainer.data.masking import IGNORED_LABEL
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
+from trainer.model.loss import CrossEntropyInPlace
 
 META = torch.device("meta")
 
@@ -166,14 +166,7 @@ def _without_kernels(training: Training, config: TrainConfig, tape: AllocationRe
         return
     for layer in training.module.layers:
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
-    training.module.loss = Compiled(_cross_entropy, None, tape, graphs)
-
-
-def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
-    # The trainer's, in operators that AOTAutograd differentiates on the meta device; nll_loss is none of them there.
-    likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
-    nothing = likelihood_K1.new_zeros(())
-    return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
+    training.module.loss = CrossEntropyInPlace(lambda function: Compiled(function, None, tape, graphs))
 
 
 def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:

@@ -77,8 +77,10 @@ def kernels_of(
 
 
 def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
-    """Return whether anything but the loop reads a value."""
+    """Return whether anything but the loop reads a value, or it is written into an argument."""
     waiting = list(value.users)
+    if not waiting:
+        return True
     while waiting:
         one = waiting.pop()
         if one.op == "output" or (one in stored and one not in loop.writes):

@@ -1,0 +1,83 @@
+"""Cross-entropy of logits, summed over tokens to predict; labels ``IGNORED_LABEL`` add nothing.
+
+Shapes: K slots of the head, D hidden, V ids.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer.data.masking import IGNORED_LABEL
+
+
+def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+    """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
+    return functional.cross_entropy(_wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum")
+
+
+class CrossEntropyInPlace:
+    """``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
+
+    Logits are the largest tensor of a step, and its memory peaks where they and their gradient are held. ``compiled``
+    compiles a function into one kernel.
+    """
+
+    def __init__(self, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.loss_and_norm = compiled(_loss_and_norm)
+        self.write_gradient = compiled(_write_gradient)
+
+    def __call__(self, logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+        """Return the loss; once its gradient is computed, the logits are overwritten."""
+        loss: torch.Tensor = _InPlace.apply(logits_KV, labels_K, self)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_KV: Any, labels_K: Any, functions: CrossEntropyInPlace) -> Any:  # noqa: ANN401
+        loss, norm_K1 = functions.loss_and_norm(logits_KV, labels_K)
+        ctx.save_for_backward(logits_KV, labels_K, norm_K1)
+        ctx.write_gradient = functions.write_gradient
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+        logits_KV, labels_K, norm_K1 = ctx.saved_tensors
+        ctx.write_gradient(logits_KV, labels_K, norm_K1, gradient)
+        return logits_KV, None, None
+
+
+def _loss_and_norm(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss, and the logarithm of the sum of exponentials of each row."""
+    wide_KV = _wide(logits_KV)
+    largest_K1 = wide_KV.amax(1, keepdim=True)
+    norm_K1 = largest_K1 + (wide_KV - largest_K1).exp().sum(1, keepdim=True).log()
+    losses_K1 = norm_K1 - wide_KV.gather(1, labels_K.clamp_min(0).unsqueeze(1))
+    return losses_K1.masked_fill(labels_K.unsqueeze(1) == IGNORED_LABEL, 0).sum(), norm_K1
+
+
+def _write_gradient(
+    logits_KV: torch.Tensor, labels_K: torch.Tensor, norm_K1: torch.Tensor, gradient: torch.Tensor
+) -> None:
+    ids_V, label_K1 = torch.arange(logits_KV.shape[1], device=logits_KV.device), labels_K.unsqueeze(1)
+    gradient_KV = ((_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1)) * gradient
+    logits_KV.copy_(gradient_KV.masked_fill(label_K1 == IGNORED_LABEL, 0))
+
+
+def _wide(logits_KV: torch.Tensor) -> torch.Tensor:
+    # fp32 at least, as sums over the vocabulary lose too much in bf16.
+    return logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
+
+
+def liger_cross_entropy(
+    hidden_KD: torch.Tensor, weight_VD: torch.Tensor, labels_K: torch.Tensor, bias_V: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+        hidden_KD, weight_VD, labels_K, bias_V, ignore_index=IGNORED_LABEL, reduction="sum", accum_dtype=torch.float32
+    )
+    return loss
