@@ -62,7 +62,7 @@ def _write_gradient(
     logits_KV: torch.Tensor, labels_K: torch.Tensor, norm_K1: torch.Tensor, gradient: torch.Tensor
 ) -> None:
     ids_V, label_K1 = torch.arange(logits_KV.shape[1], device=logits_KV.device), labels_K.unsqueeze(1)
-    gradient_KV = ((_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1)) * gradient
+    gradient_KV = ((_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1).float()) * gradient
     logits_KV.copy_(gradient_KV.masked_fill(label_K1 == IGNORED_LABEL, 0))
 
 
