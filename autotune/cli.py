@@ -27,28 +27,11 @@ from autotune.workers.command import workers
 from trainer.errors import TrainerError, error_text
 
 app = typer.Typer(
-    name="autotune",
-    cls=Group,
-    help="Find the fastest settings for a BERT pretraining run before you pay for it.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (
-    doctor,
-    estimate,
-    tune,
-    probe,
-    workers,
-    network,
-    baseline,
-    report,
-    compare,
-    advise,
-    plan,
-    train,
-    status,
-):
+    name="autotune", cls=Group, help="Find the fastest settings for a BERT pretraining run before you pay for it.",
+    context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+commands = (doctor, estimate, tune, probe, workers, network, baseline, report, compare, advise, plan, train, status)
+for command in commands:
     app.command()(command)
 app.command(hidden=True)(tune_between_nodes)
 for name, group in {"data": data, "profile": profile, "job": job}.items():

@@ -108,12 +108,9 @@ def predict(
         alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
     told = ("exit_code", "message", "next_step")
     answer = Answer(
-        target=target.name,
-        reserve_bytes=target.reserve_bytes,
-        models=tuple(predicted),
+        target=target.name, reserve_bytes=target.reserve_bytes, models=tuple(predicted), what_if=alternatives,
         rejected={name: {one: getattr(error, one) for one in told} for name, error in rejected.items()},
-        what_if=alternatives,
-    )
+    )  # fmt: skip
     return answer, rejected
 
 
@@ -314,12 +311,11 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return MemoryPlan(
         parameters=PlanFigure(value=probe.parameters, basis="measured", source="counted by the probe"),
-        state=state_of_terms(probe.traced_terms_bytes),
-        micro_batch_size=probe.feasible_max,
+        state=state_of_terms(probe.traced_terms_bytes), micro_batch_size=probe.feasible_max,
         max_micro_batch_size=max(train.micro_batch_size, most),
         largest_bytes=largest_parameter_bytes(train, probe.parameters),
         source=f"the probe's trace; the largest verified micro-batch is {probe.feasible_max}",
-    )
+    )  # fmt: skip
 
 
 def traced(

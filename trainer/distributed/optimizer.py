@@ -23,11 +23,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
         first = max(first, config.max_steps - max(1, round(config.decay_share * config.max_steps)))
     done = min(1.0, max(0.0, (step - first) / max(1, config.max_steps - first)))
     left = {
-        "constant": 1.0,
-        "linear": 1 - done,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-        "wsd": 1 - math.sqrt(done),
-    }
+        "constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "wsd": 1 - math.sqrt(done),
+    }  # fmt: skip
     return config.learning_rate * (final + (1 - final) * left[config.schedule])
 
 

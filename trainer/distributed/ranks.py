@@ -222,13 +222,10 @@ def join_ranks(
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
     ranks = Ranks(
-        rank=int(environment.get("RANK", "0")),
-        local_rank=local_rank,
+        rank=int(environment.get("RANK", "0")), local_rank=local_rank,
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-        world_size=int(environment.get("WORLD_SIZE", "1")),
-        device=device,
-        cpus_before_binding=cpus,
-    )
+        world_size=int(environment.get("WORLD_SIZE", "1")), device=device, cpus_before_binding=cpus,
+    )  # fmt: skip
     if device.type == "cuda":
         gpu: Any = torch.cuda.get_device_properties(device)
         bind_to_nearest_cpus(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")

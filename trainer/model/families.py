@@ -12,13 +12,8 @@ _PACKED_ONLY = (
     "albert distilbert electra esm esmc eurobert gte ibert jina_embeddings_v3 "
     "megatron-bert nomic_bert rembert roberta-prelayernorm roc_bert roformer squeezebert tapas xlm-roberta-xl"
 )
-FAMILIES: dict[str, LayerLayout | None] = dict.fromkeys(_PACKED_ONLY.split()) | {
-    "bert": "bert",
-    "camembert": "bert",
-    "data2vec-text": "bert",
-    "ernie": "bert",
-    "modernbert": "modernbert",
-    "roberta": "bert",
-    "xlm-roberta": "bert",
-}
+_LIKE_BERT = "bert camembert data2vec-text ernie roberta xlm-roberta"
+FAMILIES: dict[str, LayerLayout | None] = {
+    **dict.fromkeys(_PACKED_ONLY.split()), **dict.fromkeys(_LIKE_BERT.split(), "bert"), "modernbert": "modernbert",
+}  # fmt: skip
 """Layout of the layers by transformers' model type; None if the last layer cannot be sparse."""

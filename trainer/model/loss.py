@@ -3,6 +3,7 @@
 Shapes: K slots of the head, D hidden, V ids.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,36 +18,28 @@ def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tens
     return functional.cross_entropy(_wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
-class CrossEntropyInPlace:
-    """``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
+def cross_entropy_in_place(compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return ``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
 
     Logits are the largest tensor of a step, and its memory peaks where they and their gradient are held. ``compiled``
     compiles a function into one kernel.
     """
-
-    def __init__(self, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self.loss_and_norm = compiled(_loss_and_norm)
-        self.write_gradient = compiled(_write_gradient)
-
-    def __call__(self, logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
-        """Return the loss; once its gradient is computed, the logits are overwritten."""
-        loss: torch.Tensor = _InPlace.apply(logits_KV, labels_K, self)  # type: ignore[no-untyped-call]
-        return loss
+    return functools.partial(_InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient))
 
 
 class _InPlace(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_KV: Any, labels_K: Any, functions: CrossEntropyInPlace) -> Any:  # noqa: ANN401
-        loss, norm_K1 = functions.loss_and_norm(logits_KV, labels_K)
+    def forward(ctx: Any, loss_and_norm: Any, write_gradient: Any, logits_KV: Any, labels_K: Any) -> Any:  # noqa: ANN401
+        loss, norm_K1 = loss_and_norm(logits_KV, labels_K)
         ctx.save_for_backward(logits_KV, labels_K, norm_K1)
-        ctx.write_gradient = functions.write_gradient
+        ctx.write_gradient = write_gradient
         return loss
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
         logits_KV, labels_K, norm_K1 = ctx.saved_tensors
         ctx.write_gradient(logits_KV, labels_K, norm_K1, gradient)
-        return logits_KV, None, None
+        return None, None, logits_KV, None
 
 
 def _loss_and_norm(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from trainer.model.attention import (
 )
 from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
-from trainer.model.loss import CrossEntropyInPlace, cross_entropy, liger_cross_entropy
+from trainer.model.loss import cross_entropy, cross_entropy_in_place, liger_cross_entropy
 from trainer.model.packing import prove_copies
 from trainer.model.precision import (
     WorkingCopies,
@@ -68,9 +68,9 @@ class MaskedLM(nn.Module):
         self._packed = config.layout == "packed"
         self._segments: int | None = None
         """Segments of varlen attention in every micro-batch, from the documents of the first."""
-        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            CrossEntropyInPlace(functools.partial(torch.compile, dynamic=False)) if config.compiled else cross_entropy
-        )
+        self.loss: Callable[..., torch.Tensor] = cross_entropy
+        if config.compiled:
+            self.loss = cross_entropy_in_place(functools.partial(torch.compile, dynamic=False))
         self._replays_graphs = config.compiled and config.compile_mode == "reduce-overhead"
         self.fused_loss: Callable[..., torch.Tensor] | None = None
         """Loss from hidden states, weight, labels and bias of the head's last layer, without logits."""

@@ -74,12 +74,10 @@ def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
     heads = min(config.num_attention_heads, 2)
     keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     changes = {
-        "hidden_size": config.hidden_size // config.num_attention_heads * heads,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 1 if keys < config.num_attention_heads else heads,
-        "intermediate_size": 64,
+        "hidden_size": config.hidden_size // config.num_attention_heads * heads, "num_attention_heads": heads,
+        "num_key_value_heads": 1 if keys < config.num_attention_heads else heads, "intermediate_size": 64,
         "hidden_dim": 64,
-    }
+    }  # fmt: skip
     if narrow:
         for key in changes.keys() & set(dir(config)):
             setattr(small, key, changes[key])

@@ -68,12 +68,9 @@ class SequenceQueries:
         spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
         query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(0, (rows, slots))
         attended_BHRE = functional.scaled_dot_product_attention(
-            query_BRHE.transpose(1, 2),
-            key_BSHE.transpose(1, 2),
-            value_BSHE.transpose(1, 2),
-            attn_mask=self.mask_BRS,
+            query_BRHE.transpose(1, 2), key_BSHE.transpose(1, 2), value_BSHE.transpose(1, 2), attn_mask=self.mask_BRS,
             dropout_p=dropout,
-        )
+        )  # fmt: skip
         attended = functional.pad(attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1))
         return attended.index_select(0, self.slot_K)
 

@@ -11,14 +11,12 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     """Sort a memory breakdown's terms by how they are shared; the rest are temporaries."""
     terms = dict(terms_bytes)
     return StateBytes(
-        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
-        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
-        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
-        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
+        parameters_bytes=terms.pop(Term.PARAMETERS, 0), gradients_bytes=terms.pop(Term.GRADIENTS, 0),
+        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0), head_and_loss_bytes=terms.pop(Term.HEAD, 0),
         non_pytorch_bytes=terms.pop(Term.NON_PYTORCH, 0),
         activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
         temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
-    )
+    )  # fmt: skip
 
 
 def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int) -> StateBytes:

@@ -28,7 +28,7 @@ from trainer.data.loader import MicroBatch
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
-from trainer.model.loss import CrossEntropyInPlace
+from trainer.model.loss import cross_entropy_in_place
 
 META = torch.device("meta")
 
@@ -166,7 +166,7 @@ def _without_kernels(training: Training, config: TrainConfig, tape: AllocationRe
         return
     for layer in training.module.layers:
         layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
-    training.module.loss = CrossEntropyInPlace(lambda function: Compiled(function, None, tape, graphs))
+    training.module.loss = cross_entropy_in_place(lambda function: Compiled(function, None, tape, graphs))
 
 
 def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:

@@ -79,15 +79,13 @@ def kernels_of(
 def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
     """Return whether anything but the loop reads a value, or it is written into an argument."""
     waiting = list(value.users)
-    if not waiting:
-        return True
     while waiting:
         one = waiting.pop()
         if one.op == "output" or (one in stored and one not in loop.writes):
             return True
         if one not in stored:
             waiting.extend(one.users)
-    return False
+    return not value.users
 
 
 def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int) -> _Loop:

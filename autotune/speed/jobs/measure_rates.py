@@ -173,12 +173,9 @@ class _Bench:
             return lambda: function(wanted).backward(value)
 
         found: dict[KernelKind, Callable[[], object]] = {
-            "copy": lambda: value + other,
-            "math": both(functional.gelu),
-            "norm": both(norm),
-            "softmax": both(lambda one: one.softmax(-1)),
-            "embedding": lambda: table(ids).backward(value),
-        }
+            "copy": lambda: value + other, "math": both(functional.gelu), "norm": both(norm),
+            "softmax": both(lambda one: one.softmax(-1)), "embedding": lambda: table(ids).backward(value),
+        }  # fmt: skip
         if not self._cuda:
             found["random"] = lambda: torch.empty_like(value).bernoulli_(0.9)
         weight = nn.Parameter(torch.zeros(rows, _HIDDEN, device=self._device))

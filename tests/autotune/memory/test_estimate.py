@@ -39,7 +39,7 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
     assert sum(one["breakdown"]["terms_bytes"].values()) == peak_bytes <= one["budget_bytes"]
     assert one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
     assert 300 < one["micro_batch_size_low"] <= one["micro_batch_size"] <= one["micro_batch_size_high"] < 660
-    assert (one["attention"], one["traces"]) == ("varlen", 4)
+    assert (one["attention"], one["traces"]) == ("varlen", 5)
     assert one["parameters"] == pytest.approx(109.5e6, rel=0.01)
 
 

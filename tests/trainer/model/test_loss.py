@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.data.masking import IGNORED_LABEL
-from trainer.model.loss import CrossEntropyInPlace, cross_entropy
+from trainer.model.loss import cross_entropy, cross_entropy_in_place
 
 
 def run_as_is(function):
@@ -27,7 +27,7 @@ def test_loss_and_gradient_are_those_of_cross_entropy(dtype, near, compiled):
     labels_K[::7] = IGNORED_LABEL
     logits_KV[3] += 300  # exponentials overflow unless the largest is subtracted
     found = []
-    for loss_of in (cross_entropy, CrossEntropyInPlace(compiled)):
+    for loss_of in (cross_entropy, cross_entropy_in_place(compiled)):
         leaf_KV = logits_KV.clone().requires_grad_()
         loss = loss_of(leaf_KV * 1, labels_K)
         (loss / 3).backward()
@@ -39,7 +39,7 @@ def test_loss_and_gradient_are_those_of_cross_entropy(dtype, near, compiled):
 def test_the_gradient_takes_the_memory_of_the_logits_and_cannot_be_computed_twice():
     leaf_KV = torch.randn(5, 9, requires_grad=True)
     logits_KV = leaf_KV * 1
-    loss = CrossEntropyInPlace(run_as_is)(logits_KV, torch.arange(5))
+    loss = cross_entropy_in_place(run_as_is)(logits_KV, torch.arange(5))
     (gradient_KV,) = torch.autograd.grad(loss, logits_KV, retain_graph=True)
     assert gradient_KV.data_ptr() == logits_KV.data_ptr()
     with pytest.raises(RuntimeError, match="inplace"):
