@@ -299,7 +299,7 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     """Return intercept and slope of the line with the least squared relative errors; neither is negative."""
     weights = 1 / np.array(ys)
-    slope, intercept = np.polyfit(xs, ys, 1, w=weights)
+    slope, intercept = np.polyfit(np.array(xs, dtype=float), ys, 1, w=weights)
     if slope < 0:
         slope, intercept = 0.0, np.average(ys, weights=weights**2)
     return max(0.0, float(intercept)), float(slope)

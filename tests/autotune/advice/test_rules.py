@@ -98,6 +98,7 @@ def test_lines_neither_begin_below_nothing_nor_fall():
     assert line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((1, 2))
     assert line([1, 2], [1.0, 3.0]) == pytest.approx((0, 2))
     assert line([1, 2], [2.0, 1.0]) == pytest.approx((1.2, 0))
+    assert line([1, 2**70], [1.0, 2.0]) == pytest.approx((1, 2**-70))  # a profile may hold any integer
 
 
 def test_bounds_name_a_confidence_only_where_nothing_is_assumed(all_advice):
