@@ -120,7 +120,9 @@ def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str
     process = job.start([{"kind": kind, "step": step, "rank": rank}], settings=settings)
     left = job.leave(process, LEAVES_WITHIN_S if early else END_S)
     assert (left.exit_code, left.requeue) == (code, code == REQUEUE), left
-    assert reason.format(rank=rank) in left.reason, left
+    # A rank that waits for a GPU may get torchrun's SIGTERM before NCCL reports the lost connection.
+    ended = kind == "kill" and job.settings.get("train.device") == "cuda" and "killed before the step" in left.reason
+    assert ended or reason.format(rank=rank) in left.reason, left
     if kind == "raise":
         assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
     return True

@@ -258,7 +258,7 @@ def check_the_same(job: Job, expected: Job) -> None:
     assert list(job.checkpoints.glob(".step-*")) == []
     resumed = [event for event in found.events if event.kind == "resumed"]
     passed_over = [
-        (one.message.split()[1], after.message.split()[3])
+        (one.message.split()[1], after.message.split()[2])
         for one, after in itertools.pairwise(resumed)
         if one.level == "error"
     ]
