@@ -89,7 +89,7 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 @pytest.mark.soak  # each trial compiles
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --time-limit 4min --max-micro-batch-size 4 --precision bf16 --window 0.2s"
+    words = "--explore --time-limit 6min --trial-timeout 90s --max-micro-batch-size 4 --precision bf16 --window 0.2s"
     words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]
