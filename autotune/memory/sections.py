@@ -124,7 +124,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
     assert probe is not None
     yield probe.choice
     if probe.knee_micro_batch_sizes and probe.curve:
-        low, high = probe.knee_micro_batch_sizes
+        low, high = min(probe.knee_micro_batch_sizes), max(probe.knee_micro_batch_sizes)
         yield f"throughput levels off {'at' if low == high else f'between {low} and'} {plural(high, 'sequence')}"
     yield batch_split_words(profile.train, probe.local_ranks)
     yield f"each optimizer step has {global_batch_words(profile.constraints.global_batch_tokens)}"

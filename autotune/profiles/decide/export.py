@@ -195,7 +195,7 @@ def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equival
     any_workers, interval = data.num_workers > 0, train.evaluation.interval_steps
     every, how = saving.interval_steps, "no measured step time to convert seconds into steps"
     if (step := _step_s(profile, batch)) is not None:
-        every = min(max(1, math.floor(saving.interval_s / step[0])), every or sys.maxsize)
+        every = min(max(1, math.floor(min(saving.interval_s / max(1e-9, step[0]), sys.maxsize))), every or sys.maxsize)
         how = f"steps of {step[0]:.3g} s by this project's trainer ({step[1]})"
     counted = profile.evidence.workers is not None
     return (

@@ -3,10 +3,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime
+from autotune.memory.sections import reasons_of
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
 from autotune.trials import session
 from tests.autotune.machine.test_measured_device import H200
+from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from tests.simulators.explorations import additive
@@ -124,3 +126,9 @@ def test_nothing_runs_for_a_profile_that_cannot_be_written(tmp_path, bench, prep
     with pytest.raises(BadInput, match="cannot write"):
         probe_one(bench, prepared(), tmp_path / "file" / "deep" / "tiny.toml")
     assert bench.machine.trials == []
+
+
+def test_a_profile_with_another_number_of_knees_is_told_all_the_same():
+    probe = example_profile().evidence.probe.model_copy(update={"knee_micro_batch_sizes": [3, 1, 2]})
+    reasons = reasons_of(but(example_profile(), evidence={"probe": probe}))
+    assert "throughput levels off between 1 and 3 sequences" in reasons

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.corpus.values import SequenceMeans
+from autotune.profiles.decide import export
 from autotune.profiles.decide.export import export_profile, exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
@@ -79,6 +80,12 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
     step_s = export.batch.tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
     assert export.arguments["save_steps"] == max(1, int(60 / step_s))
     assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")
+
+
+@pytest.mark.parametrize("step_s", [0.0, 5e-324])
+def test_a_rate_that_no_machine_has_is_exported_all_the_same(monkeypatch, step_s):
+    monkeypatch.setattr(export, "_step_s", lambda *_: (step_s, "edited"))
+    assert _export().arguments["save_steps"] > 10**9
 
 
 def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
