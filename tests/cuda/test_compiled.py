@@ -13,7 +13,7 @@ JOB = ROOT / "tests/cuda/compile_job.py"
 GRAPHS = {"bert": 4, "roberta": 4, "modernbert": 5}
 QUICK = ("bert=4", "modernbert=6")
 MORE = (
-    # First: torch draws its weights until all are in range, which nothing computed in used memory need ever be.
+    # First, in fresh memory: torch draws its weights again until all are in range, and here no kernel changes them.
     "modernbert=6,activation_checkpointing=selective",
     "bert=8",
     "roberta=4,activation_checkpointing=full",

@@ -21,8 +21,8 @@ def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tens
 def cross_entropy_in_place(compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
     """Return ``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
 
-    Logits are the largest tensor of a step, and its memory peaks where they and their gradient are held. ``compiled``
-    compiles a function into one kernel.
+    A step's memory peaks where logits, its largest tensor, and their gradient are held. ``compiled`` compiles a
+    function into one kernel. Backward raises ``RuntimeError`` if anything else kept the logits for its own gradient.
     """
     return functools.partial(_InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient))
 
