@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Loaded here, not in a forked child: it allocates.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -22,6 +22,11 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def keep_orphans() -> None:
+    """Let descendants whose parents have ended become this process's own children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def start(

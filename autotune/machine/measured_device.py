@@ -171,9 +171,12 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
 
 
 def fingerprint(
-    site: MeasuredDevice, settings: ModelSettings, manifest: Manifest | None, cuda: str | None
+    site: MeasuredDevice, model: ModelSettings | str, manifest: Manifest | None, cuda: str | None
 ) -> Fingerprint:
-    """Return the profile's fingerprint of this machine, model and dataset; without a dataset its hash is empty."""
+    """Return the profile's fingerprint of this machine, model and dataset; without a dataset its hash is empty.
+
+    ``model`` may be the hash of what takes a model's place.
+    """
     gpu, host = site.gpu, site.host
     of_gpu: dict[str, Any] = {"gpu_count": 0}
     if gpu is not None:
@@ -185,7 +188,8 @@ def fingerprint(
     return Fingerprint(
         device=site.device, **of_gpu, **of_host, cuda=cuda, torch=site.versions["torch"],
         transformers=site.versions["transformers"], python=host.python_version,
-        data_filesystem=host.disks[0].filesystem_type if host.disks else None, model_sha256=model_sha256(settings),
+        data_filesystem=host.disks[0].filesystem_type if host.disks else None,
+        model_sha256=model if isinstance(model, str) else model_sha256(model),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
@@ -13,10 +13,11 @@ from autotune.base.units import format_bytes
 from autotune.base.wording import plural
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.machine.gpu_models import GpuModel
-from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, SizeTrial, bracket, next_size, predict_bytes
+from autotune.memory.decide.batch_search import MAX_FAILURES, Prediction, bracket, predict_bytes
 from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
+from autotune.memory.size_search import SizeSearch
 from autotune.memory.values import CurvePoint, ProbeEvidence, StepRequest, TraceRequest, is_activations
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
@@ -42,8 +43,6 @@ SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 """Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
-CLOSE_BYTES = 2**20
-"""Free memory below which the largest size is tried a second time, as processes differ slightly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +108,27 @@ class Probe:
 
 
 @dataclass(slots=True, kw_only=True)
-class Search:
+class Search(SizeSearch):
     """State of a running probe."""
 
     probe: Probe
-    runner: TrialRunner
-    tried: list[SizeTrial] = field(default_factory=list)
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
-    prediction: Prediction | None = None
 
     @property
     def name(self) -> str:
         """Name of the model."""
         return self.probe.config.model.name
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory budget of a rank."""
+        return self.probe.memory_budget_bytes
+
+    @property
+    def max_size(self) -> int:
+        """Largest micro-batch size to try."""
+        return self.probe.request.max_micro_batch_size
 
     def predict(self) -> None:
         """Trace the model; if that fails, let trials alone guide the search."""
@@ -142,38 +148,18 @@ class Search:
             unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
         )
 
-    def find(self) -> None:
-        """Try sizes until the largest is verified on both sides."""
-        budget, most = self.probe.memory_budget_bytes, self.probe.request.max_micro_batch_size
-        while True:
-            rows = next_size(self.tried, budget, most, self.prediction)
-            if rows is None:
-                rows = bracket(self.tried).feasible_max
-                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == rows and one.fits]
-                if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
-                    return
-            self._try(rows)
+    @property
+    def on_gpu(self) -> bool:
+        """True if the step runs on GPUs."""
+        return self.probe.config.device == "cuda"
 
-    def _try(self, rows: int) -> None:
-        before = [one.fits for one in self.tried if one.micro_batch_size == rows]
-        label = plural(rows, "sequence") + (f", attempt {len(before) + 1}" if before else "")
-        trial = step_trial(self.probe, rows, FIT_STEPS, self.probe.memory_budget_bytes, attempt=len(before))
-        try:
-            outcome = self.runner.run(trial, f"{self.name}: {label}")
-        except OutOfTime as error:
-            found = bracket(self.tried)
-            known = f"{plural(found.feasible_max, 'sequence')} fit" if found.feasible_max else "no size is verified yet"
-            known += "" if found.infeasible_min is None else f", {found.infeasible_min} do not"
-            raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
-        if isinstance(outcome, Measured):
-            peak = StepFigures.of(outcome).peak_bytes
-            self.tried.append(SizeTrial(micro_batch_size=rows, fits=True, peak_bytes=peak))
-        elif isinstance(outcome, OutOfMemory):
-            self.tried.append(SizeTrial(micro_batch_size=rows, fits=False))
-        elif isinstance(outcome, Crashed | Contaminated) and before.count(None) < MAX_FAILURES - 1:
-            self.tried.append(SizeTrial(micro_batch_size=rows, fits=None))
-        else:
-            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
+    def trial_of(self, size: int, attempt: int) -> Trial:
+        """Return the trial of a micro-batch size."""
+        return step_trial(self.probe, size, FIT_STEPS, self.budget_bytes, attempt=attempt)
+
+    def peak_bytes_of(self, size: int, outcome: Measured) -> int:
+        """Return the peak of a trial that ran."""
+        return StepFigures.of(outcome).peak_bytes
 
     def curve(self, sizes: list[int]) -> list[CurvePoint]:
         """Measure throughput from the largest size down, as far as time allows; at least the largest."""

@@ -82,7 +82,7 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
-def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int) -> dict[str, Any]:
+def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None) -> dict[str, Any]:
     """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
     own = trial_log.own_records(trial_log.read_trial_records(runner.trial_log.directory)[0], made_on, seq_length_tokens)
     until = max((record.time_utc for record in own), default=None)

@@ -32,6 +32,8 @@ class Evidence(StrictTable):
 
 
 HASH_KEY = "content_sha256"
+SUBJECT_KEY = "subject"
+"""Table that only profiles of your own training code have."""
 
 _HEADER = (
     "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no longer matches, and reports show",
@@ -149,11 +151,15 @@ def model_sha256(settings: ModelSettings) -> str:
 
 def profile_to_toml(profile: Profile) -> str:
     """Return the profile as TOML, with its content hash."""
+    return tables_to_toml(_tables(profile), _HEADER)
+
+
+def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
+    """Return the tables of a profile as TOML, with their hash, below a header of comments."""
     import tomlkit
 
-    tables = _tables(profile)
     document = tomlkit.document()
-    for line in _HEADER:
+    for line in header:
         document.add(tomlkit.comment(line))
     hashed = tables | {HASH_KEY: canonical_sha256(tables)}
     for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):  # plain values come first
@@ -163,6 +169,11 @@ def profile_to_toml(profile: Profile) -> str:
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
     """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
+    if SUBJECT_KEY in tables:
+        raise BadInput(
+            f"{where} is the profile of your own training code, and this command is about the project's own trainer",
+            next_step=f"See what it holds: autotune profile show {shlex.quote(where)}",
+        )
     content = {key: value for key, value in tables.items() if key != HASH_KEY}
     try:
         profile = parse_table(Profile, content, where=where)

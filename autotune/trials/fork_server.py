@@ -5,12 +5,13 @@ import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -19,6 +20,8 @@ from autotune.errors import BadInput, InternalError, MachineLacks
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from trainer.errors import HOST_OUT_OF_MEMORY
 
+START_TIMEOUT_S = 300.0
+"""Longest start of the server; on a network file system imports take minutes."""
 ENVIRONMENT = {
     # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
@@ -43,8 +46,8 @@ class StartedMachine(abc.ABC):
     """Machine whose processes are started once, which takes some seconds: with ``start``, or the first trial."""
 
     def __init__(self) -> None:
-        self.versions: dict[str, str | None] = {}
-        """Versions of torch, CUDA and transformers, once the processes have started."""
+        self.versions: dict[str, Any] = {}
+        """Versions of torch, CUDA and transformers, once the processes have started; ``preloaded``, if anything."""
         self.waited_s = 0.0
         """Time that this process has waited for the processes and their trials."""
 
@@ -89,8 +92,11 @@ class ForkServerMachine(StartedMachine):
     A trial runs in its own session; its whole process group is killed at its end. The server itself uses no GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Mapping[str, Any] | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
+        """Prepare a server that loads the trainer, or calls ``preload`` instead, as ``jobs.server.serve`` says."""
         super().__init__()
+        self._arguments = [] if preload is None else [json.dumps(preload)]
+        self._start_timeout_s = start_timeout_s
         # Private to the user: logs of trials may quote data.
         self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
         self._server: subprocess.Popen[str] | None = None
@@ -110,8 +116,14 @@ class ForkServerMachine(StartedMachine):
         reply = self._read(server)
         shutil.rmtree(directory, ignore_errors=True)
         if reply["timed_out"]:
-            return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
+            return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
+
+    def restart(self, preload: Mapping[str, Any]) -> None:
+        """End the server, and start one with another ``preload``."""
+        self.close()
+        self._arguments = [json.dumps(preload)]
+        self.start()
 
     def close(self) -> None:
         """End the server, and with it a trial that still runs."""
@@ -133,9 +145,12 @@ class ForkServerMachine(StartedMachine):
         with (self._scratch / "server.log").open("w") as log:
             # A session of its own: Ctrl-C is for this process, which then closes the server; the trial ends with it.
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "autotune.trials.jobs.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
+                [sys.executable, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
             )  # fmt: skip
+        assert self._server.stdout is not None
+        if not select.select([self._server.stdout], [], [], self._start_timeout_s)[0]:
+            self._server.kill()
         self.versions = self._read(self._server)
         return self._server
 
@@ -154,6 +169,12 @@ class ForkServerMachine(StartedMachine):
         if "No module named 'torch'" in tail:
             return MachineLacks("torch is not installed", next_step="Install it: pip install torch")
         return InternalError(f"the trial server exited with code {code}:\n{tail}", next_step="Report this as a bug.")
+
+
+def _where(log_tail: str) -> str:
+    """Return the stack that a job had written shortly before its time limit, the innermost call first."""
+    _, found, stack = log_tail.rpartition("(most recent call first):\n")
+    return f":\n{stack.strip()[:1000]}" if found else ""
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:

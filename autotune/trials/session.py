@@ -53,35 +53,19 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A machine that is ready to run trials on a dataset at a known site."""
+class Bench:
+    """A machine that is ready to run trials at a known site."""
 
     site: MeasuredDevice
-    manifest: Manifest
     server: StartedMachine
     machine: Machine
     """The server; on GPUs inside of a ``ContaminationGuard``."""
     display: Display = field(default_factory=Display)
 
-    def fingerprint(self, settings: ModelSettings) -> Fingerprint:
-        """Return the fingerprint of this site with the dataset and a model."""
-        return fingerprint(self.site, settings, self.manifest, self.server.versions.get("cuda"))
-
     def used_before(self, ranks: int) -> list[int] | None:
         """Return the memory in use on the first GPUs before this program used them; None unless all report it."""
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
-
-    @contextlib.contextmanager
-    def stage(
-        self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
-    ) -> Iterator[TrialRunner]:
-        """Run a phase of tuning a profile, which shows its progress and writes to the profile's trial log."""
-        with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
-            directory = trial_log.report_directory(profile, request.reports)
-            runner = self.runner(directory, self.fingerprint(model), update, trials)
-            runner.budget_ends_s = request.ends_s
-            yield runner
 
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
@@ -117,6 +101,28 @@ class Session:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session(Bench):
+    """A machine that is ready to run trials on a dataset."""
+
+    manifest: Manifest
+
+    def fingerprint(self, settings: ModelSettings) -> Fingerprint:
+        """Return the fingerprint of this site with the dataset and a model."""
+        return fingerprint(self.site, settings, self.manifest, self.server.versions.get("cuda"))
+
+    @contextlib.contextmanager
+    def stage(
+        self, name: str, profile: Path, model: ModelSettings, request: SweepRequest, trials: int
+    ) -> Iterator[TrialRunner]:
+        """Run a phase of tuning a profile, which shows its progress and writes to the profile's trial log."""
+        with self.display.show(f"{name} {model.name}", most_s=request.budget_s) as update:
+            directory = trial_log.report_directory(profile, request.reports)
+            runner = self.runner(directory, self.fingerprint(model), update, trials)
+            runner.budget_ends_s = request.ends_s
+            yield runner
+
+
 @contextlib.contextmanager
 def device_here(
     choice: DeviceChoice, data_dir: Path, libraries: Sequence[str], *, without_gpu: str | None = None
@@ -148,18 +154,33 @@ def open_session(
     no dataset, ``MachineLacks`` if the required device, torch, or torch's support for the device is missing.
     """
     manifest = read_manifest(data_dir)
+    with open_bench(choice, data_dir, ForkServerMachine(), without_gpu=without_gpu, check=check) as bench:
+        yield Session(site=bench.site, manifest=manifest, server=bench.server, machine=bench.machine)
+
+
+@contextlib.contextmanager
+def open_bench(
+    choice: DeviceChoice, place: Path, server: StartedMachine, *, without_gpu: str | None = None,
+    check: Callable[[MeasuredDevice], None] = lambda site: None, shared: bool = False, loading: str = "torch",
+) -> Iterator[Bench]:  # fmt: skip
+    """Choose a device and start a trial server, as ``open_session``, without a dataset.
+
+    ``place`` is a directory on the disk that is read. ``shared`` accepts memory that this process itself holds on a
+    GPU. ``loading`` names what the server loads.
+    """
     with contextlib.ExitStack() as stack:
-        here = device_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
+        here = device_here(choice, place, ("torch", "transformers"), without_gpu=without_gpu)
         site, monitor = stack.enter_context(here)
         check(site)
-        server = stack.enter_context(ForkServerMachine())
+        stack.enter_context(server)
         machine: Machine = server
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]
-            require_idle_gpus(monitor, uuids)
+            if not shared:
+                require_idle_gpus(monitor, uuids)
             machine = ContaminationGuard(server, monitor, uuids, GpuSampler(uuids), SystemClock())
             stack.callback(machine.close)
-        sys.stderr.write(f"measuring on {site.words}; loading torch\n")
+        sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
             raise MachineLacks(
@@ -167,7 +188,7 @@ def open_session(
                 next_step="Install a CUDA build of torch, or use --device cpu.",
                 docs="torch-without-cuda",
             )
-        yield Session(site=site, manifest=manifest, server=server, machine=machine)
+        yield Bench(site=site, server=server, machine=machine)
 
 
 def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:

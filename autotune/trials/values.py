@@ -84,11 +84,12 @@ FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates"]
+JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates", "own_step", "own_loader"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step", "training": "autotune.workers.job", "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links", "gradient_sync": "autotune.network.jobs.gradient_sync",
-    "rates": "autotune.speed.jobs.measure_rates",
+    "rates": "autotune.speed.jobs.measure_rates", "own_step": "autotune.integrations.jobs.step",
+    "own_loader": "autotune.integrations.jobs.loader",
 }  # fmt: skip
 """Module of each job; only a trial's child process imports it, to call its ``run``."""
 
@@ -130,7 +131,8 @@ class Trial:
     def is_timed(self) -> bool:
         """True if the result depends on the speed of the device."""
         steps = self.measured.get("timed_steps")
-        return self.job != "step" or not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
+        long_enough = self.job != "step" or not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
+        return long_enough and self.job != "own_step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +209,7 @@ class TrialRecord(StrictTable):
         )
 
 
-class _Measured:
+class JobFigures:
     """Figures that a job's child process returns as JSON."""
 
     __slots__ = ()
@@ -223,7 +225,7 @@ _reader = functools.cache(TypeAdapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures(_Measured):
+class StepFigures(JobFigures):
     """Figures of a ``step`` job: optimizer steps on random full sequences."""
 
     optimizer_steps: int
@@ -279,7 +281,7 @@ class GpuUseFigures(GpuUse):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFigures(_Measured):
+class TrainingFigures(JobFigures):
     """Figures of a ``training`` job: a timed window of optimizer steps on the dataset, over all local ranks."""
 
     optimizer_steps: int
@@ -312,7 +314,7 @@ class TrainingFigures(_Measured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFigures(_Measured):
+class LinkFigures(JobFigures):
     """Figures of a ``links`` job: times of messages between ranks."""
 
     all: tuple[tuple[int, float], ...]
@@ -340,7 +342,7 @@ class LinkFigures(_Measured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientSyncFigures(_Measured):
+class GradientSyncFigures(JobFigures):
     """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on cached batches of the dataset."""
 
     step_s: tuple[float, ...]
@@ -362,7 +364,7 @@ class GradientSyncFigures(_Measured):
     losses: tuple[float, ...]
 
 
-_FIGURES: dict[str, type[_Measured]] = {
+_FIGURES: dict[str, type[JobFigures]] = {
     "step": StepFigures, "training": TrainingFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
 }  # fmt: skip
 

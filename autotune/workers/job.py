@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     })  # fmt: skip
     consumer: Consumer
     if asked.replayed_step_s is not None:
-        consumer = ReplayedStep(asked.replayed_step_s, config.seq_length_tokens, micro_batches, ranks)
+        width = config.seq_length_tokens
+        consumer = ReplayedStep(
+            asked.replayed_step_s, lambda batch: batch.ids_BS.shape[1] / width, micro_batches, ranks
+        )  # fmt: skip
     else:
         manifest = dataset.manifest
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
@@ -68,7 +71,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     workers = 0 if asked.cached else config.data.num_workers
     loader = batches_of(dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s)
     ready = workers * config.data.prefetch_factor
-    drained = _drain(loader, ready)
+    drained = drain(loader, ready)
     warm_up = WARM_UP_STEPS[config.device]
     for _ in range(warm_up):
         started_s = time.perf_counter()
@@ -122,13 +125,12 @@ class TrainingStep:
 class ReplayedStep:
     """Simulation of a GPU with a known time per micro-batch; this process keeps one CPU core busy, as in training.
 
-    A micro-batch of full sequences takes ``micro_batch_s``, others in proportion to their tokens; it starts when all
-    ranks have their data, as they synchronise gradients. Copies to the GPU and their host memory bandwidth are not
-    simulated.
+    A micro-batch takes its ``share`` of ``micro_batch_s``; it starts when all ranks have their data, as they
+    synchronise gradients. Copies to the GPU and their host memory bandwidth are not simulated.
     """
 
-    def __init__(self, micro_batch_s: float, seq_length_tokens: int, micro_batches: int, ranks: Ranks) -> None:
-        self._micro_batch_s, self._seq_length_tokens = micro_batch_s, seq_length_tokens
+    def __init__(self, micro_batch_s: float, share: Callable[[Any], float], micro_batches: int, ranks: Ranks) -> None:
+        self._micro_batch_s, self._share = micro_batch_s, share
         self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
@@ -142,7 +144,7 @@ class ReplayedStep:
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
             begins_s = self._ranks.all_reduce_max(max(time.perf_counter(), self._free_s))[0]
-            self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._seq_length_tokens
+            self._free_s = begins_s + self._micro_batch_s * self._share(batch)
             self.wait.gave(_Until(self._free_s))
             batches.append(batch)
         self._busy_until(begins_s)
@@ -195,7 +197,7 @@ class _Delayed:
         return self._source.__getitems__(plan)
 
 
-def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
+def drain(loader: Iterator[Any], ready: int) -> int:
     """Take the batches that are ready in queues, so that a slow loader has no head start; return their number.
 
     It is twice ``ready``, or less if one that was not ready shows that the queues are empty.

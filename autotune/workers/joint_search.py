@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
+from autotune.workers.count_sweep import WorkersDied
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
-from autotune.workers.measure import Sweep, TimedWindow, WorkersDied
+from autotune.workers.measure import Sweep, TimedWindow
 from autotune.workers.values import JointChoice, TrainingRequest
 from trainer.config.train_config import DataSettings, Tag, tagged
 

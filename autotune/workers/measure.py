@@ -1,23 +1,19 @@
-"""Sweep of the number of DataLoader workers: windows of real training steps in rounds, until the count is decided.
-
-Tokens including padding are compared, because the non-padding tokens of a window depend on its samples.
-"""
+"""Sweep of the trainer's DataLoader workers, by windows of real training steps."""
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from autotune.base.units import format_seconds, percent
-from autotune.errors import OutOfTime, Undecided
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
-from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
 from autotune.trials.session import Session
-from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, Measured, Outcome, TrainingFigures, Trial, describe
+from autotune.trials.values import GpuUse, GpuUseFigures, Measured, TrainingFigures, Trial
+from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
-from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
+from autotune.workers.decide.worker_count import Count, WorkersChoice
 from autotune.workers.values import SweepRequest, TrainingRequest, WorkersEvidence, WorkersRow
 from trainer.config.train_config import TrainConfig
 
@@ -45,126 +41,40 @@ class TimedWindow:
     cached: bool = False
 
 
-class WorkersDied(Exception):
-    """Raised if DataLoader workers of a window ran out of host memory."""
-
-
-_DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
-"""Messages of torch's DataLoader about workers that were killed or found no shared memory."""
-
-
 @dataclass(slots=True, kw_only=True)
-class Sweep:
-    """State of a sweep."""
+class Sweep(CountSweep[TrainingFigures]):
+    """State of a sweep of the trainer's own DataLoader."""
 
     training: TrainingWindows
-    runner: TrialRunner
-    rounds: list[dict[Count, TrainingFigures]] = field(default_factory=list)
-    limit: tuple[int, str] = field(init=False)
-    """Most DataLoader workers of a rank, and the reason for the limit."""
-    reading: Rounds = field(init=False)
-    _late: bool = False
-    """True if no time was left for a window."""
-
-    def __post_init__(self) -> None:
-        self.reading = Rounds(runner=self.runner)
-        self.limit = self.training.limits.most()
-
-    def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the budget is used up; raise ``Undecided`` if a window fails."""
-        while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
-            for _ in range(todo.rounds):
-                if not self._measure_round(todo.counts) or self.time_is_over:
-                    break
-            self._lower_limit()
-        return self._rule().choose()
 
     @property
-    def max_workers(self) -> int:
-        """Most DataLoader workers of a rank."""
-        return self.limit[0]
+    def limits(self) -> LoaderLimits:
+        """Limits of the workers of a rank."""
+        return self.training.limits
 
     @property
-    def time_is_over(self) -> bool:
-        """True if the budget is used up; three rounds are always measured."""
-        used_up = self._late or self.reading.seconds >= self.training.request.budget_s
-        return used_up and len(self.rounds) > 2
+    def budget_s(self) -> float:
+        """Time budget of all windows."""
+        return self.training.request.budget_s
+
+    def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
+        """Return the trial of a window."""
+        config = with_data(self.training.config, {"num_workers": count or 0})
+        return training_trial(self.training, config, number, names, cached=count is None)
+
+    def figures_of(self, outcome: Measured) -> TrainingFigures:
+        """Return the figures of a window."""
+        return TrainingFigures.of(outcome)
+
+    def rate_of(self, figures: TrainingFigures) -> float:
+        """Return tokens/s including padding, because the non-padding tokens of a window depend on its samples."""
+        return figures.padded_tokens_per_s
 
     def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[TrainingFigures]:
         """Return figures of consecutive windows; raise ``WorkersDied`` if host memory ran out, else ``Undecided``."""
         names = [one.name for one in asked]
-        trials = {}
-        for place, one in enumerate(asked):
-            trial = training_trial(self.training, one.config, number, names, cached=one.cached)
-            trials[place] = trial, f"{one.name}, round {number + 1}"
-
-        def check(place: int, outcome: Outcome, seconds: float) -> None:
-            label = self.runner.finished[-1].label
-            died = isinstance(outcome, HostOutOfMemory)
-            if isinstance(outcome, Crashed):
-                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
-            if died:
-                raise WorkersDied(f"{label}: {describe(outcome)}")
-            if not isinstance(outcome, Measured):
-                raise could_not_measure(f"the window '{label}'", outcome, self.runner)
-
-        found = self.reading.read(number, trials, check)
-        return [TrainingFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
-
-    def _rule(self) -> WorkersRule:
-        rounds = [
-            {count: WindowFigures(one.padded_tokens_per_s, one.data_wait_share) for count, one in figures.items()}
-            for figures in self.rounds
-        ]
-        return WorkersRule(rounds, self.max_workers)
-
-    def _measure_round(self, counts: Sequence[Count]) -> bool:
-        """Measure a round; return False if its largest count does not fit, or the budget is used up."""
-        asked = [
-            TimedWindow(
-                name="cached batches" if count is None else f"num_workers={count}",
-                config=with_data(self.training.config, {"num_workers": count or 0}),
-                cached=count is None,
-            )
-            for count in counts
-        ]
-        try:
-            figures = self.read_round(len(self.rounds), asked)
-        except OutOfTime:
-            self._late = True
-            if not self.time_is_over:
-                raise
-            return False
-        except WorkersDied as died:
-            tried = max(self.counts, default=0)
-            if max(count or 0 for count in counts) <= tried:
-                raise Undecided(
-                    f"DataLoader workers died although as many ran before: {died}",
-                    next_step="Request more memory for the job, or set a smaller --max-workers.",
-                ) from died
-            self.limit = tried, str(died)
-            return False
-        self.rounds.append(dict(zip(counts, figures, strict=True)))
-        return True
-
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of workers that were tried."""
-        return sorted({count for one in self.rounds for count in one if count is not None})
-
-    @property
-    def worker_bytes(self) -> int | None:
-        """Memory of the largest DataLoader worker so far; None before one was measured."""
-        known = (figures.worker_bytes for one in self.rounds for figures in one.values())
-        return max(filter(None, known), default=None)
-
-    def _lower_limit(self) -> None:
-        """Lower the limit if workers need more memory than assumed."""
-        limits, tried = self.training.limits, max(self.counts)
-        refusal = limits.refusal(self.max_workers, self.worker_bytes)
-        if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
-            fitting = limits.fitting(self.max_workers, self.worker_bytes)
-            self.limit = max(tried, fitting), refusal
+        trials = [training_trial(self.training, one.config, number, names, cached=one.cached) for one in asked]
+        return self.read_windows(number, list(zip(trials, names, strict=True)))
 
 
 def training_windows(bench: Session, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
@@ -203,10 +113,8 @@ def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> Worke
     if request.sample_delay_s:
         step += f", each sample delayed by {format_seconds(request.sample_delay_s)}"
     budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
-    between = " and ".join(map(str, undecided))
-    doubt = f"undecided between {between}{budget}; num_workers={choice.workers}: " if undecided else ""
     return WorkersEvidence(
-        chosen=choice.workers, undecided_between=list(undecided), choice=doubt + choice.proof,
+        chosen=choice.workers, undecided_between=list(undecided), choice=sweep.doubt(choice, budget),
         next_smaller=choice.next_smaller, keeps_up=choice.keeps_up,
         cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in cached],
         rows=[_row(count, sweep, choice) for count in sweep.counts], local_ranks=sweep.training.limits.local_ranks,
@@ -226,11 +134,19 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
         data_wait_share=statistics.median(one.data_wait_share for one in windows), model_flops_per_s_per_rank=flops,
         memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         storage_bytes_per_s=_of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
-        gpu=_gpu_use(windows),
+        gpu=gpu_use(windows),
     )  # fmt: skip
 
 
-def _gpu_use(windows: Sequence[TrainingFigures]) -> GpuUse | None:
+class WithGpus(Protocol):
+    """Figures of a window with the activity of each GPU in it."""
+
+    @property
+    def gpus(self) -> tuple[GpuUseFigures, ...]:
+        """Activity by GPU."""
+
+
+def gpu_use(windows: Sequence[WithGpus]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU."""
     gpus = [gpu for one in windows for gpu in one.gpus]
     means = {name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
@@ -238,7 +154,7 @@ def _gpu_use(windows: Sequence[TrainingFigures]) -> GpuUse | None:
 
 
 def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
-    use = _gpu_use(windows)
+    use = gpu_use(windows)
     if use is None or use.power_w is None:
         return None
     clock = "" if use.sm_clock_mhz is None else f", SM clock {use.sm_clock_mhz:,.0f} MHz"
@@ -252,7 +168,7 @@ def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | Non
     return mean(known) if known else None
 
 
-def gpu_source(site: MeasuredDevice, windows: Sequence[TrainingFigures], *, replayed: bool = False) -> str:
+def gpu_source(site: MeasuredDevice, windows: Sequence[WithGpus], *, replayed: bool = False) -> str:
     """Return the source of each kind of GPU figure; ``replayed`` if no training step ran."""
     if replayed:
         return "n/a (simulated step)"

@@ -13,7 +13,7 @@ GROWTH = 4
 SLOPE_BYTES = 64 * MIB
 """Smallest difference of two peaks that shows a slope: more than three 20 MiB pages of the caching allocator."""
 PAGE_BYTES = 20 * MIB
-"""Largest amount by which an allocator rounds a peak up."""
+"""Page of the caching allocator on a GPU."""
 PREDICTED_SHARE, WIDER = 0.03, 3
 """Assumed error of a prediction if its size ran out of memory, and its growth with each further out of memory."""
 PATIENCE = 6
@@ -65,9 +65,13 @@ def bracket(tried: Sequence[SizeTrial]) -> Bracket:
 
 
 def next_size(
-    tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None
-) -> int | None:
-    """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits."""
+    tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None,
+    page_bytes: int = PAGE_BYTES,
+) -> int | None:  # fmt: skip
+    """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
+
+    ``page_bytes`` is the largest amount by which an allocator rounds a peak up.
+    """
     if tried and tried[-1].fits is None:
         return tried[-1].micro_batch_size
     state = bracket(tried)
@@ -89,7 +93,7 @@ def next_size(
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
         elif low and wish == low:  # it fitted: try the middle of the range that rounding leaves open
-            rounded_bytes = PAGE_BYTES if len(fits) > 1 else 0
+            rounded_bytes = page_bytes if len(fits) > 1 else 0
             wish = (low + min(largest(budget_bytes + rounded_bytes), high - 1) + 1) // 2
     least: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
     return min(max(wish, low + least), high - least)

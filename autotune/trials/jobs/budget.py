@@ -2,6 +2,7 @@
 
 import ctypes
 import resource
+from pathlib import Path
 
 import torch
 
@@ -69,6 +70,19 @@ class CpuBudget:
         """Return the highest growth of the address space (the kernel keeps no peak of the limited part alone)."""
         return max(0, status_bytes("VmPeak") - self._before_bytes)
 
+    def take_step_peak(self) -> int | None:
+        """Return the highest resident memory since the last call; None if this host cannot reset it."""
+        peak_bytes = status_bytes("VmHWM")
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return None
+        return peak_bytes
+
+    def kept_bytes(self) -> int:
+        """Return the resident memory."""
+        return status_bytes("VmRSS")
+
     def check(self) -> None:
         """Do nothing: the kernel's limit is exact, so no allocation beyond it succeeds."""
 
@@ -85,7 +99,7 @@ class CudaBudget:
         self._budget_bytes = budget_bytes
         self._device = device
         self._used_before_bytes = used_before_bytes
-        self._held_bytes = 0
+        self._held_bytes = self._reserved_bytes = 0
         self._outside_bytes = max(0, self._outside_now_bytes())
         if budget_bytes is not None:
             free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -104,14 +118,28 @@ class CudaBudget:
 
     def peak_bytes(self) -> int:
         """Return the allocator's highest reserve plus non-PyTorch memory."""
-        return torch.cuda.max_memory_reserved(self._device) + self.non_pytorch_bytes
+        return self._most_reserved_bytes() + self.non_pytorch_bytes
+
+    def take_step_peak(self) -> int:
+        """Return the most that the allocator gave out since the last call."""
+        peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        self._reserved_bytes = self._most_reserved_bytes()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak_bytes
+
+    def kept_bytes(self) -> int:
+        """Return the memory that the allocator has given out."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def _most_reserved_bytes(self) -> int:
+        return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
 
     def check(self) -> None:
         """Raise ``OutOfMemoryError`` if the allocator had to free cached blocks, or the peak exceeds the budget."""
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
-            reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+            reserved_bytes = self._most_reserved_bytes()
             raise torch.OutOfMemoryError(
                 f"the peak exceeds the budget by {format_bytes(beyond_bytes)}: "
                 f"{format_bytes(reserved_bytes)} in PyTorch's allocator and "

@@ -1,4 +1,4 @@
-"""The fork server: loads torch and transformers once, then forks the processes of one trial after the other.
+"""The fork server: loads torch, and what trials need, once, then forks the processes of one trial after the other.
 
 A trial has a process for each local rank; they are watched and ended together.
 
@@ -9,6 +9,7 @@ thread pool and no CUDA context exists when it forks. When its standard input cl
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import json
 import os
 import re
@@ -25,9 +26,8 @@ from typing import Any, NoReturn
 
 import psutil
 import torch
-import transformers
 
-from autotune.base.process import end_with_parent
+from autotune.base.process import end_with_parent, keep_orphans
 from autotune.trials.values import JOB_MODULES
 from trainer.errors import TrainerError
 from trainer.files import write_atomically
@@ -52,6 +52,8 @@ def preload_model(model_type: str | None) -> None:
     """Import a model type's code, by building its default shape on the meta device; do nothing for None."""
     if model_type is None:
         return
+    import transformers
+
     try:
         with torch.device("meta"):
             config = transformers.AutoConfig.for_model(model_type)
@@ -100,6 +102,7 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
             _child(request, rank, local_ranks, server)
         ranks.append(RankProcess(pid=pid))
     timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
+    _kill_orphans()
     killed = _kernel_kills() > kills_before
     accounts = [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)]
     return {"timed_out": timed_out, "killed_by_kernel": killed, "ranks": accounts}
@@ -126,6 +129,16 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
     return False
 
 
+def _kill_orphans() -> None:
+    """End processes that a trial left running in sessions of their own; their parents' ends made them this one's."""
+    while orphans := psutil.Process().children():
+        for orphan in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(orphan.pid, 0)
+
+
 def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]:
     """Return the account of a rank for ``classify``; without a result, it ended when its end was noticed."""
     file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
@@ -149,6 +162,8 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if the host runs out of memory, a trial ends, and not you
     # All ranks are on this host; gloo would otherwise go by the host's name, which need not lead anywhere.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 1
@@ -174,8 +189,12 @@ def _kernel_kills() -> int:
     return 0
 
 
-def serve() -> None:
-    """Answer requests until standard input closes."""
+def serve(preload: dict[str, Any] | None = None) -> None:
+    """Answer requests until standard input closes.
+
+    ``preload`` replaces what the trainer's trials need: the ``function`` of a ``module``, which is called with
+    ``options``, and whose result is the field ``preloaded`` of the first reply.
+    """
     # Replies go to standard output; output of libraries goes to the log.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -187,8 +206,15 @@ def serve() -> None:
     def ended(within_s: float) -> bool:
         return bool(select.select([0], [], [], within_s)[0])  # nothing is asked meanwhile: this is the end
 
-    preload_trainer()
-    send({"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__})
+    keep_orphans()
+    versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if preload is None:
+        preload_trainer()
+        versions["transformers"] = importlib.metadata.version("transformers")
+    else:
+        function = getattr(importlib.import_module(preload["module"]), preload["function"])
+        versions["preloaded"] = function(**preload["options"])
+    send(versions)
     with open(0, "rb", buffering=0) as requests:  # unbuffered, so that its end is seen in a trial
         for line in iter(requests.readline, b""):
             request = json.loads(line)
@@ -209,6 +235,7 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[s
     smaller limit. Return True if the job measured its figures.
     """
     result: dict[str, Any]
+    process = os.getpid()
     try:
         module = importlib.import_module(JOB_MODULES.get(job, job))
         result = {"status": "measured", "figures": module.run(measured, local, *more)}
@@ -216,6 +243,8 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[s
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
         result = _failure(error, local.get("first_attempt", False))
+    if os.getpid() != process:
+        os._exit(1)  # a copy of the trial, which its own code has forked: there is one account, the original's
     write_atomically(result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False)
     return bool(result["status"] == "measured")
 
@@ -239,6 +268,6 @@ def _lift_limit() -> None:
 
 if __name__ == "__main__":
     psutil.Process()  # imported for children, which must not import anything near their memory limit
-    serve()
+    serve(*map(json.loads, sys.argv[1:]))
     # Nothing is left to do, and taking torch apart would delay the parent by most of a second.
     os._exit(0)

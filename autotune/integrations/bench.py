@@ -1,0 +1,72 @@
+"""A machine on which trials of your own code run: each in a fresh process, forked from one that has imported it."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import BadInput, InternalError
+from autotune.integrations.values import OwnCode, Subject
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint
+from autotune.profiles.values import Fingerprint
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.session import Bench, open_bench
+from autotune.trials.values import Trial, TrialRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBench(Bench):
+    """A machine that is ready to run trials of your code."""
+
+    code: OwnCode
+    subject: Subject
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Fingerprint of this site, with the subject in the place of a model."""
+        return fingerprint(self.site, self.subject.measured_sha256, None, self.server.versions.get("cuda"))
+
+    def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
+        """Return the trial of a request, with its inputs that depend on this machine."""
+        used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
+        here = {"directory": str(self.code.directory.resolve()), "limit_s": timeout_s, "device_used_before_bytes": used}
+        return asked.trial(timeout_s=timeout_s, **here, **local)
+
+
+@contextlib.contextmanager
+def open_own(
+    choice: DeviceChoice, code: OwnCode, timeout_s: float, *, shared: bool = False,
+    check: Callable[[MeasuredDevice], None] = lambda site: None,
+) -> Iterator[OwnBench]:  # fmt: skip
+    """Choose a device, and start the process that trials are forked from, which imports your code.
+
+    If it cannot be forked after that, because importing it started threads or CUDA, every trial imports it again.
+    ``shared`` and ``check`` are as for ``open_bench``. Raise ``BadInput`` if your code cannot be imported.
+    """
+    server = ForkServerMachine(_preload(code, timeout_s), timeout_s)
+    modules = " and ".join(dict.fromkeys(name.partition(":")[0] for name in code.functions.values()))
+    with contextlib.ExitStack() as stack:
+        opened = open_bench(choice, code.directory, server, check=check, shared=shared, loading=f"torch and {modules}")
+        try:
+            bench = stack.enter_context(opened)
+        except InternalError as error:  # of the server, which only imports
+            raise BadInput(
+                f"importing {modules} ended its process, or took longer than {timeout_s:g} s: {error.message}",
+                next_step=f"Check that it can be imported: python -c 'import {modules.partition(' ')[0]}'",
+            ) from error
+        told = server.versions["preloaded"]
+        if told["error"] is not None:
+            raise BadInput(told["error"]["message"], next_step=told["error"]["next_step"])
+        if told["unsafe"] is not None:
+            sys.stderr.write(f"info: every trial imports {modules} again, because {told['unsafe']}\n")
+            server.restart(_preload(code, timeout_s, resolved=False))
+        hashes = {f"{role}_sha256": sha256 for role, sha256 in told["source_sha256"].items()}
+        subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
+        yield OwnBench(site=bench.site, server=server, machine=bench.machine, code=code, subject=subject)
+
+
+def _preload(code: OwnCode, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:
+    options = {"functions": code.functions, "directory": str(code.directory.resolve()), "resolved": resolved}
+    options["timeout_s"] = timeout_s
+    return {"module": "autotune.integrations.jobs.load", "function": "preload", "options": options}

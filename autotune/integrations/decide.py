@@ -1,0 +1,55 @@
+"""Judgement of trials of your own step: a leak, a size that is ignored, memory that differs between steps. Pure."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from autotune.integrations.values import OwnStepFigures
+from autotune.memory.decide.batch_search import Prediction
+
+LEAST_BYTES = 2 * 2**20
+"""Least difference of memory that is no noise: allocators and Python keep a little more, or less, from step to step."""
+LEAST_SHARE = 0.005
+"""The same, as a share of the peak."""
+LONG_STEPS = 10
+"""Steps of the trial that confirms a doubt of a shorter one."""
+IGNORED_RATIO = 256
+"""Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
+
+Doubt = Literal["leaks", "varies"]
+
+
+def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
+    """Return the reason to doubt that every further step needs the same memory, with its bytes; None without any.
+
+    The first step is left out: it allocates the optimizer's state.
+    """
+    noise = max(LEAST_BYTES, LEAST_SHARE * figures.peak_bytes)
+    kept = figures.kept_bytes[1:]
+    growth = [later - earlier for earlier, later in itertools.pairwise(kept)]
+    if growth and sum(growth) > noise * len(growth) and sum(one > noise / 2 for one in growth) > 0.7 * len(growth):
+        return "leaks", sum(growth) // len(growth)
+    peaks = figures.step_peak_bytes[1:]
+    if peaks and (spread := max(peaks) - min(peaks)) > 2 * noise:
+        return "varies", spread
+    return None
+
+
+def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
+    """Predict memory from one trial: all that is not kept between steps grows with the size; None if that is nothing.
+
+    Gradients, which are released and made again, and blocks of fixed size count as growing. This overestimates the
+    next size, so that it tends to fit.
+    """
+    peaks, kept = figures.step_peak_bytes, figures.kept_bytes
+    growing_bytes = max(peaks[1:] or peaks) - kept[-1] + figures.gradient_bytes if peaks else 0
+    if growing_bytes <= 0:
+        return None
+    base_bytes = figures.peak_bytes - growing_bytes
+    return Prediction(peak_bytes=lambda rows: base_bytes + growing_bytes * rows / size)
+
+
+def ignores_size(fitted: Sequence[tuple[int, int]]) -> bool:
+    """Return whether peaks, by size, show that memory does not depend on the size."""
+    (least, first), (most, last) = min(fitted), max(fitted)
+    return most >= IGNORED_RATIO * least and last - first < LEAST_BYTES

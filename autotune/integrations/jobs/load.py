@@ -1,0 +1,187 @@
+"""Import of your code in a child process: the functions of a subject, and a hash of your modules.
+
+Your code is untrusted only in that it may be wrong: it may print, hang, exit, start threads or use the GPU. All of it
+runs in children with a time limit.
+"""
+
+import faulthandler
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import runpy
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer.errors import BadConfig
+
+SCRIPT = "__mp_main__"
+"""Name under which a script is run to import from it, as ``multiprocessing`` does."""
+IN_TRIAL = "AUTOTUNE_IN_TRIAL"
+"""Environment variable that is set in processes that run trials of your code."""
+_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_STACK_SHARE = 0.9
+"""Share of a time limit after which a process writes its stack, so that a hang can be located."""
+_THREAD_ENDS_S = 0.02
+_MAX_FILE_BYTES = 16 * 2**20
+
+
+def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:
+    """Import the modules of some functions in the process that trials are forked from.
+
+    Args:
+        functions: Names by role, as ``OwnCode.functions``.
+        directory: Working directory, from which modules are imported.
+        timeout_s: Time limit of the import; shortly before it, the stack is written, so that a hang can be located.
+        resolved: False only loads torch: the modules cannot be imported before a fork.
+
+    Returns:
+        ``source_sha256`` by role; ``unsafe``, the reason why trials cannot be forked from this process, or None;
+        ``error``, with its ``message`` and ``next_step``, if the functions cannot be used, else None.
+    """
+    import torch
+
+    importlib.import_module("torch._dynamo")  # which torch's optimizers import
+    for role in functions:
+        importlib.import_module(f"autotune.integrations.jobs.{role}")
+    enter(directory)
+    if not resolved:
+        return {}
+    threads = _threads()
+    write_stack_after(timeout_s)
+    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}}
+    try:
+        # The step first: its hash must not depend on the loader.
+        for role, name in sorted(functions.items(), reverse=True):
+            resolve(name, directory)
+            told["source_sha256"][role] = sources_sha256(Path(directory))
+    except BadConfig as error:
+        return told | {"error": {"message": error.message, "next_step": error.next_step}}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        time.sleep(_THREAD_ENDS_S)
+    if torch.cuda.is_initialized():
+        told["unsafe"] = "importing it initialises CUDA"
+    elif (more := _threads() - threads) > 0:  # libraries' own pools survive a fork
+        told["unsafe"] = f"importing it starts threads ({more})"
+    return told
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def write_stack_after(timeout_s: float) -> None:
+    """Let this process write its stack shortly before a time limit."""
+    faulthandler.dump_traceback_later(_STACK_SHARE * timeout_s, exit=False)
+
+
+def enter(directory: str) -> None:
+    """Make a directory the working directory and the first place that modules are imported from."""
+    os.environ[IN_TRIAL] = "1"
+    os.chdir(directory)
+    if sys.path[:1] != [directory]:
+        sys.path.insert(0, directory)
+
+
+def resolve(name: str, directory: str) -> Callable[..., Any]:
+    """Return the function called ``module:function``, or ``path/of/script.py:function``.
+
+    Raise ``BadConfig`` if the module cannot be imported, or the function is not in it or not callable.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        module = _import(module_name, directory)
+    except ModuleNotFoundError as error:
+        if error.name == module_name.partition(".")[0]:
+            what = f"module {module_name!r} not found in {directory} or among the installed packages"
+            step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."
+            raise BadConfig(what, next_step=step) from error
+        raise _not_imported(module_name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _not_imported(module_name, error) from error
+    found: Any = module
+    for part in path.split("."):
+        known = sorted(one for one in vars(found) if not one.startswith("_")) if hasattr(found, "__dict__") else []
+        if not hasattr(found, part):
+            near = ", ".join([one for one in known if callable(getattr(found, one, None))][:8])
+            what = f"{module_name!r} has no function {path!r}"
+            raise BadConfig(what, next_step=f"Name one of its functions: {near or 'it has none'}.")
+        found = getattr(found, part)
+    found = getattr(found, "__autotune_wrapped__", found)
+    if not callable(found):
+        what = f"{name} is not callable: it is a {type(found).__name__}"
+        raise BadConfig(what, next_step="Name a function, such as build_step(micro_batch_size, device).")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _import(name: str, directory: str) -> ModuleType:
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    if SCRIPT not in sys.modules or getattr(sys.modules[SCRIPT], "__file__", None) != name:
+        sys.argv = [name]
+        module = ModuleType(SCRIPT)
+        sys.path.insert(1, str(Path(directory, name).parent))
+        sys.modules[SCRIPT] = module  # so that pickles and dataclasses of the script find it
+        module.__dict__.update(runpy.run_path(str(Path(directory, name)), run_name=SCRIPT))
+        module.__file__ = name
+    return sys.modules[SCRIPT]
+
+
+def _not_imported(name: str, error: BaseException) -> BadConfig:
+    return BadConfig(
+        f"cannot import {name!r}: {last_lines(error)}", next_step=f"Fix it, and check: python -c 'import {name}'"
+    )
+
+
+def last_lines(error: BaseException) -> str:
+    """Return an error with the last place in your code that raised it."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_own(Path(one.filename))]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:1000] + place
+
+
+def _is_own(file: Path) -> bool:
+    here = Path(__file__).parents[3]
+    outside = not any(
+        str(file).startswith(place) for place in [*_INSTALLED, f"{here}/autotune", f"{here}/trainer", "<"]
+    )
+    return outside and "site-packages" not in file.parts
+
+
+def _parameters(function: Callable[..., Any]) -> list[str] | None:
+    """Return the names of the arguments that a function takes; None if it takes any."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found):
+        return None
+    return [one.name for one in found if one.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of these that a function takes."""
+    names = _parameters(function)
+    return {name: value for name, value in arguments.items() if names is None or name in names}
+
+
+def sources_sha256(directory: Path) -> str:
+    """Return a hash of all imported modules that are yours, by their path and content."""
+    sources: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(directory, file)
+        if _is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+            sources[os.path.relpath(path, directory)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256("\n".join(f"{name} {sources[name]}" for name in sorted(sources)).encode()).hexdigest()

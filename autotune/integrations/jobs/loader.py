@@ -1,0 +1,167 @@
+"""The ``own_loader`` job: a timed window of your own loader, consumed by your step or one of a given duration."""
+
+import inspect
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from autotune.integrations.jobs import load
+from autotune.integrations.values import OwnLoaderRequest
+from autotune.trials.jobs import footprint
+from autotune.workers.job import ReplayedStep, drain
+from trainer.data.loader import DataWait
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark
+from trainer.errors import BadConfig
+
+CACHED_BATCHES = 8
+WARM_UP_STEPS = 2
+PREFETCHED = 2
+"""Batches that a worker holds ready, by torch's default."""
+MIN_STEPS = 4
+_FIRST_PART = 4
+
+
+class Epochs:
+    """Endless iterator over a loader, which is restarted at the end of each epoch."""
+
+    def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - any iterable
+        if not hasattr(loader, "__iter__"):
+            what = f"{name} returned {type(loader).__name__}, which is not iterable"
+            raise BadConfig(what, next_step="Return an iterable of batches, such as a torch DataLoader.")
+        self._loader, self._name = loader, name
+        self.epoch_batches: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            count = 0
+            for batch in self._loader:
+                count += 1
+                yield batch
+            if not count:
+                after = "" if self.epoch_batches is None else f" after {self.epoch_batches} batches"
+                next_step = (
+                    "Return an iterable that can be iterated again, such as a DataLoader, or one that never ends."
+                )
+                raise BadConfig(f"the loader of {self._name} has no batches{after}", next_step=next_step)
+            self.epoch_batches = count
+
+
+class OwnStep:
+    """Consumer that takes your own step, with the host one step ahead of the device."""
+
+    def __init__(self, step: Callable[..., object], device: torch.device) -> None:
+        self._step, self._device = step, device
+        self._takes_batch = _takes_batch(step)
+        self._before: DeviceEvent | None = None
+        self.wait = DataWait(lambda: mark(device))
+
+    def step(self, batches: Iterator[Any]) -> list[Any]:
+        """Take a batch and a step; return after the device finished the previous step."""
+        (batch,) = self.wait.take(batches, 1)
+        self._step(batch) if self._takes_batch else self._step()
+        before, self._before = self._before, mark(self._device)
+        self.wait.gave(self._before)
+        if before is not None:
+            before.wait()
+        return [batch]
+
+    def finish(self) -> None:
+        """Wait until the device is idle."""
+        if self._before is not None:
+            self._before.wait()
+
+
+def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+    """Consume batches of a loader of yours for a timed window.
+
+    Args:
+        measured: An ``OwnLoaderRequest``.
+        local: ``directory`` to import from; ``limit_s``, the trial's time limit.
+
+    Returns:
+        The fields of ``OwnLoaderFigures``. Raise ``BadConfig`` if a function does not return what it should.
+    """
+    asked = OwnLoaderRequest.of(measured)
+    load.write_stack_after(local["limit_s"])
+    load.enter(local["directory"])
+    device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    consumer = _consumer(asked, local["directory"], device)
+    build = load.resolve(asked.loader, local["directory"])
+    arguments = asked.arguments | {"device": asked.device, "num_workers": asked.num_workers}
+    loader = Epochs(build(**load.accepted(build, arguments)), asked.loader)
+    batches = iter(loader)
+    if asked.cached:
+        batches = itertools.cycle(list(itertools.islice(batches, CACHED_BATCHES)))
+    drain(batches, PREFETCHED * asked.num_workers)
+    for _ in range(WARM_UP_STEPS):
+        started_s = time.perf_counter()
+        (batch,) = consumer.step(batches)
+        consumer.finish()
+    step_s = time.perf_counter() - started_s
+    figures = _measure(asked, batches, consumer, step_s)
+    return figures | {"epoch_batches": loader.epoch_batches, "batch_bytes": _bytes_of(batch)}
+
+
+def _consumer(asked: OwnLoaderRequest, directory: str, device: torch.device) -> OwnStep | ReplayedStep:
+    if asked.step is None:
+        assert asked.step_time_s is not None
+        alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
+        return ReplayedStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
+    build = load.resolve(asked.step, directory)
+    step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
+    if not callable(step):
+        what = f"{asked.step} returned {type(step).__name__}: a training function has a loader of its own"
+        raise BadConfig(what, next_step="Return a function that takes one optimizer step; or use --step-time.")
+    return OwnStep(step, device)
+
+
+def _takes_batch(step: Callable[..., object]) -> bool:
+    """Return whether a step can be called with a batch."""
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of a builtin
+        return True
+    return True
+
+
+def _measure(
+    asked: OwnLoaderRequest, batches: Iterator[Any], consumer: OwnStep | ReplayedStep, step_s: float
+) -> dict[str, Any]:
+    """Take steps until the window is full, in whole bursts of the workers; return the figures."""
+    group = max(1, asked.num_workers)
+
+    def filling(left_s: float, step_s: float, least: int = 1) -> int:
+        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
+
+    read_before = footprint.storage_read_bytes()
+    consumer.wait.read()
+    todo, taken, start_s = filling(asked.window_s / _FIRST_PART, step_s, MIN_STEPS), 0, time.monotonic()
+    while todo:
+        for _ in range(todo):
+            consumer.step(batches)
+        taken += todo
+        past_s = time.monotonic() - start_s
+        left_s = asked.window_s - past_s
+        todo = filling(left_s, past_s / taken) if left_s > 0 else 0
+    consumer.finish()
+    end_s = time.monotonic()
+    read_after, workers = footprint.storage_read_bytes(), footprint.private_bytes_of_children()
+    waited_s, window_s = consumer.wait.read(), end_s - start_s
+    read = None if read_before is None or read_after is None else (read_after - read_before) / window_s
+    return {
+        "steps": taken, "tokens_per_s": taken / window_s, "data_wait_share": min(1.0, waited_s / window_s),
+        "window_start_s": start_s, "window_end_s": end_s, "processes": len(workers),
+        "memory_bytes": footprint.memory_bytes(), "worker_bytes": max(workers, default=None),
+        "storage_bytes_per_s": read,
+    }  # fmt: skip
+
+
+def _bytes_of(batch: Any) -> int:  # noqa: ANN401 - a batch of any form
+    return sum(one.nbytes for one in _pytree.tree_leaves(batch) if isinstance(one, torch.Tensor))

@@ -1,0 +1,167 @@
+"""The ``own_step`` job: optimizer steps of your own code, under a memory budget."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from autotune.integrations.jobs import load
+from autotune.integrations.values import OwnStepRequest
+from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
+from trainer.distributed.ranks import Ranks
+from trainer.errors import BadConfig
+from trainer.health.failures import out_of_memory
+from trainer.record.meter import status_bytes
+
+
+class EnoughSteps(BaseException):
+    """Raised inside a training loop that has taken the steps of its trial; no ``except Exception`` stops it."""
+
+
+class StepMeter:
+    """Time and memory of each optimizer step of your code.
+
+    A step ends when the first of torch's optimizers to take any takes its next; if your code uses none of them, when
+    your function returns. A call that takes several is a training loop: it is left after ``steps``.
+    """
+
+    def __init__(self, budget: Budget, device: torch.device, steps: int) -> None:
+        self._budget, self._device, self._most = budget, device, steps
+        self._leader: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps so far, and start the first."""
+        self.step_s: list[float] = []
+        self.kept_bytes: list[int] = []
+        self.peak_bytes: list[int | None] = []
+        self.optimizer_steps = self._in_call = self.gradient_bytes = 0
+        self._budget.take_step_peak()
+        self._began_s = time.perf_counter()
+
+    @property
+    def done(self) -> bool:
+        """True if all steps were taken."""
+        return len(self.step_s) >= self._most
+
+    def call(self, step: Callable[[], object]) -> None:
+        """Call your step once."""
+        self._in_call, before = 0, len(self.step_s)
+        step()
+        if len(self.step_s) == before:
+            self._ended()
+            return
+        # The call went on after its optimizer's step.
+        self._wait()
+        last, more = self.peak_bytes[-1], self._budget.take_step_peak()
+        self.peak_bytes[-1] = None if last is None or more is None else max(last, more)
+        self.kept_bytes[-1] = self._budget.kept_bytes()
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note a step of an optimizer; raise ``EnoughSteps`` in a loop that has taken all steps."""
+        self._leader = self._leader or id(optimizer)
+        if id(optimizer) == self._leader:
+            self.optimizer_steps += 1
+            self._in_call += 1
+            self.gradient_bytes = _gradient_bytes(optimizer)
+            self._ended()
+            if self.done and self._in_call > 1:
+                raise EnoughSteps
+
+    def _ended(self) -> None:
+        self._wait()
+        self.step_s.append(time.perf_counter() - self._began_s)
+        self.peak_bytes.append(self._budget.take_step_peak())
+        self.kept_bytes.append(self._budget.kept_bytes())
+        self._began_s = time.perf_counter()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+    """Build a step of yours, and take optimizer steps.
+
+    Args:
+        measured: An ``OwnStepRequest``.
+        local: ``directory`` to import from; ``limit_s``, the trial's time limit; ``device_used_before_bytes``, NVML's
+            figure from before the trial, or None.
+
+    Returns:
+        The fields of ``OwnStepFigures``. Raise ``BadConfig`` if the function is no builder of steps.
+    """
+    asked = OwnStepRequest.of(measured)
+    load.write_stack_after(local["limit_s"])
+    if asked.device == "cpu":
+        keep_one_arena()
+    load.enter(local["directory"])
+    build = load.resolve(asked.step, local["directory"])
+    device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
+    budget = enforce(asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"))
+    _seed()
+    meter = StepMeter(budget, device, asked.steps)
+    try:
+        take_steps(meter, build, asked)
+    except (Exception, SystemExit) as error:
+        raise _explained(error, asked.step) from error
+    budget.check()
+    peaks = [one for one in meter.peak_bytes if one is not None]
+    return {
+        "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
+        "step_peak_bytes": peaks if len(peaks) == len(meter.step_s) else [], "kept_bytes": meter.kept_bytes,
+        "optimizer_steps": meter.optimizer_steps, "gradient_bytes": meter.gradient_bytes, "host_peak_bytes": max([status_bytes("VmHWM"), *peaks])
+        if asked.device == "cpu" else status_bytes("VmHWM"),
+    }  # fmt: skip
+
+
+def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepRequest) -> None:
+    """Take the steps of a trial; raise ``BadConfig`` if the function neither returns a step nor trains for as many."""
+    hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
+    try:
+        with contextlib.suppress(EnoughSteps):
+            meter.restart()
+            step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
+            if callable(step):
+                meter.restart()
+                while not meter.done:
+                    meter.call(step)
+            elif not meter.done:
+                raise BadConfig(
+                    f"{asked.step} returned {type(step).__name__} after {len(meter.step_s)} optimizer steps",
+                    next_step=f"Return a function that takes one optimizer step, or train for {asked.steps} steps.",
+                )
+    finally:
+        hook.remove()
+
+
+def _gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
+    held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    return sum(one.nbytes for one in held)
+
+
+def _seed() -> None:
+    """Make random choices of your code the same in every trial."""
+    import numpy as np
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def _explained(error: BaseException, name: str) -> BaseException:
+    """Return an error of your code as the trial reports it: out of memory wherever that was its cause."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if out_of_memory(cause) is not None:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, SystemExit):
+        what = f"{name} ended its process: sys.exit({error.code!r})"
+        return BadConfig(what, next_step="Let it return, or raise an error that says what is wrong.")
+    return error

@@ -1,0 +1,90 @@
+"""Sweep of your own loader: the fewest workers that keep up with the step, as for the trainer's loader."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.base.units import format_seconds
+from autotune.integrations.bench import OwnBench
+from autotune.integrations.values import LoaderEvidence, LoaderRow, LoaderSweep, OwnLoaderFigures, OwnLoaderRequest
+from autotune.trials.runner import TrialRunner
+from autotune.trials.values import Measured, Trial
+from autotune.workers.count_sweep import CountSweep
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.worker_count import Count, WorkersChoice
+from autotune.workers.measure import gpu_source, gpu_use
+
+_PREFETCH_FACTOR = 2
+"""Torch's default."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnSweep(CountSweep[OwnLoaderFigures]):
+    """State of a sweep of your own loader."""
+
+    asked: LoaderSweep
+    bench: OwnBench
+
+    @property
+    def limits(self) -> LoaderLimits:
+        """Limits of the workers, by the batches that were seen so far."""
+        seen = max((figures.batch_bytes for one in self.rounds for figures in one.values()), default=0)
+        return LoaderLimits(
+            host=self.bench.site.host, local_ranks=1, batch_bytes=seen, prefetch_factor=_PREFETCH_FACTOR,
+            asked=self.asked.max_workers,
+        )  # fmt: skip
+
+    @property
+    def budget_s(self) -> float:
+        """Time budget of all windows."""
+        return self.asked.budget_s
+
+    def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
+        """Return the trial of a window."""
+        asked, subject = self.asked, self.bench.subject
+        assert asked.code.loader is not None and subject.loader_sha256 is not None
+        request = OwnLoaderRequest(
+            loader=asked.code.loader, step=None if asked.step_time_s is not None else asked.code.step,
+            arguments=dict(asked.code.arguments), source_sha256=subject.loader_sha256, device=self.bench.site.device,
+            num_workers=count or 0, cached=count is None, round=number, interleaved_with=list(names),
+            window_s=asked.window_s, step_time_s=asked.step_time_s,
+        )  # fmt: skip
+        return self.bench.trial(request, asked.trial_timeout_s)
+
+    def figures_of(self, outcome: Measured) -> OwnLoaderFigures:
+        """Return the figures of a window."""
+        return OwnLoaderFigures.of(outcome)
+
+    def rate_of(self, figures: OwnLoaderFigures) -> float:
+        """Return batches per second."""
+        return figures.tokens_per_s
+
+
+def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:
+    """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
+    sweep = OwnSweep(asked=asked, bench=bench, runner=runner)
+    choice = sweep.run()
+    every = [figures for one in sweep.rounds for figures in one.values()]
+    budget = f" after {format_seconds(asked.budget_s)}" if sweep.time_is_over else ""
+    return LoaderEvidence(
+        chosen=choice.workers, undecided_between=list(choice.undecided_between), choice=sweep.doubt(choice, budget),
+        next_smaller=choice.next_smaller, keeps_up=choice.keeps_up,
+        cached_batches_per_s=[one[None].tokens_per_s for one in sweep.rounds if None in one],
+        rows=[_row(count, sweep, choice) for count in sweep.counts], max_workers=sweep.limit[0],
+        max_workers_because=sweep.limit[1], step_time_s=asked.step_time_s, worker_bytes=sweep.worker_bytes,
+        batch_bytes=max(one.batch_bytes for one in every),
+        epoch_batches=max((one.epoch_batches for one in every if one.epoch_batches), default=None),
+        window_s=asked.window_s, **sweep.reading.taken,
+        gpu_source=gpu_source(bench.site, every, replayed=asked.step_time_s is not None),
+    )  # fmt: skip
+
+
+def _row(count: int, sweep: OwnSweep, choice: WorkersChoice) -> LoaderRow:
+    windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
+    return LoaderRow(
+        num_workers=count, batches_per_s=[one.tokens_per_s for one in windows], ratio_to_cached=ratio.value,
+        ratio_low=ratio.low, ratio_high=ratio.high, verdict=choice.verdicts[count],
+        data_wait_share=statistics.median(one.data_wait_share for one in windows),
+        memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
+        processes=max(one.processes for one in windows), gpu=gpu_use(windows),
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""Probe of your own step: the largest size under a memory budget, verified on both sides in fresh processes."""
+
+import statistics
+from dataclasses import dataclass, field
+
+from autotune.base.units import format_bytes
+from autotune.errors import BadInput, ExceedsMemory, Undecided
+from autotune.integrations.bench import OwnBench
+from autotune.integrations.decide import LONG_STEPS, Doubt, doubt_of, first_prediction, ignores_size
+from autotune.integrations.values import STEPS, OwnStepFigures, OwnStepRequest, SizeRow, StepEvidence, StepProbe
+from autotune.memory.decide.batch_search import bracket, predict_bytes
+from autotune.memory.size_search import SizeSearch
+from autotune.profiles.decide.batch_split import with_headroom
+from autotune.trials.runner import TrialRunner, could_not_measure
+from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
+
+FIRST_SIZE = 4
+"""First size: large enough for batch normalisation, and for a first look at how memory grows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnSearch(SizeSearch):
+    """State of a running probe. Sizes are counted in units of ``multiple_of``."""
+
+    probe: StepProbe
+    bench: OwnBench
+    memory_budget_bytes: int
+    figures: dict[int, OwnStepFigures] = field(default_factory=dict)
+    """Figures of each size that fitted, the last of several trials."""
+    varies_bytes: int = 0
+    _last_failure: tuple[int, str] = (0, "")
+
+    @property
+    def name(self) -> str:
+        """The function with its fixed arguments."""
+        return self.probe.code.words
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory budget of the process."""
+        return self.memory_budget_bytes
+
+    @property
+    def max_size(self) -> int:
+        """Largest size to try."""
+        return max(1, self.probe.max_size // self.probe.multiple_of)
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the step runs on a GPU."""
+        return self.bench.site.device == "cuda"
+
+    def words(self, size: int) -> str:
+        """Return a size with the name of its argument."""
+        return f"{self.probe.code.along}={size * self.probe.multiple_of}"
+
+    def trial_of(self, size: int, attempt: int) -> Trial:
+        """Return the trial of a size."""
+        return self._trial(size, attempt=attempt)
+
+    def peak_bytes_of(self, size: int, outcome: Measured) -> int:
+        """Return the peak of a trial; raise ``BadInput`` if it shows that the step cannot be probed."""
+        figures = self.figures[size] = OwnStepFigures.of(outcome)
+        if (doubt := doubt_of(figures)) is not None:
+            self._confirm(size, *doubt)
+        if self.prediction is None:
+            self.prediction = first_prediction(size, figures)
+        fitted = [(one.micro_batch_size, one.peak_bytes or 0) for one in self.tried if one.fits]
+        if ignores_size([*fitted, (size, figures.peak_bytes)]):
+            raise BadInput(
+                f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(figures.peak_bytes)} at "
+                f"{self.words(size)} as at {self.words(min(fitted)[0])}",
+                next_step=f"Make the batch of the step as large as {self.probe.code.along} says.",
+            )
+        return figures.peak_bytes
+
+    def failed(self, size: int, outcome: Outcome) -> None:
+        """Raise an error for a failure of your code, at once if it happened twice in the same way."""
+        code, at = self.probe.code, self.words(size)
+        check = f"python -c 'from {(code.step or '').replace(':', ' import ')} as f; f({at}, device=\"cpu\")()'"
+        if isinstance(outcome, TimedOut):
+            told = f"{self.name} did not end within {self.probe.trial_timeout_s:g} s at {at} ({outcome.detail})"
+            raise Undecided(
+                told, next_step="Allow more time with --trial-timeout; or find the hang where its stack ends."
+            )
+        if not isinstance(outcome, Crashed):
+            return
+        last = (outcome.detail.strip().splitlines() or [""])[-1]
+        if self._last_failure != (size, last):
+            self._last_failure = size, last
+            return
+        if outcome.detail.startswith("exit code"):
+            ended = outcome.detail.partition(":")[0]
+            told = f"{self.name} ended its process at {at} ({ended}), as os._exit or a crash in C++ does"
+            told += (
+                f": {outcome.detail.partition(':')[2].strip()[-500:]}"
+                if outcome.detail.partition(":")[2].strip()
+                else ""
+            )
+        else:
+            told = f"{self.name} failed at {at}: {last}\n{outcome.detail.strip()}"
+        raise BadInput(told, next_step=f"Run it alone: {check}")
+
+    def first(self) -> None:
+        """Try the first size, unless one was tried."""
+        if not self.tried:
+            self.try_size(min(FIRST_SIZE, self.max_size))
+
+    def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limited: bool = True) -> Trial:
+        code, bench = self.probe.code, self.bench
+        assert code.step is not None and bench.subject.step_sha256 is not None
+        asked = OwnStepRequest(
+            step=code.step, source_sha256=bench.subject.step_sha256, device=bench.site.device, steps=steps,
+            arguments={**code.arguments, code.along: size * self.probe.multiple_of}, attempt=attempt,
+            memory_budget_bytes=self.memory_budget_bytes if limited else None,
+        )  # fmt: skip
+        return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)
+
+    def _confirm(self, size: int, doubt: Doubt, bytes_: int) -> None:
+        """Take more steps of a doubtful size; raise ``BadInput`` if the doubt remains."""
+        if self.probe.allow_varying:
+            self.varies_bytes = max(self.varies_bytes, bytes_)
+            return
+        label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
+        outcome = self.runner.run(self._trial(size, steps=LONG_STEPS), label)
+        found: tuple[Doubt, int] | None = (doubt, bytes_)
+        if isinstance(outcome, Measured):
+            found = doubt_of(OwnStepFigures.of(outcome))
+        elif not isinstance(outcome, OutOfMemory):
+            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
+        if found is None:
+            return
+        kind, more_bytes = found
+        if kind == "leaks":
+            raise BadInput(
+                f"{self.name} leaks memory: {format_bytes(more_bytes)} more after each step at {self.words(size)}, "
+                "so no size fits for long",
+                next_step="Find what your step keeps, such as losses with their graph: use loss.detach().",
+            )
+        raise BadInput(
+            f"{self.name} changes its memory between steps: {format_bytes(more_bytes)} of difference at "
+            f"{self.words(size)}, so a size that fits once may not fit later",
+            next_step="Use the largest batch that can occur, such as the longest sequences; or add --allow-varying.",
+        )
+
+
+def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runner: TrialRunner) -> StepEvidence:
+    """Find and verify the largest size in fresh processes.
+
+    Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step cannot be probed, ``Undecided`` if
+    trials failed for another reason.
+    """
+    search = OwnSearch(probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner)
+    search.first()
+    search.find()
+    found = bracket(search.tried)
+    if not (largest := found.feasible_max):
+        raise _does_not_fit(search)
+    unit, figures = probe.multiple_of, search.figures[largest]
+    peaks = [one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == largest and one.fits]
+    limit = with_headroom(largest, probe.headroom_share) * unit
+    return StepEvidence(
+        feasible_max=largest * unit,
+        infeasible_min=None if found.infeasible_min is None else found.infeasible_min * unit,
+        feasible_peak_bytes=max(peaks),
+        predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
+        kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
+        optimizer_steps=figures.optimizer_steps, multiple_of=unit, varies_bytes=search.varies_bytes,
+        rows=_rows(search), seconds=round(runner.seconds, 3),
+        choice=f"the largest that fits, {largest * unit}"
+        + (f", less a headroom of {probe.headroom_share:.0%}" if limit < largest * unit else ""),
+    )  # fmt: skip
+
+
+def _rows(search: OwnSearch) -> list[SizeRow]:
+    """Return the trials that decided, in their order."""
+    rows = []
+    for one in search.tried:
+        if one.fits is not None:
+            figures = search.figures[one.micro_batch_size] if one.fits else None
+            step_s = None if figures is None or search.runner.pretended else statistics.median(figures.step_s[1:])
+            size = one.micro_batch_size * search.probe.multiple_of
+            rows.append(SizeRow(size=size, fits=one.fits, peak_bytes=one.peak_bytes, step_s=step_s or None))
+    return rows
+
+
+def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
+    """Return the error for a step of which not even the smallest size fits, with the memory that it needs."""
+    outcome = search.runner.run(search._trial(1, limited=False), f"{search.name}: {search.words(1)} without a limit")
+    need = f"; it needs {format_bytes(OwnStepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
+    budget = format_bytes(search.memory_budget_bytes)
+    return ExceedsMemory(
+        f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}",
+        next_step="Raise --memory; or build a smaller model, shorter sequences, or activation checkpointing.",
+    )

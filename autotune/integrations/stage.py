@@ -1,0 +1,74 @@
+"""Commands on your own training code, from request to written profile: the largest size, and the loader's workers."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.base.units import format_bytes
+from autotune.errors import BadInput
+from autotune.integrations.bench import OwnBench, open_own
+from autotune.integrations.loader_sweep import sweep_loader
+from autotune.integrations.probe import probe_step
+from autotune.integrations.store import known_at, own_path, write_own
+from autotune.integrations.values import SIZE, LoaderSweep, OwnConstraints, OwnProfile, StepProbe
+from autotune.machine.gpu_models import RESERVE_BYTES
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
+from autotune.profiles.decide.batch_split import with_headroom
+from autotune.trials.trial_log import report_directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A profile, and its path."""
+
+    path: Path
+    profile: OwnProfile
+
+
+def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_s: float | None = None) -> Written:
+    """Find the largest size of a step of yours, and write a profile."""
+
+    def check(site: MeasuredDevice) -> None:
+        memory_budget(site, probe.memory_bytes)
+
+    with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
+        return probe_on(bench, probe, own_path(out, probe.code.name, bench.site.name), ends_s=ends_s)
+
+
+def probe_on(bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None) -> Written:
+    """Find the largest size on an open bench, and write a profile to ``path``."""
+    budget = memory_budget(bench.site, probe.memory_bytes)
+    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
+    left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
+    sys.stderr.write(f"{probe.code.words}: memory budget {format_bytes(budget)}{left}\n")
+    with bench.display.show(f"probe {probe.code.words}") as update:
+        runner = bench.runner(report_directory(path, probe.reports), bench.fingerprint, update, 8)
+        runner.budget_ends_s = ends_s
+        found = probe_step(probe, bench, budget, runner)
+    size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
+    constraints = OwnConstraints(memory_budget_bytes=budget, headroom_share=probe.headroom_share)
+    tuned = {probe.code.along: size}
+    return Written(
+        path=path, profile=write_own(path, bench, runner, "probe", tuned, step=found, constraints=constraints)
+    )
+
+
+def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
+    """Find the fewest workers of a loader of yours, and write them into a profile."""
+    device: DeviceChoice = "cpu" if sweep.step_time_s is not None else choice
+    with open_own(device, sweep.code, sweep.trial_timeout_s) as bench:
+        path = own_path(out, sweep.code.name, bench.site.name)
+        old = known_at(path, bench)
+        if old is not None and sweep.code.along not in sweep.code.arguments:
+            probed = {name: value for name, value in old.tuned.items() if name == sweep.code.along}
+            sweep = replace(sweep, code=replace(sweep.code, arguments={**sweep.code.arguments, **probed}))
+        if sweep.code.step is not None and sweep.code.along not in sweep.code.arguments:
+            raise BadInput(
+                f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
+                next_step=f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N",
+            )
+        with bench.display.show(f"workers {sweep.code.loader}", most_s=sweep.budget_s) as update:
+            runner = bench.runner(report_directory(path, sweep.reports), bench.fingerprint, update, 24)
+            found = sweep_loader(sweep, bench, runner)
+        tuned = {"num_workers": found.chosen}
+        return Written(path=path, profile=write_own(path, bench, runner, "workers", tuned, loader=found))

@@ -1,0 +1,109 @@
+"""Reading and writing of profiles of your own training code."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.base.files import write_atomically
+from autotune.errors import BadInput
+from autotune.integrations.bench import OwnBench
+from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
+from autotune.profiles.store import trial_log_provenance
+from autotune.profiles.values import HASH_KEY, SUBJECT_KEY, Provenance, present_sha256, tables_to_toml
+from autotune.trials.runner import TrialRunner
+from trainer.config.resolve import read_profile_tables
+from trainer.config.tables import parse_table
+from trainer.errors import BadConfig, TrainerError
+from trainer.health.events import utc_now
+
+_HEADER = (
+    "A profile of your own training code: use the values of [tuned] in it. If you edit this file, content_sha256 no",
+    "longer matches, and reports show the profile as modified.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOwn:
+    """A profile of your own training code, and its path."""
+
+    path: Path
+    profile: OwnProfile
+    intact: bool
+    """True if the content still has the hash that it was written with."""
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a file is a profile of your own training code; False if it cannot be read."""
+    try:
+        return SUBJECT_KEY in read_profile_tables(path)
+    except TrainerError:
+        return False
+
+
+def read_own(path: Path, tables: dict[str, Any] | None = None) -> StoredOwn:
+    """Read and validate a profile, or the ``tables`` of its file; raise ``BadInput`` if it is invalid."""
+    tables = tables or read_profile_tables(path)
+    content = {key: value for key, value in tables.items() if key != HASH_KEY}
+    try:
+        profile = parse_table(OwnProfile, content, where=str(path))
+    except BadConfig as error:
+        raise BadInput(error.message, next_step=error.next_step) from error
+    return StoredOwn(path=path, profile=profile, intact=tables.get(HASH_KEY) == present_sha256(tables, where=str(path)))
+
+
+def own_path(out: Path | None, name: str, device_name: str) -> Path:
+    """Return the path of a profile: as requested, or in ``profiles/``."""
+    if out is not None and out.suffix == ".toml":
+        return out
+    return (out or Path("profiles")) / f"{name}-{device_name}.toml"
+
+
+def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
+    """Return the profile at a path if it is of the same subject and site; None otherwise."""
+    try:
+        found = read_own(path).profile
+    except (TrainerError, BadInput):
+        return None
+    same = found.subject.measured_sha256 == bench.subject.measured_sha256 and found.fingerprint == bench.fingerprint
+    return found if same else None
+
+
+def write_own(
+    path: Path, bench: OwnBench, runner: TrialRunner, command: str, tuned: dict[str, int],
+    **evidence: Any,  # noqa: ANN401 - of the evidence, and ``constraints``
+) -> OwnProfile:  # fmt: skip
+    """Write a command's result into the profile at a path; what it holds of the same subject and site is kept.
+
+    Another profile there is kept as ``.previous.toml``.
+    """
+    old, here, subject = known_at(path, bench), bench.fingerprint, bench.subject
+    if old is not None and subject.loader is None:
+        kept = {name: getattr(old.subject, name) for name in ("loader", "loader_sha256")}
+        subject = subject.model_copy(update=kept)
+    constraints = evidence.pop("constraints", None) or (OwnConstraints() if old is None else old.constraints)
+    commands = [] if old is None else [name for name in old.provenance.commands if name != command]
+    log = trial_log_provenance(runner, here, None)
+    known = OwnEvidence() if old is None else old.evidence
+    if old is not None and any(old.tuned.get(name, value) != value for name, value in tuned.items()):
+        known = OwnEvidence()  # it was measured with another size
+    profile = OwnProfile(
+        subject=subject,
+        tuned={**({} if old is None else old.tuned), **tuned},
+        constraints=constraints,
+        fingerprint=here,
+        provenance=Provenance(
+            tool_version=__version__, created_utc=utc_now(), commands=[*commands, command],
+            slurm_job_id=bench.site.slurm.job_id, **log,
+        ),
+        evidence=known.model_copy(update=evidence),
+    )  # fmt: skip
+    if old is None and path.is_file():
+        write_atomically(path.with_suffix(".previous.toml"), path.read_text(encoding="utf-8", errors="replace"))
+    write_atomically(path, own_to_toml(profile))
+    return profile
+
+
+def own_to_toml(profile: OwnProfile) -> str:
+    """Return a profile as TOML, with its content hash."""
+    return tables_to_toml(profile.model_dump(mode="json", exclude_none=True), _HEADER)

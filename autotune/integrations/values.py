@@ -1,0 +1,303 @@
+"""Your own training code as a subject: requests, figures and evidence of trials, and the profile that keeps them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.profiles.values import Fingerprint, Provenance
+from autotune.trials.values import GpuUse, GpuUseFigures, JobFigures, JobName, Share, TrialRequest
+from trainer.config.tables import StrictTable, canonical_sha256
+from trainer.config.train_config import PROFILE_SCHEMA_VERSION
+
+Argument = bool | int | float | str
+SIZE = "micro_batch_size"
+"""Argument of ``build_step`` that is searched by default."""
+MAX_SIZE = 2**20
+"""Largest size to try by default: a small model takes very large micro-batches."""
+STEPS = 3
+"""Optimizer steps of a trial: the first allocates the optimizer's state, two further ones must agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCode:
+    """Functions of yours, by name, and their fixed arguments."""
+
+    step: str | None = None
+    """``module:function`` that builds a step, or that trains until it is stopped; None for a loader alone."""
+    loader: str | None = None
+    """``module:function`` that builds a loader."""
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    along: str = SIZE
+    """Argument of ``step`` whose largest value is searched."""
+    directory: Path = field(default_factory=Path.cwd)
+    """Directory from which modules are imported; the working directory of all trials."""
+
+    @property
+    def name(self) -> str:
+        """Short name for files: the module's, and the function's unless it has its usual name."""
+        module, _, function = (self.step or self.loader or "").partition(":")
+        parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
+        parts += [] if function in ("build_step", "build_loader") else [function.replace(".", "-")]
+        parts += ["loader"] if self.step is None else []
+        return "-".join([*parts, *(f"{name}-{value}" for name, value in self.arguments.items())])
+
+    @property
+    def words(self) -> str:
+        """The function with its fixed arguments."""
+        fixed = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        return f"{self.step or self.loader}{f' ({fixed})' if fixed else ''}"
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Names of the functions, by their role."""
+        return {role: name for role, name in (("step", self.step), ("loader", self.loader)) if name is not None}
+
+
+class OwnStepRequest(TrialRequest):
+    """Request for optimizer steps of your own code under a memory budget."""
+
+    job: ClassVar[JobName] = "own_step"
+
+    step: str
+    arguments: dict[str, Argument]
+    """Arguments of ``step``, the searched size included."""
+    source_sha256: str
+    device: Literal["cpu", "cuda"]
+    memory_budget_bytes: int | None
+    """None means no limit."""
+    steps: int
+    attempt: int = 0
+    """Number that makes a repeated trial another trial."""
+
+
+class OwnLoaderRequest(TrialRequest):
+    """Request for a timed window of your own loader, consumed by your own step or by one of a given duration."""
+
+    job: ClassVar[JobName] = "own_loader"
+
+    loader: str
+    step: str | None
+    """None replays a step of ``step_time_s``."""
+    arguments: dict[str, Argument]
+    source_sha256: str
+    device: Literal["cpu", "cuda"]
+    num_workers: int
+    cached: bool
+    """True if batches are cached, which gives the upper bound without data loading."""
+    round: int
+    interleaved_with: list[str]
+    window_s: float
+    step_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStepFigures(JobFigures):
+    """Figures of an ``own_step`` job."""
+
+    step_s: tuple[float, ...]
+    peak_bytes: int
+    """Peak use of the budget, as for the trainer's own steps."""
+    non_pytorch_bytes: int | None
+    step_peak_bytes: tuple[int, ...]
+    """Highest memory within each step; empty if this host does not report it."""
+    kept_bytes: tuple[int, ...]
+    """Memory in use after each step."""
+    optimizer_steps: int
+    """Steps that torch's optimizers took; 0 if your code uses none of them."""
+    gradient_bytes: int
+    """Gradients that torch's optimizers hold after a step; 0 if there are none."""
+    host_peak_bytes: int
+    """Highest resident memory of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoaderFigures(JobFigures):
+    """Figures of an ``own_loader`` job: a timed window of steps, one batch each."""
+
+    steps: int
+    tokens_per_s: float
+    """Batches per second."""
+    data_wait_share: float
+    window_start_s: float
+    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
+    window_end_s: float
+    epoch_batches: int | None
+    """Batches of an epoch, if one ended; None otherwise."""
+    processes: int
+    """Worker processes that the loader has started."""
+    memory_bytes: int | None
+    worker_bytes: int | None
+    """Private memory of the largest worker process; None without any."""
+    batch_bytes: int
+    """Bytes of the tensors of a batch."""
+    storage_bytes_per_s: float | None
+    gpus: tuple[GpuUseFigures, ...] = ()
+
+
+class SizeRow(StrictTable):
+    """A trial of one size."""
+
+    size: Positive
+    fits: bool
+    peak_bytes: Positive | None = None
+    step_s: PositiveFloat | None = None
+    """Median time of the steps but the first; None if the size did not fit, or on a pretended GPU."""
+
+
+class StepEvidence(StrictTable):
+    """Result of a probe of your own step: the largest size that fits."""
+
+    feasible_max: Positive
+    """Largest size that ran optimizer steps under the budget."""
+    infeasible_min: Positive | None = None
+    """Smallest size that ran out of memory; None if the search reached its upper limit first."""
+    feasible_peak_bytes: Positive
+    """Peak memory of ``feasible_max`` in its trials."""
+    predicted_peak_bytes: Positive | None = None
+    """Peak of ``feasible_max`` predicted from smaller trials."""
+    traced_max: NonNegative | None = None
+    """Largest size that a trace predicted before any trial; None without ``build_model``."""
+    not_traced: str | None = None
+    kept_bytes: NonNegative
+    """Memory in use between two steps of ``feasible_max``: weights, optimizer state, whatever your code keeps."""
+    host_peak_bytes: NonNegative
+    """Highest resident memory of the trial's process."""
+    optimizer_steps: NonNegative
+    """Steps of torch's optimizers in that trial; 0 if none of them is used."""
+    multiple_of: Positive = 1
+    varies_bytes: NonNegative = 0
+    """Difference between steps of one size, accepted with --allow-varying; 0 if steps agree."""
+    rows: list[SizeRow]
+    """Sizes in the order in which they were tried."""
+    verified_in: Literal["fresh processes", "this process"] = "fresh processes"
+    seconds: NonNegativeFloat
+    choice: str
+    """Reason for the chosen size."""
+
+
+class LoaderRow(RatioBounds):
+    """Results of windows with one number of workers."""
+
+    num_workers: NonNegative
+    batches_per_s: list[PositiveFloat]
+    ratio_to_cached: PositiveFloat
+    """Throughput over that of the same step on cached batches, round by round."""
+    verdict: Literal["verified", "refuted", "open"]
+    data_wait_share: Share
+    memory_bytes: Positive | None = None
+    processes: NonNegative
+    """Worker processes that were started."""
+    gpu: GpuUse | None = None
+
+    @property
+    def ratio(self) -> Interval:
+        """Ratio to cached batches with its bounds."""
+        return self.bounded(self.ratio_to_cached)
+
+
+class LoaderEvidence(StrictTable):
+    """Sufficient number of workers of your own loader, with its evidence."""
+
+    chosen: NonNegative
+    undecided_between: list[NonNegative] = Field(default_factory=list)
+    """Fewest and most workers that may be sufficient; empty if it is decided."""
+    choice: str
+    next_smaller: str | None = None
+    keeps_up: bool
+    """True if data loading with the chosen count keeps up with the step."""
+    cached_batches_per_s: list[PositiveFloat]
+    rows: list[LoaderRow]
+    max_workers: NonNegative
+    max_workers_because: str
+    step_time_s: PositiveFloat | None = None
+    """Duration of the replayed step; None if your own step ran."""
+    worker_bytes: Positive | None = None
+    """Private memory of the largest worker."""
+    batch_bytes: NonNegative
+    epoch_batches: Positive | None = None
+    """Batches of an epoch, if one ended within a window, so that restarting the loader is part of its cost."""
+    window_s: PositiveFloat
+    windows: Positive
+    seconds: NonNegativeFloat
+    gpu_source: str
+
+
+class Subject(StrictTable):
+    """Your functions, by name, with the arguments and the source that were measured."""
+
+    step: str | None = None
+    loader: str | None = None
+    arguments: dict[str, Argument] = Field(default_factory=dict)
+    along: str = SIZE
+    step_sha256: str | None = None
+    """SHA-256 of all your modules that importing the step imported: those outside of the installed packages."""
+    loader_sha256: str | None = None
+
+    @property
+    def measured_sha256(self) -> str:
+        """Hash of what was measured: the step, its source and fixed arguments; the loader if there is no step."""
+        own = {"step": self.step, "source": self.step_sha256, "arguments": self.arguments, "along": self.along}
+        if self.step is None:
+            own = {"loader": self.loader, "source": self.loader_sha256, "arguments": self.arguments}
+        return canonical_sha256(own)
+
+
+class OwnConstraints(StrictTable):
+    """Limits that the user set; None without a probe."""
+
+    memory_budget_bytes: Positive | None = None
+    headroom_share: Annotated[float, Field(ge=0, lt=1)] = HEADROOM_SHARE
+
+
+class OwnEvidence(StrictTable):
+    """Measurements behind the profile; None if a command measured nothing."""
+
+    step: StepEvidence | None = None
+    loader: LoaderEvidence | None = None
+
+
+class OwnProfile(StrictTable):
+    """The profile of your own training code."""
+
+    schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
+    subject: Subject
+    tuned: dict[str, NonNegative] = Field(default_factory=dict)
+    """Values to use, by argument."""
+    constraints: OwnConstraints
+    fingerprint: Fingerprint
+    """Its ``model_sha256`` is that of the functions, arguments and source; it has no dataset."""
+    provenance: Provenance
+    evidence: OwnEvidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProbe:
+    """Request to find the largest size of a step of yours; None takes the default of the machine."""
+
+    code: OwnCode
+    reports: Path
+    memory_bytes: int | None = None
+    headroom_share: float = HEADROOM_SHARE
+    max_size: int = MAX_SIZE
+    multiple_of: int = 1
+    allow_varying: bool = False
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSweep:
+    """Request to find the fewest workers of a loader of yours."""
+
+    code: OwnCode
+    reports: Path
+    step_time_s: float | None = None
+    """Duration of a replayed step; None runs ``code.step``."""
+    budget_s: float = 600.0
+    window_s: float = WINDOW_S
+    max_workers: int | None = None
+    trial_timeout_s: float = TRIAL_TIMEOUT_S

@@ -1,0 +1,95 @@
+"""Search for the largest size of a step that fits, by trials: the largest that ran and the next that ran out of memory.
+
+A subclass says how a trial of a size is made, and reads its figures.
+"""
+
+import abc
+from dataclasses import dataclass, field
+
+from autotune.base.wording import plural
+from autotune.errors import OutOfTime
+from autotune.memory.decide.batch_search import MAX_FAILURES, PAGE_BYTES, Prediction, SizeTrial, bracket, next_size
+from autotune.trials.runner import TrialRunner, could_not_measure
+from autotune.trials.values import Contaminated, Crashed, Measured, Outcome, OutOfMemory, Trial
+
+CLOSE_BYTES = 2**20
+"""Free memory below which the largest size is tried a second time, as processes differ slightly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SizeSearch(abc.ABC):
+    """State of a running search."""
+
+    runner: TrialRunner
+    tried: list[SizeTrial] = field(default_factory=list)
+    prediction: Prediction | None = None
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name of the step, for progress."""
+
+    @property
+    @abc.abstractmethod
+    def budget_bytes(self) -> int:
+        """Memory that a step may use."""
+
+    @property
+    @abc.abstractmethod
+    def max_size(self) -> int:
+        """Largest size to try."""
+
+    @property
+    @abc.abstractmethod
+    def on_gpu(self) -> bool:
+        """True if the caching allocator of a GPU rounds peaks."""
+
+    @abc.abstractmethod
+    def trial_of(self, size: int, attempt: int) -> Trial:
+        """Return the trial of a size."""
+
+    @abc.abstractmethod
+    def peak_bytes_of(self, size: int, outcome: Measured) -> int:
+        """Return the peak of a trial that ran."""
+
+    def words(self, size: int) -> str:
+        """Return a size in words."""
+        return plural(size, "sequence")
+
+    def failed(self, size: int, outcome: Outcome) -> None:
+        """Raise an error for a failure that is not to be tried again; by default none is raised."""
+        del size, outcome
+
+    def find(self) -> None:
+        """Try sizes until the largest is verified on both sides."""
+        budget = self.budget_bytes
+        while True:
+            size = next_size(self.tried, budget, self.max_size, self.prediction, PAGE_BYTES if self.on_gpu else 0)
+            if size is None:
+                size = bracket(self.tried).feasible_max
+                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
+                if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
+                    return
+            self.try_size(size)
+
+    def try_size(self, size: int) -> None:
+        """Run a trial of a size; raise ``Undecided`` if it failed too often for another reason than memory."""
+        before = [one.fits for one in self.tried if one.micro_batch_size == size]
+        label = self.words(size) + (f", attempt {len(before) + 1}" if before else "")
+        try:
+            outcome = self.runner.run(self.trial_of(size, len(before)), f"{self.name}: {label}")
+        except OutOfTime as error:
+            found = bracket(self.tried)
+            known = f"{self.words(found.feasible_max)} fit" if found.feasible_max else "no size is verified yet"
+            known += "" if found.infeasible_min is None else f", {found.infeasible_min} do not"
+            raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
+        if isinstance(outcome, Measured):
+            peak = self.peak_bytes_of(size, outcome)
+            self.tried.append(SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak))
+        elif isinstance(outcome, OutOfMemory):
+            self.tried.append(SizeTrial(micro_batch_size=size, fits=False))
+        else:
+            self.failed(size, outcome)
+            if not isinstance(outcome, Crashed | Contaminated) or before.count(None) >= MAX_FAILURES - 1:
+                raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
+            self.tried.append(SizeTrial(micro_batch_size=size, fits=None))

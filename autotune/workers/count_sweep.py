@@ -1,0 +1,169 @@
+"""Sweep of a number of DataLoader workers: windows in rounds, until the smallest sufficient count is decided.
+
+A subclass says how a window is made, and reads its figures.
+"""
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from autotune.errors import OutOfTime, Undecided
+from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
+from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, Trial, describe
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
+
+
+class WorkersDied(Exception):
+    """Raised if DataLoader workers of a window ran out of host memory."""
+
+
+_DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
+"""Messages of torch's DataLoader about workers that were killed or found no shared memory."""
+
+
+class _Figures(Protocol):
+    @property
+    def data_wait_share(self) -> float: ...
+    @property
+    def worker_bytes(self) -> int | None: ...
+
+
+FiguresT = TypeVar("FiguresT", bound=_Figures)
+
+
+@dataclass(slots=True, kw_only=True)
+class CountSweep(abc.ABC, Generic[FiguresT]):
+    """State of a sweep."""
+
+    runner: TrialRunner
+    rounds: list[dict[Count, FiguresT]] = field(default_factory=list)
+    limit: tuple[int, str] = field(init=False)
+    """Most DataLoader workers of a rank, and the reason for the limit."""
+    reading: Rounds = field(init=False)
+    _late: bool = False
+    """True if no time was left for a window."""
+
+    def __post_init__(self) -> None:
+        self.reading = Rounds(runner=self.runner)
+        self.limit = self.limits.most()
+
+    @property
+    @abc.abstractmethod
+    def limits(self) -> LoaderLimits:
+        """Limits of the workers of a rank."""
+
+    @property
+    @abc.abstractmethod
+    def budget_s(self) -> float:
+        """Time budget of all windows."""
+
+    @abc.abstractmethod
+    def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
+        """Return the trial of a window in round ``number`` with the named windows."""
+
+    @abc.abstractmethod
+    def figures_of(self, outcome: Measured) -> FiguresT:
+        """Return the figures of a window."""
+
+    @abc.abstractmethod
+    def rate_of(self, figures: FiguresT) -> float:
+        """Return the throughput to compare."""
+
+    def run(self) -> WorkersChoice:
+        """Measure until the count is decided or the budget is used up; raise ``Undecided`` if a window fails."""
+        while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
+            for _ in range(todo.rounds):
+                if not self._measure_round(todo.counts) or self.time_is_over:
+                    break
+            self._lower_limit()
+        return self._rule().choose()
+
+    @property
+    def max_workers(self) -> int:
+        """Most DataLoader workers of a rank."""
+        return self.limit[0]
+
+    @property
+    def time_is_over(self) -> bool:
+        """True if the budget is used up; three rounds are always measured."""
+        used_up = self._late or self.reading.seconds >= self.budget_s
+        return used_up and len(self.rounds) > 2
+
+    def read_windows(self, number: int, asked: Sequence[tuple[Trial, str]]) -> list[FiguresT]:
+        """Return figures of consecutive windows, each a trial with its name.
+
+        Raise ``WorkersDied`` if host memory ran out, ``Undecided`` if a window failed for another reason.
+        """
+        trials = {place: (trial, f"{name}, round {number + 1}") for place, (trial, name) in enumerate(asked)}
+
+        def check(place: int, outcome: Outcome, seconds: float) -> None:
+            label = self.runner.finished[-1].label
+            died = isinstance(outcome, HostOutOfMemory)
+            if isinstance(outcome, Crashed):
+                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
+            if died:
+                raise WorkersDied(f"{label}: {describe(outcome)}")
+            if not isinstance(outcome, Measured):
+                raise could_not_measure(f"the window '{label}'", outcome, self.runner)
+
+        found = self.reading.read(number, trials, check)
+        return [self.figures_of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
+
+    def _rule(self) -> WorkersRule:
+        rounds = [
+            {count: WindowFigures(self.rate_of(one), one.data_wait_share) for count, one in figures.items()}
+            for figures in self.rounds
+        ]
+        return WorkersRule(rounds, self.max_workers)
+
+    def _measure_round(self, counts: Sequence[Count]) -> bool:
+        """Measure a round; return False if its largest count does not fit, or the budget is used up."""
+        names = ["cached batches" if count is None else f"num_workers={count}" for count in counts]
+        number = len(self.rounds)
+        asked = [(self.window_of(count, number, names), name) for count, name in zip(counts, names, strict=True)]
+        try:
+            figures = self.read_windows(number, asked)
+        except OutOfTime:
+            self._late = True
+            if not self.time_is_over:
+                raise
+            return False
+        except WorkersDied as died:
+            tried = max(self.counts, default=0)
+            if max(count or 0 for count in counts) <= tried:
+                raise Undecided(
+                    f"DataLoader workers died although as many ran before: {died}",
+                    next_step="Request more memory for the job, or set a smaller --max-workers.",
+                ) from died
+            self.limit = tried, str(died)
+            return False
+        self.rounds.append(dict(zip(counts, figures, strict=True)))
+        return True
+
+    @property
+    def counts(self) -> list[int]:
+        """Numbers of workers that were tried."""
+        return sorted({count for one in self.rounds for count in one if count is not None})
+
+    @property
+    def worker_bytes(self) -> int | None:
+        """Memory of the largest DataLoader worker so far; None before one was measured."""
+        known = (figures.worker_bytes for one in self.rounds for figures in one.values())
+        return max(filter(None, known), default=None)
+
+    def doubt(self, choice: WorkersChoice, over: str) -> str:
+        """Return the choice with its reason; ``over`` says after which budget it remained undecided, if any."""
+        undecided = choice.undecided_between
+        between = " and ".join(map(str, undecided))
+        doubt = f"undecided between {between}{over}; num_workers={choice.workers}: " if undecided else ""
+        return doubt + choice.proof
+
+    def _lower_limit(self) -> None:
+        """Lower the limit if workers need more memory than assumed."""
+        tried = max(self.counts)
+        refusal = self.limits.refusal(self.max_workers, self.worker_bytes)
+        if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
+            fitting = self.limits.fitting(self.max_workers, self.worker_bytes)
+            self.limit = max(tried, fitting), refusal
