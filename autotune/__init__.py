@@ -1,3 +1,19 @@
-"""Advisor and autotuner for encoder pretraining. This package's process never imports torch."""
+"""Advisor and autotuner for pretraining. Importing this package does not import torch."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.integrations.finders import find_batch_size, find_num_workers
+
+__all__ = ["__version__", "find_batch_size", "find_num_workers"]
 __version__ = "0.1.0"
+"""Version of encoder-autotune."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
+    """Import the finders when they are first used."""
+    if name in ("find_batch_size", "find_num_workers"):
+        from autotune.integrations import finders
+
+        return getattr(finders, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,11 +3,15 @@
 Shells complete models, GPUs, profiles and site files after an option, and file names if nothing else is offered.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -18,6 +22,7 @@ from autotune.base.units import NO_UNIT, exact_seconds, parse_amount, parse_bits
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
+    from autotune.integrations.values import OwnCode
     from autotune.memory.measure import ProbeRequest
     from autotune.profiles.store import StoredProfile
     from autotune.workers.values import SweepRequest
@@ -174,6 +179,9 @@ Bandwidth = Annotated[
 MaxMicroBatchSize = Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)]
 TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]
 PipelineStages = Annotated[int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)]
+Device = Annotated[
+    Literal["auto", "cuda", "cpu"], option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True)
+]
 Window = Annotated[
     float, duration("--window", "2s", "Duration of one timed window.", WINDOW_S, least_s=0.1, advanced=True)
 ]
@@ -202,9 +210,7 @@ class ModelOptions(StepOptions):
     """Models to measure on a dataset, and settings of the measurement."""
 
     data: Data
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"], option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True)
-    ] = "auto"
+    device: Device = "auto"
     memory_bytes: Memory = None
     global_batch_tokens: Annotated[int | None, batch_tokens("524288")] = None
     ranks: Annotated[int | None, gpus_per_node("all visible GPUs; 1 on a CPU", advanced=True)] = None
@@ -232,6 +238,67 @@ class ModelOptions(StepOptions):
         )  # fmt: skip
 
 
+_MODULE = re.compile(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnOptions:
+    """Functions of your own training code, in the place of a model and a dataset."""
+
+    step: Annotated[
+        str | None, option("MODULE:FUNCTION", "Your own step instead: build_step(micro_batch_size, device).")
+    ] = None
+    arguments: Annotated[
+        list[str] | None,
+        option("NAME=VALUE", "Argument of your functions; repeatable. A,B: each in turn.", "--set", advanced=True),
+    ] = None
+    along: Annotated[
+        str | None, option("NAME", "Argument of --step to search. Default: micro_batch_size.", advanced=True)
+    ] = None
+
+    def reject_others(self, context: typer.Context, kept: Collection[str]) -> None:
+        """Raise ``UsageError`` if an option is set that has no meaning for your own code."""
+        for parameter in context.command.params:
+            name = parameter.name or ""
+            source = context.get_parameter_source(name)
+            if name not in kept and source is not None and source.name == "COMMANDLINE":
+                what = f"{parameter.opts[0]} cannot be used with your own code (--step, --loader)"
+                raise UsageError(
+                    what, next_step=f"Omit it; your own function decides that, if need be by --set {name}=VALUE"
+                )
+
+    def codes(self, *, loader: str | None = None) -> "list[OwnCode]":
+        """Return the functions with each combination of the arguments; raise ``UsageError`` if one is malformed."""
+        from autotune.integrations.values import SIZE, OwnCode
+
+        for name in (self.step, loader):
+            if name is not None and not _MODULE.fullmatch(name):
+                next_step = "Write module:function, such as my_module:build_step, or path/of/script.py:function"
+                raise UsageError(f"{name!r} does not name a function", next_step=next_step)
+        values: dict[str, list[int | float | str]] = {}
+        for given in self.arguments or ():
+            name, equals, text = given.partition("=")
+            if not equals or not name.isidentifier() or not text:
+                raise UsageError(f"--set {given!r} is not NAME=VALUE", next_step="Write --set seq_length=512")
+            values[name] = [_scalar(one) for one in text.split(",")]
+        combinations = itertools.product(*values.values())
+        return [
+            OwnCode(
+                step=self.step, loader=loader, along=self.along or SIZE, arguments=dict(zip(values, one, strict=True))
+            )
+            for one in combinations
+        ]
+
+
+def _scalar(text: str) -> int | float | str:
+    """Return a number or a truth value that a text spells; the text itself otherwise."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, bool | int | float):
+            return found
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """A probed profile whose training is measured."""
@@ -251,6 +318,39 @@ class SweepOptions:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersOptions(SweepOptions):
+    """A probed profile, or none if only your own loader is measured."""
+
+    profile: Annotated[
+        Path, typer.Argument(metavar="[PROFILE]", help="Profile (TOML).", autocompletion=profiles, show_default=False)
+    ] = Path()
+
+    def required(self) -> Path:
+        """Return the profile; raise ``UsageError`` without one."""
+        if self.profile == Path():
+            next_step = "Add it; or measure your own loader: --loader my_module:build_loader --step-time 120ms"
+            raise UsageError("Missing argument 'PROFILE'", next_step=next_step)
+        return self.profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions(ModelOptions):
+    """Models to probe, or none if your own step is."""
+
+    model: Annotated[
+        list[str], option("NAME", "Preset, or path of a config.json; repeatable.", autocompletion=models)
+    ] = field(default_factory=list)
+    data: Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False)] = Path()
+
+    def require(self) -> None:
+        """Raise ``UsageError`` unless a model and a dataset are set."""
+        for name, given in {"--model": bool(self.model), "--data": self.data != Path()}.items():
+            if not given:
+                next_step = "Add it; or probe your own training code: --step my_module:build_step"
+                raise UsageError(f"Missing option {name!r}", next_step=next_step)
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the options of each group as parameters in place of the group."""
     hints = get_type_hints(command, include_extras=True)
@@ -261,6 +361,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
         for one in groups.get(parameter.name, ()):
             default = parameter.empty if one.default is dataclasses.MISSING else one.default
+            default = default if one.default_factory is dataclasses.MISSING else one.default_factory()
             parameters.append(parameter.replace(name=one.name, default=default, annotation=one.type))
 
     @functools.wraps(command)

@@ -21,6 +21,8 @@ class OwnBench(Bench):
 
     code: OwnCode
     subject: Subject
+    in_this_process: bool = False
+    """True if trials run one after the other in this process, as closures do."""
 
     @property
     def fingerprint(self) -> Fingerprint:

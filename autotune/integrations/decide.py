@@ -13,6 +13,8 @@ LEAST_SHARE = 0.005
 """The same, as a share of the peak."""
 LONG_STEPS = 10
 """Steps of the trial that confirms a doubt of a shorter one."""
+FIRST_MARGIN = 1.25
+"""Factor on the growth that a single trial shows."""
 IGNORED_RATIO = 256
 """Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
 
@@ -38,15 +40,15 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
 def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
     """Predict memory from one trial: all that is not kept between steps grows with the size; None if that is nothing.
 
-    Gradients, which are released and made again, and blocks of fixed size count as growing. This overestimates the
-    next size, so that it tends to fit.
+    Gradients, which are released and made again, and blocks of fixed size count as growing, and a margin is added, so
+    that the predicted size tends to fit, and shows the slope.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
     growing_bytes = max(peaks[1:] or peaks) - kept[-1] + figures.gradient_bytes if peaks else 0
     if growing_bytes <= 0:
         return None
-    base_bytes = figures.peak_bytes - growing_bytes
-    return Prediction(peak_bytes=lambda rows: base_bytes + growing_bytes * rows / size)
+    base_bytes, each_bytes = figures.peak_bytes - growing_bytes, FIRST_MARGIN * growing_bytes / size
+    return Prediction(peak_bytes=lambda rows: base_bytes + each_bytes * rows)
 
 
 def ignores_size(fitted: Sequence[tuple[int, int]]) -> bool:

@@ -1,5 +1,6 @@
 """Probe of your own step: the largest size under a memory budget, verified on both sides in fresh processes."""
 
+import re
 import statistics
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 
+_OURS = re.compile(r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*', re.MULTILINE)
+"""Part of a stack that is not your code's."""
 FIRST_SIZE = 4
 """First size: large enough for batch normalisation, and for a first look at how memory grows."""
 
@@ -79,7 +82,7 @@ class OwnSearch(SizeSearch):
         code, at = self.probe.code, self.words(size)
         check = f"python -c 'from {(code.step or '').replace(':', ' import ')} as f; f({at}, device=\"cpu\")()'"
         if isinstance(outcome, TimedOut):
-            told = f"{self.name} did not end within {self.probe.trial_timeout_s:g} s at {at} ({outcome.detail})"
+            told = f"{self.name} did not end within its time limit at {at}: {outcome.detail}"
             raise Undecided(
                 told, next_step="Allow more time with --trial-timeout; or find the hang where its stack ends."
             )
@@ -98,12 +101,14 @@ class OwnSearch(SizeSearch):
                 else ""
             )
         else:
-            told = f"{self.name} failed at {at}: {last}\n{outcome.detail.strip()}"
+            told = f"{self.name} failed at {at}: {last}\n{_OURS.sub('', outcome.detail.strip())}"
         raise BadInput(told, next_step=f"Run it alone: {check}")
 
     def first(self) -> None:
-        """Try the first size, unless one was tried."""
-        if not self.tried:
+        """Try the first size, or the largest and then the first."""
+        if not self.tried and self.probe.starts_at_most:
+            self.try_size(self.max_size)
+        if bracket(self.tried).feasible_max == 0:
             self.try_size(min(FIRST_SIZE, self.max_size))
 
     def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limited: bool = True) -> Trial:
@@ -150,7 +155,10 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
     Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step cannot be probed, ``Undecided`` if
     trials failed for another reason.
     """
-    search = OwnSearch(probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner)
+    here = bench.in_this_process
+    search = OwnSearch(
+        probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner, verified_twice=here
+    )
     search.first()
     search.find()
     found = bracket(search.tried)
@@ -166,7 +174,7 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
         kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
         optimizer_steps=figures.optimizer_steps, multiple_of=unit, varies_bytes=search.varies_bytes,
-        rows=_rows(search), seconds=round(runner.seconds, 3),
+        verified_in="this process" if here else "fresh processes", rows=_rows(search), seconds=round(runner.seconds, 3),
         choice=f"the largest that fits, {largest * unit}"
         + (f", less a headroom of {probe.headroom_share:.0%}" if limit < largest * unit else ""),
     )  # fmt: skip

@@ -1,28 +1,32 @@
 """Commands on your own training code, from request to written profile: the largest size, and the loader's workers."""
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autotune.base.units import format_bytes
-from autotune.errors import BadInput
+from autotune.errors import BadInput, UsageError
 from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.loader_sweep import sweep_loader
 from autotune.integrations.probe import probe_step
-from autotune.integrations.store import known_at, own_path, write_own
-from autotune.integrations.values import SIZE, LoaderSweep, OwnConstraints, OwnProfile, StepProbe
+from autotune.integrations.store import known_at, own_path, read_own, write_own
+from autotune.integrations.values import (
+    SIZE,
+    LoaderEvidence,
+    LoaderSweep,
+    OwnCode,
+    OwnConstraints,
+    StepEvidence,
+    StepProbe,
+    Written,
+)
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
 from autotune.profiles.decide.batch_split import with_headroom
+from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A profile, and its path."""
-
-    path: Path
-    profile: OwnProfile
 
 
 def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_s: float | None = None) -> Written:
@@ -35,8 +39,10 @@ def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_
         return probe_on(bench, probe, own_path(out, probe.code.name, bench.site.name), ends_s=ends_s)
 
 
-def probe_on(bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None) -> Written:
-    """Find the largest size on an open bench, and write a profile to ``path``."""
+def run_probe(
+    bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
+) -> tuple[StepEvidence, TrialRunner, int]:
+    """Find the largest size, with the trial log of the profile at ``path``; return also the memory budget."""
     budget = memory_budget(bench.site, probe.memory_bytes)
     left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
     left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
@@ -44,13 +50,40 @@ def probe_on(bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | N
     with bench.display.show(f"probe {probe.code.words}") as update:
         runner = bench.runner(report_directory(path, probe.reports), bench.fingerprint, update, 8)
         runner.budget_ends_s = ends_s
-        found = probe_step(probe, bench, budget, runner)
+        return probe_step(probe, bench, budget, runner), runner, budget
+
+
+def probe_on(bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None) -> Written:
+    """Find the largest size on an open bench, and write a profile to ``path``."""
+    found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
     size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
     constraints = OwnConstraints(memory_budget_bytes=budget, headroom_share=probe.headroom_share)
     tuned = {probe.code.along: size}
     return Written(
         path=path, profile=write_own(path, bench, runner, "probe", tuned, step=found, constraints=constraints)
     )
+
+
+def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> LoaderSweep:  # noqa: ANN401 - of the request
+    """Return the request for a sweep; a profile of your own code gives its step and its arguments.
+
+    Raise ``UsageError`` if there is no loader, nothing that consumes its batches, or more than one combination of
+    arguments; ``BadInput`` if the profile is not one of your own code.
+    """
+    code, *others = codes
+    if others:
+        raise UsageError("a sweep takes one value of each argument", next_step="Run it once for each value of --set.")
+    if profile != Path() and profile.exists():
+        subject = read_own(profile).profile.subject
+        arguments = {**subject.arguments, **code.arguments}
+        code = replace(code, step=code.step or subject.step, along=subject.along, arguments=arguments)
+        code = replace(code, loader=code.loader or subject.loader)
+    if code.loader is None:
+        raise UsageError("--step needs a loader to feed it", next_step="Add --loader my_module:build_loader")
+    if limits.get("step_time_s") is None and code.step is None:
+        next_step = "Add --step my_module:build_step; or --step-time 120ms, the duration of a step"
+        raise UsageError("nothing consumes the batches of --loader", next_step=next_step)
+    return LoaderSweep(code=code, **limits)
 
 
 def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
@@ -67,8 +100,14 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
                 f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
                 next_step=f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N",
             )
-        with bench.display.show(f"workers {sweep.code.loader}", most_s=sweep.budget_s) as update:
-            runner = bench.runner(report_directory(path, sweep.reports), bench.fingerprint, update, 24)
-            found = sweep_loader(sweep, bench, runner)
+        found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}
-        return Written(path=path, profile=write_own(path, bench, runner, "workers", tuned, loader=found))
+        profile = write_own(path, bench, runner, "workers", tuned, loader=found)
+        return Written(path=path, profile=profile, trials=tuple(runner.finished))
+
+
+def sweep_on(bench: OwnBench, sweep: LoaderSweep, path: Path) -> tuple[LoaderEvidence, TrialRunner]:
+    """Find the fewest workers on an open bench, with the trial log of the profile at ``path``."""
+    with bench.display.show(f"workers {sweep.code.loader}", most_s=sweep.budget_s) as update:
+        runner = bench.runner(report_directory(path, sweep.reports), bench.fingerprint, update, 24)
+        return sweep_loader(sweep, bench, runner), runner

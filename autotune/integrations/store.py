@@ -10,13 +10,15 @@ from autotune.errors import BadInput
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
 from autotune.profiles.store import trial_log_provenance
-from autotune.profiles.values import HASH_KEY, SUBJECT_KEY, Provenance, present_sha256, tables_to_toml
+from autotune.profiles.values import HASH_KEY, Provenance, present_sha256, tables_to_toml
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
 from trainer.config.tables import parse_table
 from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import utc_now
 
+SUBJECT_KEY = "subject"
+"""Table that only profiles of your own training code have."""
 _HEADER = (
     "A profile of your own training code: use the values of [tuned] in it. If you edit this file, content_sha256 no",
     "longer matches, and reports show the profile as modified.",
@@ -36,14 +38,15 @@ class StoredOwn:
 def is_own(path: Path) -> bool:
     """Return whether a file is a profile of your own training code; False if it cannot be read."""
     try:
-        return SUBJECT_KEY in read_profile_tables(path)
+        read_profile_tables(path, SUBJECT_KEY)
     except TrainerError:
         return False
+    return True
 
 
 def read_own(path: Path, tables: dict[str, Any] | None = None) -> StoredOwn:
     """Read and validate a profile, or the ``tables`` of its file; raise ``BadInput`` if it is invalid."""
-    tables = tables or read_profile_tables(path)
+    tables = tables or read_profile_tables(path, SUBJECT_KEY)
     content = {key: value for key, value in tables.items() if key != HASH_KEY}
     try:
         profile = parse_table(OwnProfile, content, where=str(path))

@@ -10,13 +10,17 @@ from pydantic import Field
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
 from autotune.profiles.values import Fingerprint, Provenance
-from autotune.trials.values import GpuUse, GpuUseFigures, JobFigures, JobName, Share, TrialRequest
+from autotune.trials.values import FinishedTrial, GpuUse, GpuUseFigures, JobFigures, JobName, Share, TrialRequest
 from trainer.config.tables import StrictTable, canonical_sha256
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
 
 Argument = bool | int | float | str
 SIZE = "micro_batch_size"
 """Argument of ``build_step`` that is searched by default."""
+IN_TRIAL = "AUTOTUNE_IN_TRIAL"
+"""Environment variable that is set in processes that run trials of your code."""
+WRAPPED = "__autotune_wrapped__"
+"""Attribute of a decorated function that holds yours, which is what trials call."""
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
 STEPS = 3
@@ -276,6 +280,15 @@ class OwnProfile(StrictTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A profile of your own code, its path, and the trials of the command that wrote it."""
+
+    path: Path
+    profile: OwnProfile
+    trials: tuple[FinishedTrial, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepProbe:
     """Request to find the largest size of a step of yours; None takes the default of the machine."""
 
@@ -286,6 +299,8 @@ class StepProbe:
     max_size: int = MAX_SIZE
     multiple_of: int = 1
     allow_varying: bool = False
+    starts_at_most: bool = False
+    """True if ``max_size`` is tried first, because it is likely to fit."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
 
 

@@ -7,12 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.base.defaults import HEADROOM_SHARE, VOCAB_SIZE
+from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, VOCAB_SIZE
 from autotune.base.units import exact_bytes
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import AutotuneError, ExceedsMemory
 
+_OF_STEP = frozenset({
+    "step", "arguments", "along", "memory_bytes", "headroom", "max_micro_batch_size", "multiple_of", "allow_varying",
+    "trial_timeout_s", "device", "out", "time_limit_s", "slurm", "wait", "dry_run", "as_json", "here", "reports",
+})  # fmt: skip
+"""Options of a probe of your own step."""
 _Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, which needs more memory.", advanced=True)]
 
 
@@ -20,7 +25,8 @@ _Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, whi
 def probe(
     context: typer.Context,
     *,
-    options: opt.ModelOptions,
+    options: opt.ProbeOptions,
+    own: opt.OwnOptions,
     layout: opt.Layout = None,
     activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
@@ -33,6 +39,12 @@ def probe(
     headroom: Annotated[
         float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
     ] = HEADROOM_SHARE,
+    multiple_of: Annotated[
+        int, opt.option("N", "Try multiples of N only, such as sequence lengths (with --step).", advanced=True, min=1)
+    ] = 1,
+    allow_varying: Annotated[
+        bool, opt.flag("--allow-varying", "Accept steps that differ in memory (with --step).", advanced=True)
+    ] = False,
     time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
     out: Annotated[
         Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
@@ -42,7 +54,8 @@ def probe(
     """Find the largest micro-batch that fits.
 
     Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
-    With a time limit, fewer sizes are measured. With --gpu, memory is capped to that of a smaller GPU.
+    With a time limit, fewer sizes are measured. With --gpu, memory is capped to that of a smaller GPU. With --step,
+    your own training code is probed instead of a model.
     """
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model
@@ -50,6 +63,21 @@ def probe(
     from autotune.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
 
+    if own.step is not None:
+        from autotune.integrations.command import probe_own
+        from autotune.integrations.values import MAX_SIZE, StepProbe
+
+        own.reject_others(context, _OF_STEP)
+        code, *_ = own.codes()
+        most = options.max_micro_batch_size
+        asked_step = StepProbe(
+            code=code, reports=job.reports, memory_bytes=options.memory_bytes, headroom_share=headroom,
+            max_size=MAX_SIZE if most == MAX_MICRO_BATCH_SIZE else most, multiple_of=multiple_of,
+            allow_varying=allow_varying, trial_timeout_s=options.trial_timeout_s,
+        )  # fmt: skip
+        probe_own(context, own, asked_step, options.device, job, out=out, time_limit_s=time_limit_s)
+        return
+    options.require()
     requests = options.probes(
         job.reports,
         {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}

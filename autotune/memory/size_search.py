@@ -23,6 +23,8 @@ class SizeSearch(abc.ABC):
     runner: TrialRunner
     tried: list[SizeTrial] = field(default_factory=list)
     prediction: Prediction | None = None
+    verified_twice: bool = False
+    """True if the largest size always runs twice."""
 
     @property
     @abc.abstractmethod
@@ -68,7 +70,8 @@ class SizeSearch(abc.ABC):
             if size is None:
                 size = bracket(self.tried).feasible_max
                 peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
-                if len(peaks) != 1 or peaks[0] is None or budget - peaks[0] >= CLOSE_BYTES:
+                close = self.verified_twice or (bool(peaks) and budget - (peaks[0] or 0) < CLOSE_BYTES)
+                if len(peaks) != 1 or peaks[0] is None or not close:
                     return
             self.try_size(size)
 

@@ -32,8 +32,6 @@ class Evidence(StrictTable):
 
 
 HASH_KEY = "content_sha256"
-SUBJECT_KEY = "subject"
-"""Table that only profiles of your own training code have."""
 
 _HEADER = (
     "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no longer matches, and reports show",
@@ -169,11 +167,6 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
     """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
-    if SUBJECT_KEY in tables:
-        raise BadInput(
-            f"{where} is the profile of your own training code, and this command is about the project's own trainer",
-            next_step=f"See what it holds: autotune profile show {shlex.quote(where)}",
-        )
     content = {key: value for key, value in tables.items() if key != HASH_KEY}
     try:
         profile = parse_table(Profile, content, where=where)

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from autotune.errors import BadInput, InternalError, MachineLacks
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from trainer.errors import HOST_OUT_OF_MEMORY
 
+MOST_FRAMES = 8
+"""Most calls that are shown of a stack."""
 START_TIMEOUT_S = 300.0
 """Longest start of the server; on a network file system imports take minutes."""
 ENVIRONMENT = {
@@ -174,7 +177,8 @@ class ForkServerMachine(StartedMachine):
 def _where(log_tail: str) -> str:
     """Return the stack that a job had written shortly before its time limit, the innermost call first."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    return f":\n{stack.strip()[:1000]}" if found else ""
+    frames = list(itertools.takewhile(lambda frame: "/autotune/" not in frame, stack.splitlines()))
+    return ":\n" + "\n".join(frames[:MOST_FRAMES]) if found else ""
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:

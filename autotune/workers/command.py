@@ -1,11 +1,11 @@
 """``autotune workers``: the smallest number of DataLoader workers that does not cost throughput."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.base.defaults import WINDOW_S
-from autotune.console.options import SweepOptions, Window, duration, grouped, option, time_limit
+from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, profile_job
 
 if TYPE_CHECKING:
@@ -13,26 +13,32 @@ if TYPE_CHECKING:
     from autotune.profiles.store import StoredProfile
 
 
-@grouped
+@opt.grouped
 def workers(
     context: typer.Context,
     *,
-    sweep: SweepOptions,
-    window_s: Window = WINDOW_S,
-    max_workers: Annotated[
-        int | None, option("N", "Maximum DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096)
+    sweep: opt.WorkersOptions,
+    own: opt.OwnOptions,
+    loader: Annotated[
+        str | None, opt.option("MODULE:FUNCTION", "Your own loader instead: build_loader(num_workers).")
     ] = None,
-    time_limit_s: Annotated[float, time_limit("10min")] = 600.0,
+    window_s: opt.Window = WINDOW_S,
+    max_workers: Annotated[
+        int | None,
+        opt.option("N", "Maximum DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096),
+    ] = None,
+    time_limit_s: Annotated[float, opt.time_limit("10min")] = 600.0,
     step_time_s: Annotated[
         float | None,
-        duration("--step-time", "120ms", "Replay a GPU step of this duration instead; needs no GPU.", least_s=1e-4),
+        opt.duration("--step-time", "120ms", "Replay a GPU step of this duration instead; needs no GPU.", least_s=1e-4),
     ] = None,
+    device: opt.Device = "auto",
     job: JobOptions,
 ) -> None:
     """Find the fewest DataLoader workers that suffice.
 
     Measures at the probed micro-batch size, and writes num_workers into the profile. The time limit may leave several
-    numbers undecided.
+    numbers undecided. With --loader, your own loader is measured, with --step or --step-time as its consumer.
     """
     from autotune.base.document import answer_json
     from autotune.profiles.store import read_profile, require_local_probe
@@ -40,7 +46,21 @@ def workers(
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
 
-    stored = read_profile(sweep.profile)
+    if loader is not None or own.step is not None:
+        from autotune.integrations.command import sweep_own
+        from autotune.integrations.stage import sweep_request
+
+        own.reject_others(context, _OF_LOADER)
+        limits: dict[str, Any] = {
+            "window_s": window_s,
+            "max_workers": max_workers,
+            "trial_timeout_s": sweep.trial_timeout_s,
+        }
+        limits |= {"budget_s": time_limit_s, "step_time_s": step_time_s, "reports": job.reports}
+        found = sweep.profile
+        sweep_own(context, sweep_request(own.codes(loader=loader), found, **limits), device, job, out=found)
+        return
+    stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(
@@ -50,10 +70,17 @@ def workers(
     asked = profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
     if job.submitted_or_rejected(context, asked):
         return
-    device = "cpu" if step_time_s else train.device
-    with open_session(device, request.data, without_gpu=_replay(stored, probe)) as bench:
-        found = count_workers(bench, stored, request)
-    print(answer_json(found) if job.as_json else workers_text(found, sweep.profile, request.data))
+    measured_on = "cpu" if step_time_s else train.device
+    with open_session(measured_on, request.data, without_gpu=_replay(stored, probe)) as bench:
+        evidence = count_workers(bench, stored, request)
+    print(answer_json(evidence) if job.as_json else workers_text(evidence, stored.path, request.data))
+
+
+_OF_LOADER = frozenset({
+    "profile", "step", "arguments", "along", "loader", "window_s", "max_workers", "time_limit_s", "step_time_s",
+    "device", "trial_timeout_s", "slurm", "wait", "dry_run", "as_json", "here", "reports",
+})  # fmt: skip
+"""Options of a sweep of your own loader."""
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:

@@ -39,8 +39,11 @@ class ResolvedConfig:
         return canonical_sha256(self.config.model_dump(mode="json"))
 
 
-def read_profile_tables(path: Path) -> dict[str, Any]:
-    """Read a profile's tables; raise ``BadConfig`` without a ``[train]`` table, or for another schema version."""
+def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
+    """Read a profile's tables; raise ``BadConfig`` if it lacks that table, or is of another schema version.
+
+    A profile of your own training code has the table ``subject`` instead of ``train``.
+    """
     tables = read_toml(path, if_missing=_WRITE_ONE)
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
@@ -49,8 +52,13 @@ def read_profile_tables(path: Path) -> dict[str, Any]:
             next_step=_WRITE_ONE,
         )
     reject_infinite(tables, str(path))
-    if not isinstance(tables.get("train"), dict):
-        raise BadConfig(f"{path} is not a profile: it has no [train] table", next_step=_WRITE_ONE)
+    if not isinstance(tables.get(table), dict):
+        if "subject" in tables:
+            raise BadConfig(
+                f"{path} is a profile of your own training code, not one of this project's trainer",
+                next_step=f"Use its values in your code: autotune profile show {path}",
+            )
+        raise BadConfig(f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE)
     return tables
 
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.integrations.values import IN_TRIAL, WRAPPED
 from trainer.errors import BadConfig
 
 SCRIPT = "__mp_main__"
 """Name under which a script is run to import from it, as ``multiprocessing`` does."""
-IN_TRIAL = "AUTOTUNE_IN_TRIAL"
-"""Environment variable that is set in processes that run trials of your code."""
 _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _STACK_SHARE = 0.9
 """Share of a time limit after which a process writes its stack, so that a hang can be located."""
@@ -115,7 +114,7 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
             what = f"{module_name!r} has no function {path!r}"
             raise BadConfig(what, next_step=f"Name one of its functions: {near or 'it has none'}.")
         found = getattr(found, part)
-    found = getattr(found, "__autotune_wrapped__", found)
+    found = getattr(found, WRAPPED, found)
     if not callable(found):
         what = f"{name} is not callable: it is a {type(found).__name__}"
         raise BadConfig(what, next_step="Name a function, such as build_step(micro_batch_size, device).")

@@ -86,12 +86,17 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of ``OwnLoaderFigures``. Raise ``BadConfig`` if a function does not return what it should.
     """
-    asked = OwnLoaderRequest.of(measured)
+    asked, directory = OwnLoaderRequest.of(measured), local["directory"]
     load.write_stack_after(local["limit_s"])
-    load.enter(local["directory"])
+    load.enter(directory)
+    build_step = None if asked.step is None else load.resolve(asked.step, directory)
+    return window(asked, load.resolve(asked.loader, directory), build_step)
+
+
+def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Callable[..., Any] | None) -> dict[str, Any]:
+    """Measure a window of the loader that a function builds; without another for the step, a step is replayed."""
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
-    consumer = _consumer(asked, local["directory"], device)
-    build = load.resolve(asked.loader, local["directory"])
+    consumer = _consumer(asked, build_step, device)
     arguments = asked.arguments | {"device": asked.device, "num_workers": asked.num_workers}
     loader = Epochs(build(**load.accepted(build, arguments)), asked.loader)
     batches = iter(loader)
@@ -107,12 +112,13 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     return figures | {"epoch_batches": loader.epoch_batches, "batch_bytes": _bytes_of(batch)}
 
 
-def _consumer(asked: OwnLoaderRequest, directory: str, device: torch.device) -> OwnStep | ReplayedStep:
-    if asked.step is None:
+def _consumer(
+    asked: OwnLoaderRequest, build: Callable[..., Any] | None, device: torch.device
+) -> OwnStep | ReplayedStep:
+    if build is None:
         assert asked.step_time_s is not None
         alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
         return ReplayedStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
-    build = load.resolve(asked.step, directory)
     step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
     if not callable(step):
         what = f"{asked.step} returned {type(step).__name__}: a training function has a loader of its own"

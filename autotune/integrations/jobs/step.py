@@ -3,6 +3,7 @@
 import contextlib
 import random
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ class StepMeter:
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build a step of yours, and take optimizer steps.
+    """Build a step of yours, and take optimizer steps, in a process of its own.
 
     Args:
         measured: An ``OwnStepRequest``.
@@ -105,6 +106,13 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
     budget = enforce(asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"))
     _seed()
+    return figures_of(asked, build, budget, device)
+
+
+def figures_of(
+    asked: OwnStepRequest, build: Callable[..., Any], budget: Budget, device: torch.device
+) -> dict[str, Any]:
+    """Take the steps of a trial; return the fields of ``OwnStepFigures``; raise ``OutOfMemoryError`` over budget."""
     meter = StepMeter(budget, device, asked.steps)
     try:
         take_steps(meter, build, asked)
@@ -112,11 +120,12 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         raise _explained(error, asked.step) from error
     budget.check()
     peaks = [one for one in meter.peak_bytes if one is not None]
+    resident = peaks if asked.device == "cpu" else []  # which resets the kernel's own peak
     return {
         "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
         "step_peak_bytes": peaks if len(peaks) == len(meter.step_s) else [], "kept_bytes": meter.kept_bytes,
-        "optimizer_steps": meter.optimizer_steps, "gradient_bytes": meter.gradient_bytes, "host_peak_bytes": max([status_bytes("VmHWM"), *peaks])
-        if asked.device == "cpu" else status_bytes("VmHWM"),
+        "optimizer_steps": meter.optimizer_steps, "gradient_bytes": meter.gradient_bytes,
+        "host_peak_bytes": max([status_bytes("VmHWM"), *resident]),
     }  # fmt: skip
 
 
@@ -138,6 +147,11 @@ def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepReques
                 )
     finally:
         hook.remove()
+
+
+def described(error: BaseException) -> str:
+    """Return an error with its stack, as the account of a trial."""
+    return "".join(traceback.format_exception(error))[-2000:]
 
 
 def _gradient_bytes(optimizer: torch.optim.Optimizer) -> int:

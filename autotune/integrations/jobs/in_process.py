@@ -1,0 +1,122 @@
+"""Trials of functions that only this process has, such as closures: one after the other, in this process.
+
+The allocator is emptied before each trial, but what an earlier one left behind counts: results are less exact than
+those of fresh processes.
+"""
+
+import contextlib
+import gc
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autotune.integrations.jobs import loader, step
+from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
+from autotune.trials.fork_server import StartedMachine
+from autotune.trials.jobs.budget import Budget, CpuBudget, CudaBudget
+from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Trial
+from trainer.errors import TrainerError
+from trainer.health.failures import out_of_memory
+from trainer.record.meter import status_bytes
+
+
+class InThisProcess(StartedMachine):
+    """Machine that calls functions of this process. Time limits are not enforced."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._functions = functions
+        self.versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+
+    def close(self) -> None:
+        """Leave this process as it is."""
+
+    def _started(self) -> None:
+        pass
+
+    def _run(self, trial: Trial) -> Outcome:
+        _collect()
+        try:
+            figures = self._figures(trial)
+        except TrainerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - your code may raise anything, and the search goes on
+            refusal = out_of_memory(error)
+            return Crashed(detail=step.described(error)) if refusal is None else OutOfMemory(detail=refusal)
+        finally:
+            _collect()
+        return Measured(figures=figures)
+
+    def _figures(self, trial: Trial) -> dict[str, Any]:
+        if trial.job == "own_loader":
+            asked = OwnLoaderRequest.of(trial.measured)
+            return loader.window(asked, self._functions[asked.loader], self._functions.get(asked.step or ""))
+        request = OwnStepRequest.of(trial.measured)
+        device = torch.device(request.device, 0) if request.device == "cuda" else torch.device("cpu")
+        with _limited(request.memory_budget_bytes, device) as budget:
+            return step.figures_of(request, self._functions[request.step], budget, device)
+
+
+class _CpuHere(CpuBudget):
+    """Peak by resident pages, as the kernel's peak of the address space cannot be reset."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._start_bytes, self._most_bytes = self.kept_bytes(), 0
+
+    def take_step_peak(self) -> int | None:
+        """Return the highest resident memory since the last call."""
+        peak_bytes = super().take_step_peak()
+        self._most_bytes = max(self._most_bytes, peak_bytes or 0)
+        return peak_bytes
+
+    def peak_bytes(self) -> int:
+        """Return the highest growth of resident memory."""
+        return max(1, self._most_bytes - self._start_bytes)
+
+
+class _CudaHere(CudaBudget):
+    """Peak of the allocator alone, over what it held before."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(None, device, None)
+        self._start_bytes = torch.cuda.memory_reserved(device)
+
+    def peak_bytes(self) -> int:
+        """Return the highest growth of the allocator's reserve."""
+        return max(1, self._most_reserved_bytes() - self._start_bytes)
+
+
+@contextlib.contextmanager
+def _limited(budget_bytes: int | None, device: torch.device) -> Iterator[Budget]:
+    """Limit the memory that this process may take in addition, while the block runs."""
+    if device.type == "cuda":
+        budget = _CudaHere(device)
+        free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+        most_bytes = min(free_bytes, budget_bytes or all_bytes) + torch.cuda.memory_reserved(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most_bytes / all_bytes), device)
+        try:
+            yield budget
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    own = _CpuHere()
+    if budget_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
+    try:
+        yield own
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _collect() -> None:
+    """Release what an earlier trial left; twice, as finalisers may make garbage."""
+    for _ in range(2):
+        gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
