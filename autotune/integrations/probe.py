@@ -195,7 +195,10 @@ def _rows(search: OwnSearch) -> list[SizeRow]:
 def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
     """Return the error for a step of which not even the smallest size fits, with the memory that it needs."""
     outcome = search.runner.run(search._trial(1, limited=False), f"{search.name}: {search.words(1)} without a limit")
-    need = f"; it needs {format_bytes(OwnStepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
+    if isinstance(outcome, Measured):
+        need = f"; it needs {format_bytes(OwnStepFigures.of(outcome).peak_bytes)}"
+    else:
+        need = f", and fails without a limit: {outcome.detail.strip()[-300:]}"
     budget = format_bytes(search.memory_budget_bytes)
     return ExceedsMemory(
         f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}",

@@ -19,6 +19,10 @@ from trainer.health.failures import out_of_memory
 from trainer.record.meter import status_bytes
 
 
+_LARGE_BLOCK_BYTES = 32 * 1024
+"""Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
+
+
 class EnoughSteps(BaseException):
     """Raised inside a training loop that has taken the steps of its trial; no ``except Exception`` stops it."""
 
@@ -104,7 +108,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     build = load.resolve(asked.step, local["directory"])
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
-    budget = enforce(asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"))
+    budget = enforce(
+        asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"), large_block_bytes=_LARGE_BLOCK_BYTES
+    )
     _seed()
     return figures_of(asked, build, budget, device)
 

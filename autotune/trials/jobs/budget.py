@@ -12,7 +12,7 @@ from trainer.errors import DeviceMissing
 from trainer.record.meter import status_bytes
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_LARGE_BLOCK_BYTES = 128 * 1024
+LARGE_BLOCK_BYTES = 128 * 1024
 _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
@@ -25,11 +25,15 @@ def keep_one_arena() -> None:
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> "Budget":
+def enforce(
+    budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None, *,
+    large_block_bytes: int = LARGE_BLOCK_BYTES,
+) -> "Budget":  # fmt: skip
     """Start to enforce a memory budget of one rank; None only measures.
 
     ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
-    the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. Raise
+    the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. On a CPU, blocks
+    of at least ``large_block_bytes`` go back to the kernel when they are freed. Raise
     ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
     # Some drivers do not report MIG; only the device name then shows it.
@@ -48,7 +52,7 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
         ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
-    return CpuBudget(budget_bytes)
+    return CpuBudget(budget_bytes, large_block_bytes)
 
 
 class CpuBudget:
@@ -56,11 +60,11 @@ class CpuBudget:
 
     non_pytorch_bytes = None
 
-    def __init__(self, budget_bytes: int | None) -> None:
+    def __init__(self, budget_bytes: int | None, large_block_bytes: int = LARGE_BLOCK_BYTES) -> None:
         if budget_bytes is not None:
             # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
             # different runs, and the largest micro-batch would be a matter of luck.
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))

@@ -1,0 +1,97 @@
+"""A ``LightningModule`` and its data as a step and a loader to tune.
+
+In the module that you name with ``--step`` and ``--loader``::
+
+    def build_step(micro_batch_size, device):
+        return module_step(Module(), Data(), micro_batch_size, device, precision="bf16-mixed")
+
+    def build_loader(num_workers):
+        return module_loader(Data(), num_workers)
+"""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from trainer.errors import BadConfig
+
+
+def module_step(
+    module: Any,  # noqa: ANN401 - of either of Lightning's two packages
+    datamodule: Any = None,  # noqa: ANN401 - as the module
+    micro_batch_size: int | None = None,
+    device: str = "cpu",
+    *,
+    batch_arg_name: str = "batch_size",
+    **trainer_options: Any,  # noqa: ANN401 - of Lightning's Trainer
+) -> Callable[[], None]:
+    """Return a loop of Lightning's ``Trainer.fit`` on one device as a step to probe.
+
+    Nothing is validated, logged or saved.
+
+    Args:
+        module: A ``LightningModule``; without ``datamodule``, with its own ``train_dataloader``.
+        datamodule: A ``LightningDataModule``, or None.
+        micro_batch_size: Value of the attribute, or hyperparameter, from which the data loader takes its batch size.
+        device: Device of the trial.
+        batch_arg_name: Name of that attribute, as for ``BatchSizeFinder``.
+        trainer_options: Options of ``Trainer`` that a step depends on, such as ``precision``,
+            ``accumulate_grad_batches`` and ``gradient_clip_val``.
+
+    Raise ``BadConfig`` if neither module has the attribute.
+    """
+    set_attribute((datamodule, module), batch_arg_name, micro_batch_size)
+    quiet: dict[str, Any] = {
+        "accelerator": "gpu" if device == "cuda" else "cpu", "devices": 1, "logger": False, "max_epochs": -1,
+        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "limit_val_batches": 0, "num_sanity_val_steps": 0, "default_root_dir": tempfile.gettempdir(),
+    }  # fmt: skip
+    trainer = _package(module).Trainer(**quiet | trainer_options)
+
+    def train() -> None:
+        trainer.fit(module, datamodule=datamodule)
+
+    return train
+
+
+def module_loader(
+    data: Any,  # noqa: ANN401 - a LightningDataModule, or a module with data
+    num_workers: int,
+    micro_batch_size: int | None = None,
+    *,
+    batch_arg_name: str = "batch_size",
+    workers_arg_name: str = "num_workers",
+) -> Any:  # noqa: ANN401 - whatever its ``train_dataloader`` returns
+    """Return the training loader of a module or datamodule with another number of workers."""
+    set_attribute((data,), workers_arg_name, num_workers)
+    set_attribute((data,), batch_arg_name, micro_batch_size)
+    if hasattr(data, "prepare_data"):
+        data.prepare_data()
+    if hasattr(data, "setup"):
+        data.setup("fit")
+    return data.train_dataloader()
+
+
+def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
+    """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
+    places = [
+        place
+        for owner in owners
+        if owner is not None
+        for place in (owner, getattr(owner, "hparams", None))
+        if place is not None and hasattr(place, name)
+    ]
+    if value is not None and not places:
+        names = " and ".join(type(owner).__name__ for owner in owners if owner is not None)
+        what = f"{names} has no attribute or hyperparameter {name!r}"
+        raise BadConfig(what, next_step=f"Let the loader use self.{name}; or name another with batch_arg_name.")
+    for place in places if value is not None else ():
+        setattr(place, name, value)
+
+
+def _package(module: Any) -> Any:  # noqa: ANN401 - a LightningModule
+    """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
+    import importlib
+
+    names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+    return importlib.import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")

@@ -1,0 +1,82 @@
+"""Hugging Face ``Trainer`` as a step and a loader to tune.
+
+In the module that you name with ``--step`` and ``--loader``::
+
+    def build_step(micro_batch_size, device):
+        return trainer_step(make_trainer(), micro_batch_size, device)
+
+    def build_loader(num_workers):
+        return trainer_loader(make_trainer(), num_workers)
+
+``make_trainer()`` is yours: it returns a configured ``Trainer``, as before ``train()``.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autotune.integrations.samples import Longest
+from trainer.errors import BadConfig
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+_ENDLESS_STEPS = 10**9
+_STEPS = 4
+"""Optimizer steps of an epoch."""
+
+
+def trainer_step(
+    trainer: "Trainer", micro_batch_size: int, device: str | None = None, *,
+    gradient_accumulation_steps: int | None = None, longest: bool = True,
+) -> Callable[[], None]:  # fmt: skip
+    """Return the training loop of a ``Trainer``, with its optimizer, precision and accumulation, as a step to probe.
+
+    Nothing is saved, evaluated or logged, and samples are collated in this process.
+
+    Args:
+        trainer: A trainer that has not trained yet.
+        micro_batch_size: Its ``per_device_train_batch_size``.
+        device: Device of the trial, which must be the trainer's.
+        gradient_accumulation_steps: Micro-batches of an optimizer step; None keeps the trainer's.
+        longest: True to train on the longest sample of the dataset alone, the worst case for memory.
+
+    Raise ``BadConfig`` if the trainer is on another device.
+    """
+    from transformers.integrations import INTEGRATION_TO_CALLBACK
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    args: Any = trainer.args
+    if device is not None and args.device.type != device:
+        raise BadConfig(
+            f"the trial runs on {device!r}, but the Trainer is on {args.device.type!r}",
+            next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.",
+        )
+    changes: dict[str, Any] = {
+        "per_device_train_batch_size": micro_batch_size, "auto_find_batch_size": False, "max_steps": _ENDLESS_STEPS,
+        "eval_strategy": "no", "save_strategy": "no", "dataloader_num_workers": 0, "load_best_model_at_end": False,
+    }  # fmt: skip
+    if gradient_accumulation_steps is not None:
+        changes["gradient_accumulation_steps"] = gradient_accumulation_steps
+        trainer.accelerator.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
+    for name, value in changes.items():
+        setattr(args, name, value)
+    trainer._train_batch_size = args.train_batch_size
+    for callback in (*INTEGRATION_TO_CALLBACK.values(), PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    if longest and trainer.train_dataset is not None and hasattr(trainer.train_dataset, "__getitem__"):
+        count = _STEPS * micro_batch_size * args.gradient_accumulation_steps
+        trainer.train_dataset = Longest(trainer.train_dataset, count)  # type: ignore[assignment]  # a map-style dataset
+
+    def train() -> None:
+        trainer.train()
+
+    return train
+
+
+def trainer_loader(trainer: "Trainer", num_workers: int, micro_batch_size: int | None = None) -> Any:  # noqa: ANN401 - a DataLoader
+    """Return the training DataLoader of a ``Trainer`` with another number of workers."""
+    trainer.args.dataloader_num_workers = num_workers
+    if micro_batch_size is not None:
+        trainer.args.per_device_train_batch_size = micro_batch_size
+        trainer._train_batch_size = trainer.args.train_batch_size
+    return trainer.get_train_dataloader()
