@@ -109,8 +109,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
     budget = enforce(
-        asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"), large_block_bytes=_LARGE_BLOCK_BYTES
-    )
+        asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"), clean=True,
+        large_block_bytes=_LARGE_BLOCK_BYTES,
+    )  # fmt: skip
     _seed()
     return figures_of(asked, build, budget, device)
 

@@ -27,13 +27,14 @@ def keep_one_arena() -> None:
 
 def enforce(
     budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None, *,
-    large_block_bytes: int = LARGE_BLOCK_BYTES,
+    large_block_bytes: int = LARGE_BLOCK_BYTES, clean: bool = False,
 ) -> "Budget":  # fmt: skip
     """Start to enforce a memory budget of one rank; None only measures.
 
     ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
     the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. On a CPU, blocks
-    of at least ``large_block_bytes`` go back to the kernel when they are freed. Raise
+    of at least ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves a GPU's allocator
+    empty, as fragmentation depends on what came first. Raise
     ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
     # Some drivers do not report MIG; only the device name then shows it.
@@ -51,6 +52,10 @@ def enforce(
     if device.type == "cuda":
         ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)
+        if clean:
+            del weight
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
     return CpuBudget(budget_bytes, large_block_bytes)
 
