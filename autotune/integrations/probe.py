@@ -80,7 +80,9 @@ class OwnSearch(SizeSearch):
     def failed(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure of your code, at once if it happened twice in the same way."""
         code, at = self.probe.code, self.words(size)
-        check = f"python -c 'from {(code.step or '').replace(':', ' import ')} as f; f({at}, device=\"cpu\")()'"
+        module, _, function = (code.step or "").partition(":")
+        check = f"python -c 'import {module} as m; m.{function}({at}, device=\"cpu\")()'"
+        check = f"python -i {module}, then {function}({at}, device='cpu')()" if module.endswith(".py") else check
         if isinstance(outcome, TimedOut):
             told = f"{self.name} did not end within its time limit at {at}: {outcome.detail}"
             raise Undecided(
@@ -173,7 +175,8 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
         feasible_peak_bytes=max(peaks),
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
         kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
-        optimizer_steps=figures.optimizer_steps, multiple_of=unit, varies_bytes=search.varies_bytes,
+        optimizer_steps=figures.optimizer_steps, trains=figures.trains, multiple_of=unit,
+        varies_bytes=search.varies_bytes,
         verified_in="this process" if here else "fresh processes", rows=_rows(search), seconds=round(runner.seconds, 3),
         choice=f"the largest that fits, {largest * unit}"
         + (f", less a headroom of {probe.headroom_share:.0%}" if limit < largest * unit else ""),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_seconds
 from autotune.errors import BadInput, UsageError
 from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.loader_sweep import sweep_loader
@@ -18,6 +18,7 @@ from autotune.integrations.values import (
     LoaderSweep,
     OwnCode,
     OwnConstraints,
+    OwnProfile,
     StepEvidence,
     StepProbe,
     Written,
@@ -92,9 +93,8 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
     with open_own(device, sweep.code, sweep.trial_timeout_s) as bench:
         path = own_path(out, sweep.code.name, bench.site.name)
         old = known_at(path, bench)
-        if old is not None and sweep.code.along not in sweep.code.arguments:
-            probed = {name: value for name, value in old.tuned.items() if name == sweep.code.along}
-            sweep = replace(sweep, code=replace(sweep.code, arguments={**sweep.code.arguments, **probed}))
+        if old is not None:
+            sweep = _at_probed_size(sweep, old)
         if sweep.code.step is not None and sweep.code.along not in sweep.code.arguments:
             raise BadInput(
                 f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
@@ -104,6 +104,27 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
         tuned = {"num_workers": found.chosen}
         profile = write_own(path, bench, runner, "workers", tuned, loader=found)
         return Written(path=path, profile=profile, trials=tuple(runner.finished))
+
+
+def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
+    """Return the sweep with the size that a profile found; a training function is replayed, as it has its own data."""
+    code, step = sweep.code, profile.evidence.step
+    if (size := profile.tuned.get(code.along)) is None or code.along in code.arguments:
+        return sweep
+    sweep = replace(sweep, code=replace(code, arguments={**code.arguments, code.along: size}))
+    if step is None or not step.trains or sweep.step_time_s is not None:
+        return sweep
+    step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)
+    if step_s is None:
+        raise BadInput(
+            f"{code.step} trains on data of its own, and its step was not timed",
+            next_step="Add --step-time T, the duration of its step.",
+        )
+    step_time_s = step_s * size / step.feasible_max
+    sys.stderr.write(
+        f"info: {code.step} trains on data of its own; a step of {format_seconds(step_time_s)} is replayed\n"
+    )
+    return replace(sweep, step_time_s=step_time_s)
 
 
 def sweep_on(bench: OwnBench, sweep: LoaderSweep, path: Path) -> tuple[LoaderEvidence, TrialRunner]:

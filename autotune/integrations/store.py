@@ -1,6 +1,6 @@
 """Reading and writing of profiles of your own training code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ from autotune.base.files import write_atomically
 from autotune.errors import BadInput
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
+from autotune.profiles.approval import Content, read_content
 from autotune.profiles.store import trial_log_provenance
-from autotune.profiles.values import HASH_KEY, Provenance, present_sha256, tables_to_toml
+from autotune.profiles.values import HASH_KEY, Provenance, tables_to_toml
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
 from trainer.config.tables import parse_table
@@ -26,13 +27,11 @@ _HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredOwn:
-    """A profile of your own training code, and its path."""
+class StoredOwn(Content):
+    """A profile of your own training code, its path and its approval."""
 
     path: Path
     profile: OwnProfile
-    intact: bool
-    """True if the content still has the hash that it was written with."""
 
 
 def is_own(path: Path) -> bool:
@@ -44,15 +43,16 @@ def is_own(path: Path) -> bool:
     return True
 
 
-def read_own(path: Path, tables: dict[str, Any] | None = None) -> StoredOwn:
-    """Read and validate a profile, or the ``tables`` of its file; raise ``BadInput`` if it is invalid."""
-    tables = tables or read_profile_tables(path, SUBJECT_KEY)
+def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
+    """Read and validate a profile, with its approval; raise ``BadInput`` if it is invalid."""
+    tables = read_profile_tables(path, SUBJECT_KEY)
     content = {key: value for key, value in tables.items() if key != HASH_KEY}
     try:
         profile = parse_table(OwnProfile, content, where=str(path))
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
-    return StoredOwn(path=path, profile=profile, intact=tables.get(HASH_KEY) == present_sha256(tables, where=str(path)))
+    known = read_content(path, tables, reports)
+    return StoredOwn(path=path, profile=profile, **{one.name: getattr(known, one.name) for one in fields(known)})
 
 
 def own_path(out: Path | None, name: str, device_name: str) -> Path:

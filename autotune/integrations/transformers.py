@@ -42,7 +42,7 @@ def trainer_step(
 
     Raise ``BadConfig`` if the trainer is on another device.
     """
-    from transformers.integrations import INTEGRATION_TO_CALLBACK
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     args: Any = trainer.args
@@ -65,7 +65,7 @@ def trainer_step(
         trainer.remove_callback(callback)
     if longest and trainer.train_dataset is not None and hasattr(trainer.train_dataset, "__getitem__"):
         count = _STEPS * micro_batch_size * args.gradient_accumulation_steps
-        trainer.train_dataset = Longest(trainer.train_dataset, count)  # type: ignore[assignment]  # a map-style dataset
+        trainer.train_dataset = Longest(trainer.train_dataset, count)
 
     def train() -> None:
         trainer.train()

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
@@ -41,10 +42,12 @@ _TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "t
 """Fingerprint fields that can be checked without the profile's GPU and host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovedProfile(StoredProfile):
-    """A profile's present content and its approval."""
+@dataclass(frozen=True, kw_only=True)  # no slots: it is a second base of other classes
+class Content:
+    """The content of a profile's file, whatever its tables, and its approval."""
 
+    intact: bool
+    """True if it still has the hash that it was written with."""
     recorded_sha256: str | None
     """Hash that the file names; None if it names none."""
     file_sha256: str
@@ -52,15 +55,29 @@ class ApprovedProfile(StoredProfile):
     approval: Approval
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovedProfile(StoredProfile, Content):
+    """A profile's present content and its approval."""
+
+
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
     tables = read_profile_tables(profile)
-    stored, recorded = read_profile(profile, tables), tables.get(HASH_KEY)
+    stored = read_profile(profile, tables)
+    content = read_content(profile, tables, reports)
     return ApprovedProfile(
-        path=profile, profile=stored.profile, intact=stored.intact,
+        path=profile, profile=stored.profile, intact=stored.intact, recorded_sha256=content.recorded_sha256,
+        file_sha256=content.file_sha256, approval=content.approval,
+    )  # fmt: skip
+
+
+def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
+    """Return the hashes and the approval of a profile's ``tables``; raise ``BadInput`` if its review is corrupt."""
+    recorded, present = tables.get(HASH_KEY), present_sha256(tables, where=str(profile))
+    return Content(
+        intact=recorded == present,
         recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
-        file_sha256=profile_sha256(tables),
-        approval=approval_of(_read(review_path(profile, reports)), present_sha256(tables, where=str(profile))),
+        file_sha256=profile_sha256(tables), approval=approval_of(_read(review_path(profile, reports)), present),
     )  # fmt: skip
 
 
@@ -81,14 +98,17 @@ def _read(path: Path) -> ApprovalRecord | None:
 
 
 def review(
-    profile: Path, reports: Path, decision: Decision, *, by: str, note: str | None, as_edited: bool = False
-) -> ApprovedProfile:
+    profile: Path, reports: Path, decision: Decision, *, by: str, note: str | None, as_edited: bool = False,
+    read: Callable[[Path, Path], Content] = read_with_approval,
+) -> Content:  # fmt: skip
     """Store an approval or rejection of a profile's present content, replacing the last one.
+
+    ``read`` reads and validates the profile, which may be one of your own training code.
 
     Raise ``ProfileRejected`` if it is to be approved, was edited since it was written, and ``as_edited`` is not set;
     ``TrainerError`` or ``AutotuneError`` if the name, the note, the profile or its review cannot be used.
     """
-    before = read_with_approval(profile, reports)
+    before = read(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
     if decision == "approved" and not before.intact and not as_edited:
         written = "none" if recorded is None else _short(recorded)
@@ -103,18 +123,24 @@ def review(
     mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
     write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
-    return read_with_approval(profile, reports)
+    return read(profile, reports)
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
     """Return a profile that is approved as it is; raise ``ProfileRejected`` if it is not, or has another hash."""
     found = read_with_approval(profile, reports)
+    reject_unapproved(found, profile, reports, expect_sha256=expect_sha256)
+    return found
+
+
+def reject_unapproved(found: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None) -> None:
+    """Raise ``ProfileRejected`` if a profile's present content is not approved, or has another hash than expected."""
     state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
     approve, at = command("profile approve", profile), shlex.join(["--reports", str(reports)])
     next_step = f"Review and approve it: {approve} --by NAME {at}"
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
-            return found
+            return
         why = f"does not match this job: its hash is {_short(found.file_sha256)}, the job was written for "
         why += _short(expect_sha256)
         next_step = f"Write the job again: {command('train', profile, slurm=True)}; or undo the change."

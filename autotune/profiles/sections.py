@@ -1,12 +1,14 @@
 """Text and report blocks of a profile: settings, verification, approval and the origin of its figures."""
 
+from collections.abc import Sequence
+
 from autotune.base.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.decide.follow_up import probe_again
-from autotune.profiles.values import Approval, Profile, TrialLogCheck, Verification, is_sha256
+from autotune.profiles.values import Approval, Fingerprint, Profile, TrialLogCheck, Verification, is_sha256
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
@@ -128,10 +130,14 @@ def short(sha256: str) -> str:
 
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
     """Return a table with the fingerprints of all profiles side by side."""
-    made_on = [one.profile.fingerprint for one in profiles]
+    return (fingerprint_table([one.profile.fingerprint for one in profiles], [one.title for one in profiles]),)
+
+
+def fingerprint_table(made_on: Sequence[Fingerprint], titles: Sequence[str]) -> Table:
+    """Return a table of fingerprints side by side."""
     cells = {name: [_shown(field, getattr(one, field)) for one in made_on] for field, name in _FIELDS.items()}
     rows = tuple([name, *found] for name, found in cells.items() if any(found))
-    return (Table(caption="Machine", headers=("field", *(one.title for one in profiles)), rows=rows),)
+    return Table(caption="Machine", headers=("field", *titles), rows=rows)
 
 
 def _shown(field: str, value: object) -> str | None:

@@ -1,11 +1,13 @@
 """``autotune report``: results, evidence and next steps, as HTML, Markdown and JSON."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, option, profiles
+from autotune.errors import UsageError
 
 
 def report(
@@ -27,9 +29,19 @@ def report(
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
     from autotune.base.document import answer_json
+    from autotune.integrations.review import build_own_report
+    from autotune.integrations.store import is_own
     from autotune.report.stage import build_report, pull_request_text
     from autotune.trials.trial_log import report_directory
 
+    own = [is_own(path) for path in profile]
+    if any(own):
+        if not all(own) or run or form == "pr":
+            next_step = "Build their report alone, without --run and --format."
+            raise UsageError("profiles of your own training code have a report of their own", next_step=next_step)
+        places = build_own_report(profile, reports, out or report_directory(profile[0], reports) / "report.html")
+        print(answer_json({name: str(path) for name, path in places.items()}) if as_json else _places(places))
+        return
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return
@@ -38,4 +50,8 @@ def report(
     if as_json:
         print(answer_json({name: str(path) for name, path in places.items()}))
     else:
-        print(f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}")
+        print(_places(places))
+
+
+def _places(places: Mapping[str, Path]) -> str:
+    return f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"

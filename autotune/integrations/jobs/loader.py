@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree
 
 from autotune.integrations.jobs import load
@@ -56,6 +57,8 @@ class OwnStep:
 
     def __init__(self, step: Callable[..., object], device: torch.device) -> None:
         self._step, self._device = step, device
+        self._optimizer_steps: dict[int, int] = {}
+        register_optimizer_step_post_hook(self._optimizer_stepped)
         self._takes_batch = _takes_batch(step)
         self._before: DeviceEvent | None = None
         self.wait = DataWait(lambda: mark(device))
@@ -63,12 +66,21 @@ class OwnStep:
     def step(self, batches: Iterator[Any]) -> list[Any]:
         """Take a batch and a step; return after the device finished the previous step."""
         (batch,) = self.wait.take(batches, 1)
+        self._optimizer_steps.clear()
         self._step(batch) if self._takes_batch else self._step()
         before, self._before = self._before, mark(self._device)
         self.wait.gave(self._before)
         if before is not None:
             before.wait()
         return [batch]
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        steps = self._optimizer_steps[id(optimizer)] = self._optimizer_steps.get(id(optimizer), 0) + 1
+        if steps > 1:
+            raise BadConfig(
+                "the step took several optimizer steps in one call: it trains on data of its own",
+                next_step="Let it take one step; or replay its duration with --step-time.",
+            )
 
     def finish(self) -> None:
         """Wait until the device is idle."""

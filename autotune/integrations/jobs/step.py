@@ -18,7 +18,6 @@ from trainer.errors import BadConfig
 from trainer.health.failures import out_of_memory
 from trainer.record.meter import status_bytes
 
-
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
 
@@ -37,6 +36,7 @@ class StepMeter:
     def __init__(self, budget: Budget, device: torch.device, steps: int) -> None:
         self._budget, self._device, self._most = budget, device, steps
         self._leader: int | None = None
+        self.trains = False
         self.restart()
 
     def restart(self) -> None:
@@ -72,6 +72,7 @@ class StepMeter:
         if id(optimizer) == self._leader:
             self.optimizer_steps += 1
             self._in_call += 1
+            self.trains = self.trains or self._in_call > 1
             self.gradient_bytes = _gradient_bytes(optimizer)
             self._ended()
             if self.done and self._in_call > 1:
@@ -131,7 +132,7 @@ def figures_of(
     return {
         "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
         "step_peak_bytes": peaks if len(peaks) == len(meter.step_s) else [], "kept_bytes": meter.kept_bytes,
-        "optimizer_steps": meter.optimizer_steps, "gradient_bytes": meter.gradient_bytes,
+        "optimizer_steps": meter.optimizer_steps, "trains": meter.trains, "gradient_bytes": meter.gradient_bytes,
         "host_peak_bytes": max([status_bytes("VmHWM"), *resident]),
     }  # fmt: skip
 
