@@ -21,6 +21,8 @@ class OwnBench(Bench):
 
     code: OwnCode
     subject: Subject
+    forked: bool = True
+    """True if trials are forked from a process that has imported your code."""
     in_this_process: bool = False
     """True if trials run one after the other in this process, as closures do."""
 
@@ -65,7 +67,10 @@ def open_own(
             server.restart(_preload(code, timeout_s, resolved=False))
         hashes = {f"{role}_sha256": sha256 for role, sha256 in told["source_sha256"].items()}
         subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
-        yield OwnBench(site=bench.site, server=server, machine=bench.machine, code=code, subject=subject)
+        yield OwnBench(
+            site=bench.site, server=server, machine=bench.machine, code=code, subject=subject,
+            forked=told["unsafe"] is None,
+        )  # fmt: skip
 
 
 def _preload(code: OwnCode, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:

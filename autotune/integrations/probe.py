@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.base.units import format_bytes
@@ -12,6 +13,7 @@ from autotune.integrations.values import STEPS, OwnStepFigures, OwnStepRequest, 
 from autotune.memory.decide.batch_search import bracket, predict_bytes
 from autotune.memory.size_search import SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom
+from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 
@@ -31,6 +33,8 @@ class OwnSearch(SizeSearch):
     figures: dict[int, OwnStepFigures] = field(default_factory=dict)
     """Figures of each size that fitted, the last of several trials."""
     varies_bytes: int = 0
+    _loads: int = 0
+    """Number of times that late imports were moved in front of trials, which makes them other trials."""
     _last_failure: tuple[int, str] = (0, "")
 
     @property
@@ -110,15 +114,35 @@ class OwnSearch(SizeSearch):
         """Try the first size, or the largest and then the first."""
         if not self.tried and self.probe.starts_at_most:
             self.try_size(self.max_size)
-        if bracket(self.tried).feasible_max == 0:
-            self.try_size(min(FIRST_SIZE, self.max_size))
+        if bracket(self.tried).feasible_max:
+            return
+        size = min(FIRST_SIZE, self.max_size)
+        self.try_size(size)
+        figures = self.figures.get(size)
+        if figures is None and not self.on_gpu:
+            outcome = self.runner.run(
+                self._trial(size, limited=False), f"{self.name}: {self.words(size)} without a limit"
+            )
+            figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
+        if figures is not None and figures.imported and not self.on_gpu and self._load(figures.imported):
+            self.tried, self.prediction, self._loads = [], None, self._loads + 1
+            self.figures.clear()
+            self.try_size(size)
+
+    def _load(self, modules: Sequence[str]) -> bool:
+        """Import modules before trials, as late imports would count as the step's memory; return False if it cannot."""
+        server = self.bench.server
+        if not isinstance(server, ForkServerMachine) or not self.bench.forked:
+            return False
+        server.load(modules)
+        return True
 
     def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limited: bool = True) -> Trial:
         code, bench = self.probe.code, self.bench
         assert code.step is not None and bench.subject.step_sha256 is not None
         asked = OwnStepRequest(
             step=code.step, source_sha256=bench.subject.step_sha256, device=bench.site.device, steps=steps,
-            arguments={**code.arguments, code.along: size * self.probe.multiple_of}, attempt=attempt,
+            arguments={**code.arguments, code.along: size * self.probe.multiple_of}, attempt=attempt + self._loads,
             memory_budget_bytes=self.memory_budget_bytes if limited else None,
         )  # fmt: skip
         return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)

@@ -119,6 +119,8 @@ class OwnStepFigures(JobFigures):
     """Gradients that torch's optimizers hold after a step; 0 if there are none."""
     host_peak_bytes: int
     """Highest resident memory of the process."""
+    imported: tuple[str, ...] = ()
+    """Modules that your code imported within the trial; on a CPU they count as its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,15 @@ class ForkServerMachine(StartedMachine):
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
+    def load(self, modules: Sequence[str]) -> None:
+        """Import modules in the server, so that trials do not; those that cannot be imported are left out."""
+        server = self._started()
+        assert server.stdin is not None
+        server.stdin.write(json.dumps({"modules": list(modules)}) + "\n")
+        server.stdin.flush()
+        self._await(server)
+        self._read(server)
+
     def restart(self, preload: Mapping[str, Any]) -> None:
         """End the server, and start one with another ``preload``."""
         self.close()
@@ -151,11 +160,15 @@ class ForkServerMachine(StartedMachine):
                 [sys.executable, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
             )  # fmt: skip
-        assert self._server.stdout is not None
-        if not select.select([self._server.stdout], [], [], self._start_timeout_s)[0]:
-            self._server.kill()
+        self._await(self._server)
         self.versions = self._read(self._server)
         return self._server
+
+    def _await(self, server: "subprocess.Popen[str]") -> None:
+        """Wait for the next reply; end a server that takes too long to import."""
+        assert server.stdout is not None
+        if not select.select([server.stdout], [], [], self._start_timeout_s)[0]:
+            server.kill()
 
     def _read(self, server: "subprocess.Popen[str]") -> dict[str, Any]:
         assert server.stdout is not None

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def figures_of(
     asked: OwnStepRequest, build: Callable[..., Any], budget: Budget, device: torch.device
 ) -> dict[str, Any]:
     """Take the steps of a trial; return the fields of ``OwnStepFigures``; raise ``OutOfMemoryError`` over budget."""
-    meter = StepMeter(budget, device, asked.steps)
+    meter, before = StepMeter(budget, device, asked.steps), set(sys.modules)
     try:
         take_steps(meter, build, asked)
     except (Exception, SystemExit) as error:
@@ -134,6 +135,7 @@ def figures_of(
         "step_peak_bytes": peaks if len(peaks) == len(meter.step_s) else [], "kept_bytes": meter.kept_bytes,
         "optimizer_steps": meter.optimizer_steps, "trains": meter.trains, "gradient_bytes": meter.gradient_bytes,
         "host_peak_bytes": max([status_bytes("VmHWM"), *resident]),
+        "imported": [name for name in sys.modules if name not in before],
     }  # fmt: skip
 
 

@@ -1,0 +1,368 @@
+"""``python -m benchmarks.own_code``: other people's training code, probed and swept, against the tools they use.
+
+Eight subjects on a CPU whose memory is limited for real. Ours is ``autotune.find_batch_size``; the references are
+Lightning's ``BatchSizeFinder`` and accelerate's ``find_executable_batch_size`` on the same model, batch and loss. Each
+is a program of its own, timed from its start to its answer, imports included; they take turns. An answer is exact if
+two further processes run it and two run out of memory with one sample more. Then the same subjects on a pretended GPU,
+where a program without autotune must run the answer and run out of memory one above; and loaders whose answers are
+known.
+"""
+
+import ast
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.base.tables import text_table
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from benchmarks.subjects import EXAMPLES, own_code, subjects
+
+ROOT = Path(__file__).parents[1]
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "own_code_exact_count": ("count", ">=", 8),
+    "own_code_trials_against_lightning_ratio": ("ratio", "<=", 0.5),
+    "own_code_trials_against_accelerate_ratio": ("ratio", "<=", 1 / 3),
+    "own_code_seconds_against_lightning_ratio": ("ratio", "<=", 1.2),
+    "own_code_added_lines_count": ("count", "<=", 8),
+    "own_code_workers_right_count": ("count", ">=", 4),
+    "own_code_exact_on_gpu_count": ("count", ">=", 8),
+}
+FIRST, PROOFS, STEPS = 1024, 2, 3
+STEP_TIME_S, SLEEPS_S = 0.02, {1: 0.017, 3: 0.055, 6: 0.113}
+GPU_BYTES = 2_000_000_000
+TOOLS = ("autotune", "lightning", "accelerate")
+
+
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
+    """Measure, print and return the exit code."""
+    options_of = parser("own_code", (__doc__ or "").splitlines()[0])
+    options_of.add_argument("--subjects", type=int, default=None, metavar="N", help="only the first N subjects")
+    options_of.add_argument("--without", nargs="*", default=[], choices=("gpu", "workers"), help="parts to leave out")
+    options = options_of.parse_args(arguments)
+    names = list(subjects())[: options.subjects]
+    found = {name: measure(name) for name in names}
+    on_gpu = {} if "gpu" in options.without else {name: on_pretended_gpu(name) for name in names}
+    workers = {} if "workers" in options.without else measure_workers()
+    lines = {path.stem: added_lines(path.read_text(encoding="utf-8")) for path in sorted(EXAMPLES.glob("*.py"))}
+    content = {"subjects": found, "pretended_gpu": on_gpu, "workers": workers, "added_lines": lines}
+    return finish(options.json, make_bars(found, on_gpu, workers, lines), content, _table(found, on_gpu))
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Return the answers of all tools for a subject, in turn, and whether each is exact."""
+    answers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="own-code-") as place:
+        for tool in TOOLS:
+            answers[tool] = _call("benchmarks.own_code", tool, name, place=place)
+            sys.stderr.write(f"{name}: {tool} {answers[tool]}\n")
+        for tool, one in answers.items():
+            if one["size"] and tool == "autotune":
+                one["exact"] = _call("benchmarks.own_code", "prove", name, str(one["size"]), place=place)["exact"]
+            elif one["size"]:
+                tried = [
+                    _call("benchmarks.own_code", "plain", name, str(one["size"] + more), place=place) for more in (0, 1)
+                ]
+                one["exact"] = [two.get("ran") for two in tried] == [True, False]
+    return answers
+
+
+def _call(module: str, *words: str, place: str, **environment: str) -> dict[str, Any]:
+    """Run a part of this benchmark as a program; return what it printed last, with its seconds."""
+    began_s = time.perf_counter()
+    variables = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{EXAMPLES}",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=place, env=variables, capture_output=True, text=True, check=False,
+        timeout=1200,
+    )  # fmt: skip
+    seconds = time.perf_counter() - began_s
+    lines = done.stdout.strip().splitlines()
+    told = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"size": None, "trials": 0}
+    return {"seconds": seconds, **told, **({} if done.returncode == 0 else {"note": done.stderr[-400:]})}
+
+
+def part(words: Sequence[str]) -> dict[str, Any]:
+    """Run one tool on a subject, in a program of its own."""
+    tool, name, *more = words
+    if tool == "autotune":
+        return _autotune(name)
+    if tool == "prove":
+        return {"exact": _is_exact(name, int(more[0]))}
+    if tool == "plain":
+        return {"ran": _runs(name, int(more[0]))}
+    return _lightning(name) if tool == "lightning" else _accelerate(name)
+
+
+def _autotune(name: str) -> dict[str, Any]:
+    import importlib
+
+    from autotune import find_batch_size
+
+    step, arguments = own_code(name)
+    module, _, function = step.partition(":")
+    found = find_batch_size(
+        getattr(importlib.import_module(module), function), memory=subjects()[name].memory_bytes, device="cpu",
+        arguments=arguments,
+    )  # fmt: skip
+    return {"size": found.feasible_max, "trials": found.trials, "next_failed": found.infeasible_min is not None}
+
+
+def _is_exact(name: str, size: int) -> bool:
+    """Return whether fresh processes run a size, and run out of memory with one sample more."""
+    from autotune.integrations.bench import open_own
+    from autotune.integrations.values import OwnCode, OwnStepRequest
+
+    step, arguments = own_code(name)
+    with open_own("cpu", OwnCode(step=step, arguments=arguments, directory=ROOT), 300) as bench:
+        kinds = {}
+        for tried in (size, size + 1):
+            asked = OwnStepRequest(
+                step=step, arguments={**arguments, "micro_batch_size": tried}, source_sha256="", device="cpu",
+                memory_budget_bytes=subjects()[name].memory_bytes, steps=STEPS,
+            )  # fmt: skip
+            kinds[tried] = {bench.machine.run(bench.trial(asked, 300)).kind for _ in range(PROOFS)}
+    return kinds == {size: {"measured"}, size + 1: {"out_of_memory"}}
+
+
+def _limit(name: str) -> None:
+    """Limit this process as a trial of autotune's is limited."""
+    import torch
+
+    from autotune.trials.jobs.budget import enforce, keep_one_arena
+    from trainer.distributed.ranks import Ranks
+
+    keep_one_arena()
+    subjects()[name].loss(subjects()[name].model(), subjects()[name].batch(1)).backward()  # whatever they import
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
+    enforce(subjects()[name].memory_bytes, alone, None, large_block_bytes=32 * 1024)
+
+
+def _lightning(name: str) -> dict[str, Any]:
+    import lightning.pytorch as lightning
+    import torch
+    from lightning.pytorch.tuner.tuning import Tuner
+
+    subject, tried = subjects()[name], []
+
+    class Batches(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return STEPS * 2**14
+
+        def __getitems__(self, places: Sequence[int]) -> Any:  # noqa: ANN401 - a batch
+            return subject.batch(len(places))
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.batch_size = subject.model(), 2
+
+        def train_dataloader(self) -> Any:  # noqa: ANN401 - a loader
+            return torch.utils.data.DataLoader(Batches(), batch_size=self.batch_size, collate_fn=lambda batch: batch)
+
+        def on_train_start(self) -> None:
+            tried.append(self.batch_size)
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:  # noqa: ANN401 - a batch
+            return subject.loss(self.network, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    _limit(name)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    size = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=STEPS, margin=0.0, max_val=2**14)
+    return {"size": size, "trials": len(tried)}
+
+
+def _train(name: str, batch_size: int) -> None:
+    """Take the steps of a plain loop."""
+    import torch
+
+    subject = subjects()[name]
+    model = subject.model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        subject.loss(model, subject.batch(batch_size)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _runs(name: str, size: int) -> bool:
+    """Return whether this process, which has run nothing else, has the memory for a size."""
+    _limit(name)
+    try:
+        _train(name, size)
+    except (RuntimeError, MemoryError):
+        return False
+    return True
+
+
+def _accelerate(name: str) -> dict[str, Any]:
+    from accelerate.utils import find_executable_batch_size
+
+    tried = []
+
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        _train(name, batch_size)
+        return batch_size
+
+    _limit(name)
+    size = find_executable_batch_size(train, starting_batch_size=FIRST)()
+    return {"size": size, "trials": len(tried)}
+
+
+ALONE = """
+import sys, torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import importlib
+class Enough(BaseException): pass
+taken = []
+def stepped(*_):
+    taken.append(1)
+    if len(taken) >= 3: raise Enough
+register_optimizer_step_post_hook(stepped)
+name, kind, size = sys.argv[1:]
+module, function = name.split(":")
+key = "kind" if function == "build_step" else "example"
+try:
+    step = getattr(importlib.import_module(module), function)(int(size), "cuda", **{key: kind})
+    while True: step()
+except Enough:
+    counts = torch.cuda.memory_stats()
+    print("ran" if not counts["num_alloc_retries"] + counts["num_ooms"] else "retried")
+except torch.OutOfMemoryError:
+    print("out of memory")
+"""
+
+
+def on_pretended_gpu(name: str) -> dict[str, Any]:
+    """Return autotune's answer on a pretended GPU, and what a program without it does with that and one more."""
+    from tests.nullgpu.environment import find
+    from tests.nullgpu.machine import Machine
+
+    environment = find()
+    if environment is None:
+        return {"size": None, "note": "make .venv-cuda/.made"}
+    step, arguments = own_code(name, on_gpu=True)
+    (given,) = arguments.items()
+    with tempfile.TemporaryDirectory(prefix="own-code-") as place:
+        machine = Machine(
+            environment=environment, folder=Path(place), memory=GPU_BYTES, variables={"PYTHONPATH": str(ROOT)}
+        )
+        words = ("probe", "--step", step, "--set", "=".join(given), "--memory", f"{GPU_BYTES}B", "--json")
+        ended = machine.autotune(*words, "--out", place, "--reports", place)
+        if ended.code:
+            return {"size": None, "note": ended.err[-400:]}
+        found = json.loads(ended.out)["steps"][0]["evidence"]["step"]
+        script = Path(place, "alone.py")
+        script.write_text(ALONE)
+        said = [
+            machine.run(script, step, given[1], str(size)).out.strip().splitlines()[-1:]
+            for size in (found["feasible_max"], found["feasible_max"] + 1)
+        ]
+    told = {"size": found["feasible_max"], "trials": len(found["rows"]), "said": said}
+    sys.stderr.write(f"{name} on a pretended GPU: {told}\n")
+    return told | {"exact": said[0] == ["ran"] and said[1] in (["out of memory"], ["retried"])}
+
+
+def measure_workers() -> dict[str, Any]:
+    """Return what ``find_num_workers`` answers for loaders whose answers are known."""
+    from autotune import find_num_workers
+    from benchmarks import loaders
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="own-code-") as place:
+        for answer, sleep_s in SLEEPS_S.items():
+            said = find_num_workers(
+                loaders.sleeping, step_time=STEP_TIME_S, arguments={"sleep_s": sleep_s}, max_workers=8,
+                time_limit="3min", window="1s", reports=place,
+            )  # fmt: skip
+            found[f"sleeping, {answer}"] = _judged(answer, said)
+        rates = loaders.tokenised_rates()
+        step_s = 1 / (0.9 * rates[1])  # which one worker keeps up with, and this process alone does not
+        said = find_num_workers(
+            loaders.tokenised, step_time=step_s, max_workers=2, time_limit="3min", window="1s", reports=place
+        )
+        found["tokenised"] = _judged(1, said) | {"batches_per_s": rates}
+    return found
+
+
+def _judged(answer: int, said: Any) -> dict[str, Any]:  # noqa: ANN401 - NumWorkers
+    within = said.undecided_between or (said.value, said.value)
+    right = within[0] <= answer <= within[-1] and (bool(said.undecided_between) or said.value == answer)
+    told = {"answer": answer, "said": said.value, "undecided_between": list(said.undecided_between), "right": right}
+    sys.stderr.write(f"workers: {told}\n")
+    return told
+
+
+def added_lines(source: str) -> int:
+    """Return the lines of a script that are there for autotune: its imports, and the functions that it calls."""
+    tree = ast.parse(source)
+    lines = {
+        node.lineno for node in tree.body if isinstance(node, ast.ImportFrom) and "autotune" in (node.module or "")
+    }
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("build_step", "build_loader"):
+            code = [one for one in node.body if not isinstance(one, ast.Expr)]  # its docstring is not needed
+            lines |= {node.lineno, *(line for one in code for line in range(one.lineno, (one.end_lineno or 0) + 1))}
+    return len(lines)
+
+
+def make_bars(
+    found: Mapping[str, Any], on_gpu: Mapping[str, Any], workers: Mapping[str, Any], lines: Mapping[str, int]
+) -> list[Bar]:
+    """Return ratios of ours to each reference, medians over the subjects it answered, and counts."""
+
+    def ratio(figure: str, tool: str) -> float | None:
+        known = [one["autotune"][figure] / one[tool][figure] for one in found.values() if one[tool]["size"]]
+        return statistics.median(known) if known else None
+
+    figures: dict[str, float | None] = {
+        "own_code_exact_count": sum(bool(one["autotune"].get("exact")) for one in found.values()),
+        "own_code_trials_against_lightning_ratio": ratio("trials", "lightning"),
+        "own_code_trials_against_accelerate_ratio": ratio("trials", "accelerate"),
+        "own_code_seconds_against_lightning_ratio": ratio("seconds", "lightning"),
+        "own_code_added_lines_count": max(lines.values()),
+        "own_code_workers_right_count": sum(one["right"] for one in workers.values()) if workers else None,
+        "own_code_exact_on_gpu_count": sum(bool(one.get("exact")) for one in on_gpu.values()) if on_gpu else None,
+    }
+    return bars_of(BARS, figures)
+
+
+def _table(found: Mapping[str, Any], on_gpu: Mapping[str, Any]) -> str:
+    rows: list[list[str | None]] = []
+    for name, answers in found.items():
+        for tool in TOOLS:
+            one = answers[tool]
+            exact = "exact" if one.get("exact") else "not exact" if one["size"] else "no answer"
+            rows.append([name, tool, str(one["size"] or ""), exact, str(one["trials"]), f"{one['seconds']:.1f} s"])
+        if name in on_gpu:
+            gpu = on_gpu[name]
+            exact = "exact" if gpu.get("exact") else "not exact"
+            rows.append([name, "autotune, pretended GPU", str(gpu["size"]), exact, str(gpu.get("trials", "")), None])
+    return text_table(("subject", "tool", "size", "", "trials", "time"), rows, align="llrlrr")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and re.fullmatch(r"autotune|lightning|accelerate|prove|plain", sys.argv[1]):
+        sys.stdout.write("\n" + json.dumps(part(sys.argv[1:]), allow_nan=False, default=math.floor) + "\n")
+        sys.exit(0)
+    run(main)
