@@ -1,6 +1,7 @@
 """Judgement of trials of your own step: a leak, a size that is ignored, memory that differs between steps. Pure."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,6 +18,9 @@ FIRST_MARGIN = 1.25
 """Factor on the growth that a single trial shows."""
 IGNORED_RATIO = 256
 """Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
+
+_OURS = re.compile(r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*', re.MULTILINE)
+"""Part of a stack that is not your code's."""
 
 Doubt = Literal["leaks", "varies"]
 
@@ -55,3 +59,17 @@ def ignores_size(fitted: Sequence[tuple[int, int]]) -> bool:
     """Return whether peaks, by size, show that memory does not depend on the size."""
     (least, first), (most, last) = min(fitted), max(fitted)
     return most >= IGNORED_RATIO * least and last - first < LEAST_BYTES
+
+
+def last_line(detail: str) -> str:
+    """Return the last line of a failure."""
+    return (detail.strip().splitlines() or [""])[-1]
+
+
+def crash_words(detail: str, where: str = "") -> str:
+    """Return what your code did, for an error: the exception and its stack in your code, or the end of its process."""
+    if detail.startswith("exit code"):
+        ended, _, printed = detail.partition(":")
+        told = f"ended its process{where} ({ended}), as os._exit or a crash in C++ does"
+        return f"{told}: {printed.strip()[-500:]}" if printed.strip() else told
+    return f"failed{where}: {last_line(detail)}\n{_OURS.sub('', detail.strip())}"

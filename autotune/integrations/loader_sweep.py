@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.base.units import format_seconds
+from autotune.errors import BadInput, Undecided
 from autotune.integrations.bench import OwnBench
+from autotune.integrations.decide import crash_words
 from autotune.integrations.values import LoaderEvidence, LoaderRow, LoaderSweep, OwnLoaderFigures, OwnLoaderRequest
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Measured, Trial
+from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WorkersChoice
@@ -55,9 +57,22 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         """Return the figures of a window."""
         return OwnLoaderFigures.of(outcome)
 
+    def failed(self, label: str, outcome: Outcome) -> None:
+        """Raise an error for a failure of your code."""
+        _raise_for(" or ".join(self.asked.code.functions.values()), label, outcome)
+
     def rate_of(self, figures: OwnLoaderFigures) -> float:
         """Return batches per second."""
         return figures.tokens_per_s
+
+
+def _raise_for(name: str, label: str, outcome: Outcome) -> None:
+    if isinstance(outcome, Crashed):
+        next_step = "Fix it, and run the same command again: it resumes."
+        raise BadInput(f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}", next_step=next_step)
+    if isinstance(outcome, TimedOut):
+        told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
+        raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
 
 
 def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:

@@ -1,6 +1,5 @@
 """Probe of your own step: the largest size under a memory budget, verified on both sides in fresh processes."""
 
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +7,15 @@ from dataclasses import dataclass, field
 from autotune.base.units import format_bytes
 from autotune.errors import BadInput, ExceedsMemory, Undecided
 from autotune.integrations.bench import OwnBench
-from autotune.integrations.decide import LONG_STEPS, Doubt, doubt_of, first_prediction, ignores_size
+from autotune.integrations.decide import (
+    LONG_STEPS,
+    Doubt,
+    crash_words,
+    doubt_of,
+    first_prediction,
+    ignores_size,
+    last_line,
+)
 from autotune.integrations.values import STEPS, OwnStepFigures, OwnStepRequest, SizeRow, StepEvidence, StepProbe
 from autotune.memory.decide.batch_search import bracket, predict_bytes
 from autotune.memory.size_search import SizeSearch
@@ -17,8 +24,8 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 
-_OURS = re.compile(r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*', re.MULTILINE)
-"""Part of a stack that is not your code's."""
+WIDER = 4
+"""Factor on the budget of a trial that shows how much too small it is."""
 FIRST_SIZE = 4
 """First size: large enough for batch normalisation, and for a first look at how memory grows."""
 
@@ -83,32 +90,20 @@ class OwnSearch(SizeSearch):
 
     def failed(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure of your code, at once if it happened twice in the same way."""
-        code, at = self.probe.code, self.words(size)
-        module, _, function = (code.step or "").partition(":")
-        check = f"python -c 'import {module} as m; m.{function}({at}, device=\"cpu\")()'"
-        check = f"python -i {module}, then {function}({at}, device='cpu')()" if module.endswith(".py") else check
+        at, detail = self.words(size), "" if isinstance(outcome, Measured) else outcome.detail
         if isinstance(outcome, TimedOut):
-            told = f"{self.name} did not end within its time limit at {at}: {outcome.detail}"
-            raise Undecided(
-                told, next_step="Allow more time with --trial-timeout; or find the hang where its stack ends."
-            )
-        if not isinstance(outcome, Crashed):
-            return
-        last = (outcome.detail.strip().splitlines() or [""])[-1]
-        if self._last_failure != (size, last):
-            self._last_failure = size, last
-            return
-        if outcome.detail.startswith("exit code"):
-            ended = outcome.detail.partition(":")[0]
-            told = f"{self.name} ended its process at {at} ({ended}), as os._exit or a crash in C++ does"
-            told += (
-                f": {outcome.detail.partition(':')[2].strip()[-500:]}"
-                if outcome.detail.partition(":")[2].strip()
-                else ""
-            )
-        else:
-            told = f"{self.name} failed at {at}: {last}\n{_OURS.sub('', outcome.detail.strip())}"
-        raise BadInput(told, next_step=f"Run it alone: {check}")
+            told = f"{self.name} did not end within its time limit at {at}: {detail}"
+            raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
+        if isinstance(outcome, Crashed):
+            last = (size, last_line(detail))
+            if self._last_failure == last:
+                module, _, function = (self.probe.code.step or "").partition(":")
+                check = f"python -c 'import {module} as m; m.{function}({at}, device=\"cpu\")()'"
+                check = (
+                    f"python -i {module}, then {function}({at}, device='cpu')()" if module.endswith(".py") else check
+                )
+                raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=f"Run it alone: {check}")
+            self._last_failure = last
 
     def first(self) -> None:
         """Try the first size, or the largest and then the first."""
@@ -119,15 +114,19 @@ class OwnSearch(SizeSearch):
         size = min(FIRST_SIZE, self.max_size)
         self.try_size(size)
         figures = self.figures.get(size)
-        if figures is None and not self.on_gpu:
-            outcome = self.runner.run(
-                self._trial(size, limited=False), f"{self.name}: {self.words(size)} without a limit"
-            )
+        if self.tried[-1].fits is False and not self.on_gpu:
+            outcome = self.look(size)
             figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
         if figures is not None and figures.imported and not self.on_gpu and self._load(figures.imported):
             self.tried, self.prediction, self._loads = [], None, self._loads + 1
             self.figures.clear()
             self.try_size(size)
+
+    def look(self, size: int) -> Outcome:
+        """Run a size with a wider limit: on a GPU none, on a CPU a multiple of the budget, as others use the host."""
+        wide = WIDER * self.memory_budget_bytes
+        wider = None if self.on_gpu else min(wide, self.bench.site.host.ram_available_bytes // 2)
+        return self.runner.run(self._trial(size, limit_bytes=wider), f"{self.name}: {self.words(size)}, wider limit")
 
     def _load(self, modules: Sequence[str]) -> bool:
         """Import modules before trials, as late imports would count as the step's memory; return False if it cannot."""
@@ -137,13 +136,14 @@ class OwnSearch(SizeSearch):
         server.load(modules)
         return True
 
-    def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limited: bool = True) -> Trial:
+    def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limit_bytes: int | None = 0) -> Trial:
+        """Return a trial under a limit: None for no limit, 0 for the budget."""
         code, bench = self.probe.code, self.bench
         assert code.step is not None and bench.subject.step_sha256 is not None
         asked = OwnStepRequest(
             step=code.step, source_sha256=bench.subject.step_sha256, device=bench.site.device, steps=steps,
             arguments={**code.arguments, code.along: size * self.probe.multiple_of}, attempt=attempt + self._loads,
-            memory_budget_bytes=self.memory_budget_bytes if limited else None,
+            memory_budget_bytes=self.memory_budget_bytes if limit_bytes == 0 else limit_bytes,
         )  # fmt: skip
         return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)
 
@@ -221,11 +221,11 @@ def _rows(search: OwnSearch) -> list[SizeRow]:
 
 def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
     """Return the error for a step of which not even the smallest size fits, with the memory that it needs."""
-    outcome = search.runner.run(search._trial(1, limited=False), f"{search.name}: {search.words(1)} without a limit")
+    outcome = search.look(1)
     if isinstance(outcome, Measured):
         need = f"; it needs {format_bytes(OwnStepFigures.of(outcome).peak_bytes)}"
     else:
-        need = f", and fails without a limit: {outcome.detail.strip()[-300:]}"
+        need = f", and fails with a wider limit: {outcome.detail.strip()[-300:]}"
     budget = format_bytes(search.memory_budget_bytes)
     return ExceedsMemory(
         f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}",

@@ -195,8 +195,7 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
         yield f"with num_workers={idle[-1]} the loader started fewer processes: it ignores num_workers, or uses threads"
     yield f"GPU: {found.gpu_source}"
     best = max(row.ratio_to_cached for row in found.rows)
-    highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
-    if found.keeps_up or not highs or max(highs) >= ENOUGH_SHARE:
+    if found.keeps_up or max(row.ratio_high or _LIMITED_BY_LOADER * best for row in found.rows) >= ENOUGH_SHARE:
         return
     most = max(found.rows, key=lambda row: row.num_workers)
     half = [row.ratio_to_cached for row in found.rows if row.num_workers <= most.num_workers / 2]

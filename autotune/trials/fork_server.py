@@ -21,6 +21,7 @@ from autotune.errors import BadInput, InternalError, MachineLacks
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from trainer.errors import HOST_OUT_OF_MEMORY
 
+_OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
 MOST_FRAMES = 8
 """Most calls that are shown of a stack."""
 START_TIMEOUT_S = 300.0
@@ -190,7 +191,7 @@ class ForkServerMachine(StartedMachine):
 def _where(log_tail: str) -> str:
     """Return the stack that a job had written shortly before its time limit, the innermost call first."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    frames = list(itertools.takewhile(lambda frame: "/autotune/" not in frame, stack.splitlines()))
+    frames = list(itertools.takewhile(lambda frame: not _OURS.search(frame), stack.splitlines()))
     return ":\n" + "\n".join(frames[:MOST_FRAMES]) if found else ""
 
 

@@ -71,6 +71,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     def rate_of(self, figures: FiguresT) -> float:
         """Return the throughput to compare."""
 
+    def failed(self, label: str, outcome: Outcome) -> None:
+        """Raise a better error than that a window could not be measured; by default none is raised."""
+        del label, outcome
+
     def run(self) -> WorkersChoice:
         """Measure until the count is decided or the budget is used up; raise ``Undecided`` if a window fails."""
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
@@ -105,6 +109,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
                 died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
             if died:
                 raise WorkersDied(f"{label}: {describe(outcome)}")
+            self.failed(label, outcome)
             if not isinstance(outcome, Measured):
                 raise could_not_measure(f"the window '{label}'", outcome, self.runner)
 

@@ -1,5 +1,6 @@
 """The ``own_loader`` job: a timed window of your own loader, consumed by your step or one of a given duration."""
 
+import functools
 import inspect
 import itertools
 import math
@@ -55,10 +56,15 @@ class Epochs:
 class OwnStep:
     """Consumer that takes your own step, with the host one step ahead of the device."""
 
-    def __init__(self, step: Callable[..., object], device: torch.device) -> None:
-        self._step, self._device = step, device
+    def __init__(self, build: Callable[[], Any], device: torch.device) -> None:
+        self._device = device
         self._optimizer_steps: dict[int, int] = {}
         register_optimizer_step_post_hook(self._optimizer_stepped)
+        step = build()
+        if not callable(step):
+            what = f"the function for the step returned {type(step).__name__}"
+            raise BadConfig(what, next_step="Return a function that takes one optimizer step; or use --step-time.")
+        self._step: Callable[..., object] = step
         self._takes_batch = _takes_batch(step)
         self._before: DeviceEvent | None = None
         self.wait = DataWait(lambda: mark(device))
@@ -131,11 +137,8 @@ def _consumer(
         assert asked.step_time_s is not None
         alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
         return ReplayedStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
-    step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
-    if not callable(step):
-        what = f"{asked.step} returned {type(step).__name__}: a training function has a loader of its own"
-        raise BadConfig(what, next_step="Return a function that takes one optimizer step; or use --step-time.")
-    return OwnStep(step, device)
+    arguments = load.accepted(build, asked.arguments | {"device": asked.device})
+    return OwnStep(functools.partial(build, **arguments), device)
 
 
 def _takes_batch(step: Callable[..., object]) -> bool:

@@ -1,0 +1,147 @@
+"""Steps that misbehave, and one that does not."""
+
+import os
+import sys
+import time
+
+import torch
+
+MIB = 2**20
+
+
+def step_of(size, device="cpu", before=lambda: None):
+    weight = torch.zeros(256, 256, device=device, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    batch = torch.ones(size * 64, 256, device=device)
+
+    def step():
+        before()
+        (batch @ weight).relu().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def behaves(micro_batch_size, device, seq_length=64):
+    return step_of(micro_batch_size * seq_length // 64, device)
+
+
+def hangs(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: time.sleep(1000))
+
+
+def exits(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: sys.exit(3))
+
+
+def vanishes(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: os._exit(0))
+
+
+def segfaults(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: os.kill(os.getpid(), 11))
+
+
+def raises(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: 1 / 0)
+
+
+def forks(micro_batch_size):
+    def fork():
+        if os.fork() == 0:  # this copy goes on as if it were the trial, its own child in a session of its own
+            if os.fork() == 0:
+                os.setsid()
+                os.execlp("sleep", "sleep", "1234.5")
+            os._exit(0) if micro_batch_size % 2 else None
+
+    return step_of(micro_batch_size, before=fork)
+
+
+def prints(micro_batch_size):
+    return step_of(micro_batch_size, before=lambda: print("{" * 100_000, flush=True))
+
+
+def takes_host_memory(micro_batch_size):
+    held = []
+    return step_of(micro_batch_size, before=lambda: held.append(torch.ones(10 * 2**30, dtype=torch.uint8)))
+
+
+def leaks(micro_batch_size):
+    held = []
+    return step_of(micro_batch_size, before=lambda: held.append(torch.ones(4 * MIB)))
+
+
+def varies(micro_batch_size):
+    calls = []
+
+    def before():
+        calls.append(0)
+        torch.ones((10 if len(calls) % 2 else 1) * MIB)
+
+    return step_of(micro_batch_size, before=before)
+
+
+def ignores(micro_batch_size):
+    return step_of(8)
+
+
+def builds_nothing(micro_batch_size):
+    return micro_batch_size
+
+
+def trains(batch_size, steps=10**6):
+    step = step_of(batch_size)
+    for _ in range(steps):
+        step()
+
+
+def imports_late(micro_batch_size):
+    import wave  # noqa: F401
+
+    held = globals().setdefault("held", torch.ones(1))
+    return step_of(micro_batch_size, before=lambda: held)
+
+
+NUMBER = 3
+
+
+class Sleepy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, number):
+        time.sleep(0.03)
+        return torch.zeros(1000)
+
+
+def sleepy(num_workers):
+    return torch.utils.data.DataLoader(Sleepy(), batch_size=None, num_workers=num_workers)
+
+
+def locked(num_workers):
+    """A loader that is slow in this process, however many workers it is given."""
+
+    class Slow:
+        def __iter__(self):
+            while True:
+                time.sleep(0.03)
+                yield torch.zeros(10)
+
+    return Slow()
+
+
+def short(num_workers):
+    return [torch.zeros(8), torch.zeros(8), torch.zeros(8)]
+
+
+def once(num_workers):
+    return iter([torch.zeros(1)] * 3)
+
+
+def empty(num_workers):
+    return []
+
+
+def not_iterable(num_workers):
+    return num_workers
