@@ -1,0 +1,81 @@
+"""The commands on your own code: examples of three libraries, profiles, reports, and wrong turns."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def examples(here) -> Path:
+    for path in EXAMPLES.glob("*.py"):
+        shutil.copy(path, here)
+    return here
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+def test_an_example_is_probed_and_its_successor_runs_out_of_memory(says, examples, name):
+    told = json.loads(says("probe", "--step", f"{name}:build_step", "--memory", "300MB", "--here", "--json"))
+    step = told["steps"][0]["evidence"]["step"]
+    assert step["infeasible_min"] == step["feasible_max"] + 1
+    assert step["trains"] == (name != "accelerate_token_classifier")
+    assert step["optimizer_steps"] == 3
+
+
+def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
+    shutil.copy(Path(__file__).with_name("hostile.py"), here)
+    probe = ("probe", "--step", "hostile:behaves", "--memory", "100MB", "--set", "seq_length=64,128", "--here")
+    told = says(*probe)
+    assert "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml --loader" in told
+    short, long = (Path(f"profiles/hostile-behaves-seq_length-{length}-cpu.toml") for length in (64, 128))
+    sizes = [tomllib.loads(path.read_text())["tuned"]["micro_batch_size"] for path in (short, long)]
+    assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
+    workers = ("workers", short, "--loader", "hostile:sleepy", "--time-limit", "3s", "--window", "0.2s")
+    assert "your step" in says(*workers, "--max-workers", "1", "--here")
+    tables = tomllib.loads(short.read_text())
+    assert tables["subject"]["loader"] == "hostile:sleepy"
+    assert {"micro_batch_size", "num_workers"} == set(tables["tuned"])
+    assert "hostile:behaves, hostile:sleepy" in says("profile", "show", short)
+    assert "source" in says("profile", "verify", short)
+    says("profile", "approve", short, "--by", "me")
+    assert json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
+    says("profile", "verify", short, "--require-approved")
+    page = Path(says("report", short, long, "--json") and f"reports/{short.stem}/report.html").read_text()
+    assert "hostile:behaves (seq_length=64)" in page
+    assert "Memory by micro_batch_size" in page
+    says(*probe)  # resumes: the same profile, with what was measured of its loader
+    assert tomllib.loads(short.read_text())["evidence"].keys() == {"step", "loader"}
+    short.write_text(short.read_text().replace("num_workers = ", "num_workers = 1", 1))
+    assert "voided" in says("profile", "approve", short)
+    for command in (("train", short), ("plan", short), ("advise", short)):
+        assert "a profile of your own training code" in says(*command, code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("probe",), 2, "Missing option '--model'"),
+        (("probe", "--step", "hostile"), 2, "'hostile' does not name a function"),
+        (("probe", "--step", "a:b", "--model", "bert-mini"), 2, "--model cannot be used with your own code"),
+        (("probe", "--step", "a:b", "--set", "3"), 2, "--set '3' is not NAME=VALUE"),
+        (("probe", "--step", "no_such_module:b", "--here"), 3, "module 'no_such_module' not found in"),
+        (("probe", "--step", "broken:b", "--here"), 3, "cannot import 'broken': ZeroDivisionError"),
+        (("probe", "--step", "leaves:b", "--here"), 3, "cannot import 'leaves': SystemExit: 3"),
+        (("probe", "--step", "vanishes:b", "--here"), 3, "importing vanishes ended its process"),
+        (("workers",), 2, "Missing argument 'PROFILE'"),
+        (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
+        (("workers", "--step", "a:b"), 2, "--step needs a loader"),
+    ],
+)
+def test_wrong_turns(says, here, words, code, said):
+    (here / "broken.py").write_text("1 / 0")
+    (here / "leaves.py").write_text("import sys; sys.exit(3)")
+    (here / "vanishes.py").write_text("import os; os._exit(0)")
+    told = says(*words, code=code)
+    assert said in told
+    assert "next: " in told

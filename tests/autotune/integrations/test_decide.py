@@ -1,0 +1,64 @@
+"""What is made of the memory of a trial's steps."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.integrations.decide import LEAST_BYTES, crash_words, doubt_of, first_prediction, ignores_size
+from autotune.integrations.values import OwnStepFigures
+
+MIB = 2**20
+
+
+def figures(peaks, kept, **more):
+    known = {
+        "step_s": (0.1,) * len(kept), "peak_bytes": max(peaks, default=1), "non_pytorch_bytes": None,
+        "optimizer_steps": 3, "trains": False, "gradient_bytes": 0, "host_peak_bytes": 1,
+    }  # fmt: skip
+    return OwnStepFigures(step_peak_bytes=tuple(peaks), kept_bytes=tuple(kept), **known | more)
+
+
+def test_growth_from_step_to_step_is_a_leak_and_the_first_step_is_not():
+    assert doubt_of(figures([50 * MIB] * 4, [10 * MIB, 20 * MIB, 30 * MIB, 40 * MIB])) == ("leaks", 10 * MIB)
+    assert doubt_of(figures([50 * MIB] * 3, [10 * MIB, 30 * MIB, 30 * MIB])) is None
+    assert doubt_of(figures([50 * MIB] * 3, [10 * MIB, 30 * MIB, 10 * MIB])) is None
+
+
+def test_peaks_that_differ_after_the_first_step_are_a_doubt():
+    assert doubt_of(figures([90 * MIB, 50 * MIB, 70 * MIB], [MIB] * 3)) == ("varies", 20 * MIB)
+    assert doubt_of(figures([90 * MIB, 50 * MIB, 50 * MIB], [MIB] * 3)) is None
+    assert doubt_of(figures([], [MIB] * 3)) is None
+
+
+@given(st.lists(st.integers(0, LEAST_BYTES // 2), min_size=3, max_size=10))
+def test_noise_is_no_doubt(noise):
+    assert doubt_of(figures([100 * MIB + one for one in noise], [10 * MIB + one for one in noise])) is None
+
+
+@given(st.integers(1, 64), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_the_first_prediction_goes_through_its_trial_or_above(size, growing, base):
+    found = first_prediction(size, figures([base + growing] * 3, [base] * 3))
+    assert found.peak_bytes(size) >= base + growing
+    assert found.peak_bytes(2 * size) - found.peak_bytes(size) >= growing
+
+
+def test_no_growth_gives_no_prediction():
+    assert first_prediction(4, figures([MIB] * 3, [MIB] * 3)) is None
+    assert first_prediction(4, figures([], [MIB] * 3)) is None
+
+
+def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
+    assert ignores_size([(4, 10 * MIB), (4096, 10 * MIB)])
+    assert not ignores_size([(4, 10 * MIB), (64, 10 * MIB)])
+    assert not ignores_size([(4, 10 * MIB), (4096, 100 * MIB)])
+
+
+def test_stacks_are_shown_without_frames_of_this_project():
+    stack = (
+        'Traceback (most recent call last):\n  File "/x/autotune/integrations/jobs/step.py", line 1, in run\n'
+        '    take()\n    ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 / 0\nZeroDivisionError: division by zero'
+    )
+    said = crash_words(stack, " at n=4")
+    assert said.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
+    assert "mine.py" in said
+    assert "jobs/step.py" not in said
+    assert crash_words("exit code 0: ") == "ended its process (exit code 0), as os._exit or a crash in C++ does"

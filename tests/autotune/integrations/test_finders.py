@@ -1,0 +1,103 @@
+"""``find_batch_size`` and ``find_num_workers`` in a program."""
+
+import ast
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from autotune import find_batch_size, find_num_workers
+from autotune.errors import ExceedsMemory
+from tests.autotune.integrations.hostile import step_of
+
+pytestmark = pytest.mark.system
+PROGRAM = '''
+import sys
+import torch
+from autotune import find_batch_size
+
+def step_of(size):
+    weight = torch.zeros(256, 256, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    batch = torch.ones(size * 64, 256)
+    def step():
+        (batch @ weight).relu().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+@find_batch_size(starting_batch_size=1024, memory="150MB", device="cpu", headroom=0)
+def train(batch_size, steps, *, loud=False):
+    step = step_of(batch_size)
+    for _ in range(steps):
+        step()
+    return batch_size, steps
+
+if __name__ == "__main__":
+    print(train(5))
+'''
+
+
+def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_log_remembers(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    ran = [
+        subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    first, second = (ast.literal_eval(one.stdout) for one in ran)
+    assert first == second
+    assert first[1] == 5
+    assert 100 < first[0] < 1024
+    (log,) = tmp_path.glob("reports/*/trials")
+    assert len(list(log.glob("*.jsonl"))) == 1  # the second start tried nothing
+    unguarded = PROGRAM.replace('if __name__ == "__main__":\n    ', "")
+    (tmp_path / "bare.py").write_text(unguarded)
+    bare = subprocess.run([sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "call it under 'if __name__ == \"__main__\":'" in bare.stderr
+
+
+def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
+    calls = []
+
+    def build(micro_batch_size):
+        calls.append(micro_batch_size)
+        return step_of(micro_batch_size)
+
+    found = find_batch_size(build, memory="150MB", device="cpu", reports=tmp_path, headroom=0.0)
+    assert found.verified_in == "this process"
+    assert calls.count(found.feasible_max) >= 2
+    assert int(found) == found.feasible_max
+    before = len(calls)
+    again = find_batch_size(build, memory="150MB", device="cpu", reports=tmp_path, headroom=0.0)
+    assert again.feasible_max == found.feasible_max
+    assert len(calls) == before
+
+
+def test_an_error_says_what_to_do_next(tmp_path):
+    with pytest.raises(ExceedsMemory) as caught:
+        find_batch_size(lambda size: step_of(10**4 * size), memory="20MB", device="cpu", reports=tmp_path)
+    assert any(note.startswith("next: Raise --memory") for note in caught.value.__notes__)
+    with pytest.raises(TypeError, match="takes no batch_size"):
+        find_batch_size()(lambda: None)
+    with pytest.raises(ValueError, match="needs step_time"):
+        find_num_workers(lambda num_workers: [])
+
+
+def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10_000
+
+        def __getitem__(self, number):
+            time.sleep(0.018)
+            return torch.zeros(4)
+
+    def build(num_workers):
+        return torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=num_workers)
+
+    found = find_num_workers(build, step_time="20ms", max_workers=1, time_limit="8s", window="0.3s", reports=tmp_path)
+    within = found.undecided_between or (found.value, found.value)
+    assert within[0] <= 1 <= within[-1]
+    assert found.measured_in == "this process"
