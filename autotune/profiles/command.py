@@ -15,7 +15,7 @@ from autotune.console.options import NODES, REPORTS, AsJson, NodeRanks, OneProfi
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.decide.export import Export
+    from autotune.profiles.decide.export.table import Export
 
 app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -154,7 +154,10 @@ def approve(
 def export(
     *,
     profile: OneProfile,
-    to: Annotated[Literal["hf-trainer"], option(None, "Target: Hugging Face Trainer, as TrainingArguments.")],
+    to: Annotated[
+        Literal["hf-trainer", "accelerate", "lightning"],
+        option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
+    ],
     out: Annotated[
         Path | None, option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
     ] = None,
@@ -163,9 +166,9 @@ def export(
     data: ProfileData = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export a profile to Hugging Face Trainer.
+    """Export a profile to another trainer.
 
-    Standard error lists the settings that differ or have no equivalent.
+    Standard error lists the settings that differ or have no equivalent, and code to add to your program.
     """
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
@@ -176,7 +179,8 @@ def export(
 
     stored = read_profile(profile)
     ranks_per_node = ranks or default_ranks(stored.profile)
-    found = export_profile(stored.profile, sequence_means(stored, data), nodes=nodes, ranks_per_node=ranks_per_node)
+    means = sequence_means(stored, data)
+    found = export_profile(stored.profile, means, to, nodes=nodes, ranks_per_node=ranks_per_node)
     answer, arguments = answer_json(found), json.dumps(found.arguments, indent=2)
     if not as_json:
         sys.stderr.write(_export_text(found) + "\n")
@@ -210,7 +214,7 @@ def _export_text(export: "Export") -> str:
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
             f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
             f"{same} settings mean the same. These differ:",
-            text_table(("profile", "Trainer", "difference"), near),
+            text_table(("profile", export.written_for.partition(" ")[0], "difference"), near),
             "No equivalent:",
             text_table(("profile", "instead"), lost),
             "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),

@@ -3,14 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.corpus.values import SequenceMeans
-from autotune.profiles.decide import export
-from autotune.profiles.decide.export import export_profile, exported_batch
+from autotune.profiles.decide.export import batch as export_batch
+from autotune.profiles.decide.export import export_profile, own_export
+from autotune.profiles.decide.export.batch import exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
 
 MODERNBERT = train_config.ModelSettings(name="m", config={"model_type": "modernbert"})
 SHARDED = train_config.ParallelSettings(strategy="fsdp2", shard_ranks=2)
 FSDP = {"parallel": SHARDED, "precision": "bf16", "device": "cuda"}
+TARGETS = ("hf-trainer", "accelerate", "lightning")
 UNMEASURED = {"probe": None, "workers": None}
 
 
@@ -18,21 +20,22 @@ def _hold(non_padding_tokens, samples):
     return SequenceMeans(non_padding_tokens=non_padding_tokens, samples=samples, source="told")
 
 
-def _export(hold=None, ranks=1, evidence=None, **changes):
+def _export(hold=None, ranks=1, evidence=None, to="hf-trainer", **changes):
     profile = but(example_profile(), train=changes, evidence=evidence or {})
-    return export_profile(profile, hold or _hold(500.0, 2.0), nodes=1, ranks_per_node=ranks)
+    return export_profile(profile, hold or _hold(500.0, 2.0), to, nodes=1, ranks_per_node=ranks)
 
 
 def _told(export, setting):
     return next(one for one in export.settings if one.setting == setting)
 
 
+@pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("changes", [
     {}, {"layout": "packed"}, {"layout": "bucketed", "activation_checkpointing": "selective"}, FSDP,
     {"parallel": train_config.ParallelSettings(strategy="zero1", gradient_dtype="bf16")},
 ])  # fmt: skip
-def test_every_setting_is_told_once_and_what_differs_says_how(changes):
-    export = _export(ranks=2, **changes)
+def test_every_setting_is_told_once_and_what_differs_says_how(changes, to):
+    export = _export(ranks=2, to=to, **changes)
     told = [one.setting for one in export.settings]
     assert len(told) == len(set(told))
     for key in train_config.dotted(example_profile().train.model_dump(mode="json")):
@@ -82,9 +85,21 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
     assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")
 
 
+@pytest.mark.parametrize("to, arguments, calls", [
+    ("hf-trainer", {"per_device_train_batch_size": 48, "dataloader_num_workers": 3}, ("build_step(images=7)",)),
+    ("lightning", {}, ("DataLoader(dataset, batch_size=48, num_workers=3)", "build_step(images=7)")),
+    ("accelerate", {}, ("DataLoader(dataset, batch_size=48, num_workers=3)", "build_step(images=7)")),
+])  # fmt: skip
+def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
+    tuned = {"micro_batch_size": 48, "num_workers": 3, "images": 7}
+    assert own_export(to, tuned) == (arguments, calls)
+    written, code = own_export(to, {"gradient_accumulation_steps": 2})
+    assert [*written.values()] == [2] or code == ("Accelerator(gradient_accumulation_steps=2)",)
+
+
 @pytest.mark.parametrize("step_s", [0.0, 5e-324])
 def test_a_rate_that_no_machine_has_is_exported_all_the_same(monkeypatch, step_s):
-    monkeypatch.setattr(export, "_step_s", lambda *_: (step_s, "edited"))
+    monkeypatch.setattr(export_batch, "_step_s", lambda *_: (step_s, "edited"))
     assert _export().arguments["save_steps"] > 10**9
 
 

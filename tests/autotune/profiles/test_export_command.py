@@ -1,4 +1,4 @@
-"""What is written is read by transformers itself, in a process of its own: this one never imports it."""
+"""Exports are loaded by the real libraries, in processes of their own: this one never imports them."""
 
 import json
 import subprocess
@@ -57,6 +57,55 @@ for path in map(Path, sys.argv[1:]):
     }
 print(json.dumps(found))
 """
+
+# Runs the code of each export in its order, with stand-ins for the dataset and its tokenizer. Without a GPU, Lightning
+# takes no arguments for one: then only their names are checked.
+RUN = """
+import inspect, json, shutil, sys, types
+from datetime import timedelta
+from pathlib import Path
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState
+from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration, set_seed
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForMaskedLM, get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
+CONFIG = dict(model_type="bert", hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+tokenizer, texts, dataset = (lambda *_, **__: None), [], [0] * 8
+DataCollatorForLanguageModeling = lambda tokenizer, mlm, mlm_probability: None
+wrapped = types.SimpleNamespace(clip_grad_norm_=lambda max_norm: None)
+self = types.SimpleNamespace(trainer=types.SimpleNamespace(model=wrapped))
+found = {}
+for path in sys.argv[1:]:
+    arguments = json.loads(Path(path).read_text())
+    names = dict(globals())
+    for call in json.loads(Path(path).with_suffix(".remarks.json").read_text())["calls"]:
+        if "trainer = " not in call or arguments["accelerator"] == "cpu":
+            exec(call, names)
+    said = {"groups": [len(group["params"]) for group in names["optimizer"].param_groups]}
+    if "trainer" in names:
+        said |= {"strategy": type(names["trainer"].strategy).__name__}
+    if "distributed_type" in arguments:
+        said |= load_config_from_file(path).to_dict()
+        said |= {"backend": names["accelerator"].state.dynamo_plugin.backend.value}
+        AcceleratorState._reset_state(True)
+        shutil.rmtree("runs")
+    else:
+        assert set(arguments) <= set(inspect.signature(Trainer.__init__).parameters)
+    found[path] = said
+print(json.dumps(found))
+"""
+LAUNCHED = {
+    "alone": {}, "compile": {"compile": True, "activation_checkpointing": "full"},
+    "fsdp2": VARIANTS["fsdp2"] | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)},
+    "ddp": CUDA | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +181,30 @@ def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
     assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text()) == json.loads(out)
     assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "mlm_head"}
-    assert "hf-trainer" in says("profile", "export", "p.toml", "--to", "lightning", code=2)
+    assert "hf-trainer" in says("profile", "export", "p.toml", "--to", "axolotl", code=2)
+
+
+def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_launches_them(here):
+    files = []
+    for name, changes in LAUNCHED.items():
+        changed = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
+        (here / f"{name}.toml").write_text(profile_to_toml(but(example_profile(), train=changed)))
+        for to, ranks in ("accelerate", 1 + 3 * ("device" in changes)), ("lightning", 1 if name == "alone" else 4):
+            files.append(f"{to}-{name}.json")
+            export = ["profile", "export", f"{name}.toml", "--to", to, "--out", files[-1], "--ranks", str(ranks)]
+            assert run(export) == 0
+    (here / "run.py").write_text(RUN)
+    launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate-compile.json"]
+    found, launched = (
+        json.loads(subprocess.run(
+            [sys.executable, *options], stdout=subprocess.PIPE, text=True, timeout=300, cwd=here, check=True
+        ).stdout.splitlines()[-1])
+        for options in (["run.py", *files], [*launch, "run.py", "accelerate-compile.json"])
+    )  # fmt: skip
+    assert launched["accelerate-compile.json"]["backend"] == "INDUCTOR"
+    assert all(0 not in one["groups"] for one in found.values())
+    kinds = [found[f"accelerate-{name}.json"]["distributed_type"] for name in LAUNCHED]
+    assert kinds == ["NO", "NO", "FSDP", "MULTI_GPU"]
+    assert found["accelerate-fsdp2.json"]["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
+    strategies = [found[f"lightning-{name}.json"].get("strategy") for name in LAUNCHED]
+    assert strategies == ["SingleDeviceStrategy", "DDPStrategy", None, None]

@@ -1,0 +1,178 @@
+"""Settings that every target takes by some name, those that none takes, and the calling program's code. Pure."""
+
+from collections.abc import Mapping
+
+from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, Scalar, Value, row
+from autotune.profiles.values import Profile
+from trainer.config.train_config import TrainConfig
+
+FIRST = {
+    "set_seed": "set_seed({})", "seed_everything": "seed_everything({}, workers=True)",
+    "matmul_precision": "torch.set_float32_matmul_precision({})",
+}  # fmt: skip
+"""Code before the model is made."""
+PROGRAM = {
+    "activation_checkpointing_enable": "model.activation_checkpointing_enable({})",
+    "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
+    "AdamW": """bare = {name for name, _ in model.named_parameters() if name.lower().endswith(("bias", "norm.weight"))}
+decayed = [one for name, one in model.named_parameters() if name not in bare]
+others = [one for name, one in model.named_parameters() if name in bare]
+optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], {})""",
+    "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
+}
+"""Code after the model is made, for the arguments in ``PROGRAM_NAMES``."""
+PROGRAM_NAMES: Mapping[str, str] = {
+    "micro_batch_size": "DataLoader(batch_size)", "order of the data": "DataLoader(shuffle)",
+    "data.num_workers": "DataLoader(num_workers)", "data.prefetch_factor": "DataLoader(prefetch_factor)",
+    "data.pin_memory": "DataLoader(pin_memory)", "workers persist over epochs": "DataLoader(persistent_workers)",
+    "learning_rate": "AdamW(lr)", "adam_beta1": "AdamW(betas)", "adam_epsilon": "AdamW(eps)",
+    "weight_decay": "AdamW(weight_decay)", "fused AdamW": "AdamW(fused)", "schedule": "get_scheduler(name)",
+    "warmup_steps": "get_scheduler(num_warmup_steps)", "tf32": "matmul_precision(precision)",
+    "steps of the schedule": "get_scheduler(num_training_steps)",
+    "final_learning_rate_share": "get_scheduler(scheduler_specific_kwargs)",
+    "activation_checkpointing": "activation_checkpointing_enable(activation_checkpointing_kwargs)",
+}  # fmt: skip
+_TORCHS_BUCKET_CAP_MIB = 25
+"""Default of torch: if no size is given, it makes the first bucket smaller, so that it is sent early."""
+
+
+def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the settings whose values only code around a loop takes."""
+    betas, tf32 = (train.adam_beta1, train.adam_beta2), train.device == "cuda" and train.precision == "fp32"
+    again: Value = {"use_reentrant": False} if train.activation_checkpointing != "none" and not fsdp else None
+    bucketed = train.layout == "bucketed" and "mixes all lengths in a micro-batch"
+    values: tuple[tuple[str, Value, str | bool], ...] = (
+        ("adam_beta1", Code(betas), ""), ("fused AdamW", True, ""), ("steps of the schedule", train.max_steps, ""),
+        ("tf32", ("high" if train.tf32 else "highest") if tf32 else None, ""),
+        ("order of the data", True, "a different permutation of each epoch"),
+        ("activation_checkpointing", again, recomputes(train)),
+    )  # fmt: skip
+    rows = (row(setting, PROGRAM_NAMES[setting], value, near=near) for setting, value, near in values)
+    return (*rows, row("adam_beta2"), row("layout", lost=unpacked(train) or bucketed))
+
+
+def hooked_rows(train: TrainConfig, call: str, hook: str, dtype: str, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the settings of gradients that DDP takes as arguments of ``call``: the hook to compress, and the view."""
+    parallel = train.parallel
+    half = Code(dtype) if parallel.gradient_dtype != "fp32" and not fsdp else None
+    view = None if fsdp else parallel.gradient_as_bucket_view
+    return (
+        row("parallel.gradient_dtype", f"{call}({hook})", half, lost=fsdp and gradients_differ(train, fsdp=True)),
+        row("parallel.gradient_as_bucket_view", f"{call}(gradient_as_bucket_view)", view),
+    )
+
+
+def shared_rows(
+    profile: Profile, batch: ExportedBatch, names: Mapping[str, str], *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings with one value and one remark in all targets, by the name that one gives them, if any."""
+    train, data, saving, parallel = profile.train, profile.train.data, profile.train.checkpoint, profile.train.parallel
+    packed, workers, on = train.layout == "packed", data.num_workers > 0, saving.enabled
+    other = packed or batch.per_device_batch_size != train.micro_batch_size
+    rounded = packed or batch.exported_samples_per_step != batch.sequences_per_step
+    more = profile.evidence.workers is not None and "requires more workers"
+    schedule, arguments = their_schedule(train)
+    late = "its first step has learning rate 0: the warm-up lags by one step"
+    if train.schedule == "wsd" and train.final_learning_rate_share:
+        late = "its warm-up starts at the final learning rate instead of 0"
+    bucket = parallel.bucket_cap_mib if parallel.bucket_cap_mib != _TORCHS_BUCKET_CAP_MIB else None
+    values: tuple[tuple[str, Value, str | bool], ...] = (
+        ("micro_batch_size", batch.per_device_batch_size, other and "one sample per sequence"),
+        ("global_batch_size", batch.gradient_accumulation_steps, rounded and "whole micro-batches only"),
+        *((one, getattr(train, one), "") for one in ("learning_rate", "weight_decay", "adam_epsilon", "max_steps")),
+        ("max_grad_norm", train.max_grad_norm, ""),
+        ("schedule", schedule, ""), ("final_learning_rate_share", dict(arguments) or None, ""),
+        ("warmup_steps", train.warmup_steps, train.warmup_steps > 0 and late),
+        ("seed", train.seed, "the same seed gives other initial weights and dropout"),
+        ("data.num_workers", data.num_workers, more),
+        ("data.prefetch_factor", data.prefetch_factor if workers else None, ""),
+        ("data.pin_memory", data.pin_memory and train.device == "cuda", ""),
+        ("workers persist over epochs", True if workers else None, ""),
+        ("checkpoint.keep_last", saving.keep_last if on else None, ""),
+        ("parallel.bucket_cap_mib", None if fsdp else bucket, ""),
+        ("parallel.static_graph", True if parallel.static_graph and not fsdp else None, ""),
+        ("every parameter is used", None if fsdp else False, ""),
+        ("no synchronisation of buffers", None if fsdp else False, ""),
+    )  # fmt: skip
+    return tuple(row(setting, names.get(setting), value, near=near) for setting, value, near in values)
+
+
+def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return settings that no target expresses, each with what happens instead if this profile uses it."""
+    varlen = train.device == "cuda" and train.precision == "bf16" and train.layout == "packed"
+    varlen = varlen if train.attention == "auto" else train.attention in {"varlen", "fa3"}
+    masked, sparse = train.mlm_head == "sparse", train.model.config["model_type"] == "modernbert"
+    saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
+    waits = saving.enabled and saving.asynchronous and "training waits for each checkpoint"
+    every = "computes all positions"
+    return (
+        *map(row, ("model", "attention_dropout", "seq_length_tokens", "decay_share")),
+        *map(row, ("global_batch_tokens", "global_batch_samples", "checkpoint.interval_steps")),
+        row("residual_dtype", lost=train.residual_dtype == "bf16" and "autocast keeps the residual stream in fp32"),
+        row("float8", lost=train.float8 != "none" and "computes linear layers in the precision of the others"),
+        row("fused_cross_entropy", lost=train.fused_cross_entropy and "holds all logits"),
+        row("masking_probability", near="set in the collator; masks depend on the order of the batches"),
+        row("mlm_head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and every),
+        row("last_layer", lost=masked and train.last_layer == "sparse" and every),
+        row("attention", lost=varlen and "computes whole padded sequences under a mask"),
+        row("masks depend on seed, epoch and sample only", lost="masks change with ranks, workers and resuming"),
+        row("data.dataset_hash", lost="accepts any dataset"),
+        row("data.path", lost="your program passes a dataset in its own format"),
+        row("data.stage_to", lost=train.data.stage_to is not None and "no staging to local disks"),
+        row("checkpoint.asynchronous", lost=waits),
+        row("checkpoint.keep_every_steps", lost=keeps and "older ones are deleted"),
+        row("health", lost="a loss that is not finite, spikes or explodes is neither skipped nor rolled back"),
+    )
+
+
+def model_calls(train: TrainConfig) -> tuple[str, ...]:
+    """Return the code that makes the model and its batches."""
+    model_type = str(train.model.config["model_type"])
+    given = ", sparse_prediction=True" if model_type == "modernbert" and train.mlm_head == "sparse" else ""
+    if train.attention_dropout is not None:
+        key = "attention_dropout" if model_type == "modernbert" else "attention_probs_dropout_prob"
+        given += f", {key}={train.attention_dropout:g}"
+    return (
+        f"model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**CONFIG{given}))"
+        "  # CONFIG: [train.model.config] with the dataset's vocab_size",
+        f"tokenizer(texts, truncation=True, max_length={train.seq_length_tokens})",
+        "collator = DataCollatorForLanguageModeling("
+        f"tokenizer, mlm=True, mlm_probability={train.masking_probability:g})",
+    )
+
+
+def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
+    """Return the name and arguments of the schedule with the same learning rates after the warm-up."""
+    share = train.final_learning_rate_share
+    if train.schedule == "constant" or (train.schedule == "linear" and share == 1):
+        return "constant_with_warmup", {}
+    if train.schedule == "linear":
+        return ("linear", {}) if share == 0 else ("polynomial", {"lr_end": share * train.learning_rate, "power": 1.0})
+    if train.schedule == "cosine":
+        return ("cosine", {}) if share == 0 else ("cosine_with_min_lr", {"min_lr_rate": share})
+    falling = max(1, round(train.decay_share * train.max_steps))
+    steps = train.max_steps - max(train.warmup_steps, train.max_steps - falling)
+    return "warmup_stable_decay", {"num_decay_steps": steps, "decay_type": "1-sqrt", "min_lr_ratio": share}
+
+
+def recomputes(train: TrainConfig) -> str | bool:
+    """Return how activation checkpointing differs."""
+    return train.activation_checkpointing == "selective" and "recomputes matmuls as well"
+
+
+def unpacked(train: TrainConfig) -> str | bool:
+    """Return what replaces packed sequences."""
+    return train.layout == "packed" and "packing would allow cross-document attention: one padded sample per sequence"
+
+
+def plain_ddp(train: TrainConfig, *, fsdp: bool) -> str | bool:
+    """Return what replaces a parallel strategy that the other trainer lacks."""
+    return train.parallel.strategy != "ddp" and not fsdp and "plain DDP: every rank holds the whole optimizer state"
+
+
+def gradients_differ(train: TrainConfig, *, fsdp: bool) -> str | bool:
+    """Return the dtype in which gradients are synchronised without a hook, if it is another one."""
+    dtype = train.parallel.gradient_dtype
+    if fsdp and train.precision == "bf16":
+        return dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
+    return dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
