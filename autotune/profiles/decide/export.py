@@ -16,7 +16,7 @@ _TORCHS_BUCKET_CAP_MIB = 25
 Equivalence = Literal["same", "near", "none"]
 """``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
 Scalar = str | int | float | bool | None
-Value = Scalar | dict[str, Scalar]
+Value = Scalar | list[str] | dict[str, Scalar]
 """Values that a JSON file of settings can hold."""
 
 
@@ -164,6 +164,7 @@ def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
     return (
         *(_row(name, name, getattr(train, name)) for name in numbers),
         _row("log_interval_steps", "logging_steps", train.logged_steps),
+        _row("log_to", "report_to", [*train.log_to] if train.log_to else None),
         _row("fused AdamW", "optim", "adamw_torch_fused"),
         _row("losses that are not finite are logged", "logging_nan_inf_filter", False),
         _row("schedule", "lr_scheduler_type", schedule),
