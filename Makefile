@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than 3.11; next: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,bench,docs,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,wandb,bench,docs,dev]'
 	@# Beside the environment: transformers imports it wherever it is installed, which takes half a second.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/fp8 torchao
 	@touch $(STAMP)

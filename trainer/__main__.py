@@ -26,6 +26,7 @@ from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
+from trainer.record.boards import check_installed
 from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE, RunExit, StartClock, process_started_s, read_exit
 from trainer.record.writer import RunWriter
@@ -57,6 +58,7 @@ def main() -> int:
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
             clock.ended("import")
+            check_installed(resolved.config.log_to)
             if resolved.config.data.stage_to is None:
                 read_manifest(resolved.data_dir)  # before a run directory is made
             writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)

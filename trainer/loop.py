@@ -25,7 +25,8 @@ from trainer.evaluate import evaluate
 from trainer.health.controller import HealthController, Verdict, tell
 from trainer.health.events import Action, Diagnosis, happened
 from trainer.health.watchdog import REQUEUE, TimeBudget, Watchdog, slurm_left_s
-from trainer.preflight import check_directory, check_ranks, describe_run, open_board, open_dataset
+from trainer.preflight import check_directory, check_ranks, describe_run, open_dataset
+from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
 from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.record.writer import RunWriter, Show
@@ -76,8 +77,9 @@ class _Run:
         peak = header.peak_flops_per_s
         self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
         self._graphs = GraphCounter()
-        writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told, attempt = writer.append, writer.attempt
+        log_to = config.log_to if ranks.leads else ()
+        writer.start(header, show, open_boards(log_to, writer.directory, header, attempt, remarks.append))
         self._checkpoints = CheckpointManager(
             writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told,
             progressed=watch.heartbeat,

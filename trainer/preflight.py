@@ -22,7 +22,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, happened, utc_now
 from trainer.model.flops import peak_flops_per_s, product_format
-from trainer.record.run_record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader, code_sha256
+from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader, code_sha256
 from trainer.record.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
@@ -241,15 +241,3 @@ def describe_run(
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
     )  # fmt: skip
-
-
-def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own
-    """Return a TensorBoard writer; None if it is not installed, or on a disk error: the record has the same numbers."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    # Hides points of an earlier start for steps that are repeated.
-    again = header.resumed_step + 1 if writer.attempt > 1 else None
-    with contextlib.suppress(OSError):
-        return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

@@ -15,7 +15,7 @@ from autotune.console.options import NODES, REPORTS, AsJson, NodeRanks, OneProfi
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.decide.export.table import Export
+    from autotune.profiles.decide.export.table import Export, Value
 
 app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -172,11 +172,16 @@ def export(
     """
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
+    from autotune.integrations.store import is_own, read_own
     from autotune.launch.training_job import default_ranks
     from autotune.memory.estimate import sequence_means
-    from autotune.profiles.decide.export import export_profile
+    from autotune.profiles.decide.export import export_profile, own_export
     from autotune.profiles.store import read_profile
 
+    if is_own(profile):
+        own, calls = own_export(to, read_own(profile).profile.tuned)
+        _write_own(own, calls, out, as_json=as_json)
+        return
     stored = read_profile(profile)
     ranks_per_node = ranks or default_ranks(stored.profile)
     means = sequence_means(stored, data)
@@ -191,6 +196,22 @@ def export(
         print(answer if as_json else f"settings: {out}\nremarks:  {remarks}")
     else:
         print(answer if as_json else arguments)
+
+
+def _write_own(arguments: "dict[str, Value]", calls: tuple[str, ...], out: Path | None, *, as_json: bool) -> None:
+    """Print the values found for your own code, or write them; the code for your program goes to standard error."""
+    from autotune.base.document import answer_json
+    from autotune.base.files import write_atomically
+
+    text = json.dumps(arguments, indent=2)
+    if calls:
+        sys.stderr.write("Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls))
+    if out is not None:
+        write_atomically(out, text + "\n")
+    if as_json:
+        print(answer_json({"arguments": arguments, "calls": calls}))
+    else:
+        print(text if out is None else f"settings: {out}")
 
 
 def _export_text(export: "Export") -> str:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,7 +137,13 @@ def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]
         return message, "Change one of these settings."
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{key} = {shown}: {message}", f"Correct {key!r}."
+    hint = f"Correct {key!r}."
+    if isinstance(problem["input"], str) and problem["type"] == "list_type":
+        hint = f"Did you mean [{shown}]?"
+    elif problem["type"] == "literal_error":
+        match = nearest(str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+        hint = f"Did you mean {match!r}?" if match else hint
+    return f"{key} = {shown}: {message}", hint
 
 
 def _keys_at(kind: type[StrictTable], path: list[str]) -> list[str]:

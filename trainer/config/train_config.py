@@ -28,6 +28,7 @@ Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
 Policy = Literal["warn", "skip", "rollback"]
+Logger = Literal["tensorboard", "wandb"]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -249,8 +250,11 @@ class TrainConfig(StrictTable):
     seed: NonNegative = 0
     """Seed of initial weights, sample order, masks and dropout."""
     log_interval_steps: Positive | None = None
-    """Optimizer steps between logged metrics (``steps.jsonl``, TensorBoard and console); by default 10 on a GPU, 1 on
-    a CPU."""
+    """Optimizer steps between logged metrics (``steps.jsonl``, console and ``log_to``); by default 10 on a GPU, 1 on a
+    CPU."""
+    log_to: list[Logger] | None = None
+    """Loggers that get the metrics beside ``steps.jsonl``: ``tensorboard``, ``wandb`` (Weights & Biases, which follows
+    its environment variables). By default TensorBoard, if it is installed; an empty list is none."""
 
     @property
     def logged_steps(self) -> int:

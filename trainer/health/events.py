@@ -19,8 +19,8 @@ class EventRow(StrictTable):
     """Step that the event is about, or number of steps finished when it occurred."""
     utc: str
     kind: str
-    """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``corrupt``,
-    ``rolled_back``, ``preflight``, ``stopped``, or a ``Kind``."""
+    """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``board_failed``, ``resumed``,
+    ``corrupt``, ``rolled_back``, ``preflight``, ``stopped``, or a ``Kind``."""
     level: Literal["info", "warning", "error"] = "info"
     action: str = "none"
     """Action taken: ``none``, ``warn``, ``skip``, ``rollback`` or ``give_up``."""

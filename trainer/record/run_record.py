@@ -7,7 +7,8 @@ runs/<UTC>-<name>/
   events.jsonl  one per event: saves, problems, and the action taken
   evaluations.jsonl  one per evaluation on the validation split
   checkpoints/  training state; see trainer.checkpoint.format
-  tensorboard/  the same numbers, if tensorboard is installed
+  tensorboard/  the same numbers, for TensorBoard
+  wandb/        the same numbers, for W&B
   model/        the trained model, in transformers' format
   exit.json     exit code and reason; torchrun itself always returns 1 if a rank fails
   earlier/N/    run.json, startup.json and exit.json of the run's Nth start, if written
@@ -42,7 +43,7 @@ def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
 
 
 RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
-MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
+MODEL_DIRECTORY, TENSORBOARD_DIRECTORY, WANDB_DIRECTORY = "model", "tensorboard", "wandb"
 EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
 RUN_SCHEMA_VERSION: Literal[5] = 5
@@ -228,10 +229,15 @@ def read_header(directory: Path) -> RunHeader:
 
 def read_origin(directory: Path) -> str | None:
     """Return the checkpoint that a run's first start resumed from; None if it started from scratch."""
+    return read_first_header(directory).resumed_from
+
+
+def read_first_header(directory: Path) -> RunHeader:
+    """Read the ``run.json`` of a run's first start; raise ``BadConfig`` as ``read_header`` does."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
     numbered = [path for path in earlier if path.name.isdecimal()]
     first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
-    return read_header(first).resumed_from
+    return read_header(first)
 
 
 def read_exit(directory: Path) -> RunExit | None:

@@ -3,11 +3,12 @@
 import contextlib
 import datetime
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from trainer.config.tables import StrictTable
+from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, append_whole, open_locked, write_atomically
 from trainer.health.events import EventRow, happened
@@ -26,6 +27,18 @@ _FILES: Mapping[type[Row], str] = {
 _LOCK_TIMEOUT_S = 30.0
 
 
+class Board(Protocol):
+    """A logger, open for one run."""
+
+    name: Logger
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Log numbers at a step."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
 class RunWriter:
     """Writes and shows a run record; on ranks other than 0 (not ``active``), only ``finish`` has an effect.
 
@@ -36,7 +49,7 @@ class RunWriter:
         self.directory, self.attempt, self._active = directory, 1, active
         self._lock: int | None = None
         self._show: Show = lambda row: None
-        self._board: Any = None
+        self._boards: list[Board] = []
         self._waiting: dict[str, bytes] = {}
         self.trouble: str | None = None
         """Reason why rows are not written yet, such as a full disk; they are retried with the next row."""
@@ -80,11 +93,11 @@ class RunWriter:
             with contextlib.suppress(FileNotFoundError), (self.directory / name).open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
-    def start(self, header: RunHeader, show: Show = lambda row: None, board: Any = None) -> None:  # noqa: ANN401
-        """Write ``run.json``; from now on, show rows with ``show`` and draw them on the TensorBoard ``board``."""
+    def start(self, header: RunHeader, show: Show = lambda row: None, boards: Sequence[Board] = ()) -> None:
+        """Write ``run.json``; from now on, show rows with ``show`` and draw their numbers on ``boards``."""
         if self._active:
             self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
-            self._show, self._board = show, board
+            self._show, self._boards = show, list(boards)
             show(header)
 
     def started(self, startup: StartUp) -> None:
@@ -100,7 +113,7 @@ class RunWriter:
         self._write(EXIT_FILE, end)
 
     def append(self, row: Row) -> None:
-        """Append a row to the file of its kind, show it, and draw its numbers on TensorBoard."""
+        """Append a row to the file of its kind, show it, and draw its numbers on all boards."""
         if not self._active:
             return
         name = _FILES[type(row)]
@@ -117,23 +130,35 @@ class RunWriter:
             next_step = "Free disk space or raise the quota; the metrics are then written."
             self._show(happened(row.step, "record_waits", message, level="error", next_step=next_step))
         self._told_trouble = self.trouble
-        if self._board is not None and not isinstance(row, EventRow):
-            group = "train" if isinstance(row, StepRow) else "validation"
-            try:
-                for figure, value in row.model_dump(exclude={"step"}, exclude_none=True).items():
-                    self._board.add_scalar(f"{group}/{figure}", value, row.step)
-            except OSError:
-                self._board = None  # its file is incomplete; the record has the same numbers
         self._show(row)
+        if not isinstance(row, EventRow):
+            self._draw(row)
+
+    def _draw(self, row: StepRow | EvaluationRow) -> None:
+        group = "train" if isinstance(row, StepRow) else "validation"
+        figures = row.model_dump(exclude={"step"}, exclude_none=True)
+        numbers = {f"{group}/{figure}": value for figure, value in figures.items()}
+        for board in list(self._boards):
+            try:
+                board.add(row.step, numbers)
+            except Exception as error:  # noqa: BLE001 - the border: no error of a logger may end a run
+                self._boards.remove(board)
+                self.append(board_failed(row.step, board.name, error))
 
     def close(self) -> None:
-        """Flush and close TensorBoard; the record itself is complete after each row."""
-        if self._board is not None:
-            with contextlib.suppress(OSError):
-                self._board.close()
+        """Flush and close all boards; the record itself is complete after each row."""
+        for board in self._boards:
+            with contextlib.suppress(Exception):  # no error of a logger may end a run
+                board.close()
 
     def _write(self, name: str, value: StrictTable) -> None:
         write_atomically(self.directory / name, value.model_dump_json(indent=2) + "\n")
+
+
+def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
+    """Return the event of a board that failed, after which training continues without it."""
+    message = f"cannot log to {name}: {error}; training continues without it"
+    return happened(step, "board_failed", message, level="warning", next_step="The run record has the same numbers.")
 
 
 def default_run_directory(name: str) -> Path:

@@ -45,6 +45,7 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
     says("profile", "approve", short, "--by", "me")
     assert json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
     says("profile", "verify", short, "--require-approved")
+    assert json.loads(says("profile", "export", short, "--to", "hf-trainer"))["dataloader_num_workers"] in (0, 1)
     page = Path(says("report", short, long, "--json") and f"reports/{short.stem}/report.html").read_text()
     assert "hostile:behaves (seq_length=64)" in page
     assert "Memory by micro_batch_size" in page

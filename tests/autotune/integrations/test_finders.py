@@ -13,7 +13,7 @@ from autotune.errors import ExceedsMemory
 from tests.autotune.integrations.hostile import step_of
 
 pytestmark = pytest.mark.system
-PROGRAM = '''
+PROGRAM = """
 import sys
 import torch
 from autotune import find_batch_size
@@ -37,7 +37,7 @@ def train(batch_size, steps, *, loud=False):
 
 if __name__ == "__main__":
     print(train(5))
-'''
+"""
 
 
 def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_log_remembers(tmp_path):

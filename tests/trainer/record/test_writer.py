@@ -22,9 +22,10 @@ from trainer.config.train_config import DataSettings
 from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
-from trainer.preflight import describe_run, driver_of, open_board, open_dataset
+from trainer.preflight import describe_run, driver_of, open_dataset
 from trainer.record import run_record
 from trainer.record import writer as run_writer
+from trainer.record.boards import open_boards
 from trainer.record.writer import RunWriter
 
 
@@ -50,7 +51,7 @@ ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
 def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_only_its_end(tmp_path, active):
     directory, shown = tmp_path / "r", []
     writer = RunWriter(directory, active=active)
-    writer.start(header_of(), shown.append, open_board(writer, header_of()) if active else None)
+    writer.start(header_of(), shown.append, open_boards(None, directory, header_of(), 1, pytest.fail) if active else ())
     writer.started(startup_of())
     for row in ROWS:
         writer.append(row)
@@ -68,24 +69,12 @@ def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_on
         assert list((directory / run_record.TENSORBOARD_DIRECTORY).iterdir())
 
 
-def test_a_later_start_hides_what_tensorboard_drew_and_without_it_the_record_has_the_numbers(tmp_path, monkeypatch):
+def test_a_later_start_hides_what_tensorboard_drew(tmp_path, monkeypatch):
     import torch.utils.tensorboard
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: options["purge_step"])
-    writer = RunWriter(tmp_path / "r", active=True)
-    assert open_board(writer, header_of()) is None
-    writer.attempt = 2
-    assert open_board(writer, header_of(resumed_step=5)) == 6
-    writer.start(header_of(), board=SimpleNamespace(add_scalar=full, close=full))
-    writer.close()
-    for row in ROWS:
-        writer.append(row)
-    assert len(run_record.read_run(tmp_path / "r").steps) == 2
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert open_board(writer, header_of()) is None
+    opened = [open_boards(None, tmp_path, header_of(resumed_step=5), attempt, pytest.fail)[0] for attempt in (1, 2)]
+    assert [board._writer for board in opened] == [None, 6]
 
 
 def test_a_start_that_goes_on_cuts_torn_tails_and_replaces_rows_of_steps_that_are_taken_again(begin, tmp_path):

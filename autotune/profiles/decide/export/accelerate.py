@@ -91,6 +91,7 @@ def _loop(profile: Profile, batch: ExportedBatch, *, fsdp: bool) -> tuple[Equiva
         row("checkpoint.interval_s", "save_state()", every if on else None, near=how),
         row("evaluation", lost=f"your loop evaluates, every {interval} steps" if interval else "no evaluation"),
         row("log_interval_steps", lost="your loop logs"),
+        row("log_to", "Accelerator(log_with)", [*train.log_to] if train.log_to else None),
         row("max_epochs", lost=train.max_epochs is not None and "only max_steps ends the loop"),
         row("stop_after_s", lost=train.stop_after_s is not None and "does not save and exit before the time limit"),
         row("exact resume with another number of ranks", lost="your loop skips the micro-batches trained on"),

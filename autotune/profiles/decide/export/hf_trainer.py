@@ -58,6 +58,7 @@ def _training(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
         row("adam_beta2", "adam_beta2", train.adam_beta2),
         row("fused AdamW", "optim", "adamw_torch_fused"),
         row("log_interval_steps", "logging_steps", train.logged_steps),
+        row("log_to", "report_to", [*train.log_to] if train.log_to else None),
         row("losses that are not finite are logged", "logging_nan_inf_filter", False),
         row("order of the data", "data_seed", train.seed, near="a different permutation of each epoch"),
         row("checkpoint.enabled", "save_strategy", "steps" if on else "no"),

@@ -66,6 +66,7 @@ def _length(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
             near=interval is not None and "other masks"),
         row("no evaluation before training", "num_sanity_val_steps", 0),
         row("log_interval_steps", "log_every_n_steps", train.logged_steps),
+        row("log_to", lost=bool(train.log_to) and "your program passes loggers: Trainer(logger=[...])"),
     )  # fmt: skip
 
 

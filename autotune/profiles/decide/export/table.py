@@ -8,7 +8,7 @@ Target = Literal["hf-trainer", "accelerate", "lightning"]
 Equivalence = Literal["same", "near", "none"]
 """``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
 Scalar = str | int | float | bool | None
-Value = Scalar | dict[str, Scalar]
+Value = Scalar | list[str] | dict[str, Scalar]
 """Values that a JSON file of settings can hold."""
 
 
