@@ -81,7 +81,7 @@ class Sources:
     @property
     def inside_share(self) -> float:
         """Share of imports that stay inside one package, the foundation left out."""
-        counted = [edge for edge in self.edges if edge.target[0] not in FOUNDATION]
+        counted = [edge for edge in self.edges if edge.source and edge.target[0] not in FOUNDATION]
         return sum(edge.source[0] == edge.target[0] for edge in counted) / max(1, len(counted))
 
     @property
