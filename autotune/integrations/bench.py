@@ -21,6 +21,8 @@ class OwnBench(Bench):
 
     code: OwnCode
     subject: Subject
+    model: str | None = None
+    """``build_model`` in the module of the step, if it has one."""
     forked: bool = True
     """True if trials are forked from a process that has imported your code."""
     in_this_process: bool = False
@@ -69,7 +71,7 @@ def open_own(
         subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
         yield OwnBench(
             site=bench.site, server=server, machine=bench.machine, code=code, subject=subject,
-            forked=told["unsafe"] is None,
+            model=told["model"], forked=told["unsafe"] is None,
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Probe of your own step: the largest size under a memory budget, verified on both sides in fresh processes."""
 
+import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,18 @@ from autotune.integrations.decide import (
     ignores_size,
     last_line,
 )
-from autotune.integrations.values import STEPS, OwnStepFigures, OwnStepRequest, SizeRow, StepEvidence, StepProbe
-from autotune.memory.decide.batch_search import bracket, predict_bytes
+from autotune.integrations.values import (
+    STEPS,
+    OwnStepFigures,
+    OwnStepRequest,
+    OwnTraceRequest,
+    SizeRow,
+    StepEvidence,
+    StepProbe,
+)
+from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
+from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu, peak_bytes
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
@@ -40,6 +51,8 @@ class OwnSearch(SizeSearch):
     figures: dict[int, OwnStepFigures] = field(default_factory=dict)
     """Figures of each size that fitted, the last of several trials."""
     varies_bytes: int = 0
+    estimate: MemoryEstimate | None = None
+    not_traced: str | None = None
     _loads: int = 0
     """Number of times that late imports were moved in front of trials, which makes them other trials."""
     _last_failure: tuple[int, str] = (0, "")
@@ -105,6 +118,30 @@ class OwnSearch(SizeSearch):
                 raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=f"Run it alone: {check}")
             self._last_failure = last
 
+    def predict(self) -> None:
+        """Predict memory from a trace, if the module has ``build_model`` and it can be traced."""
+        bench, code = self.bench, self.probe.code
+        if bench.model is None:
+            return
+        asked = OwnTraceRequest(
+            model=bench.model, arguments=dict(code.arguments), along=code.along, device=bench.site.device,
+            directory=str(code.directory.resolve()),
+        )  # fmt: skip
+        gpu = bench.site.gpu
+        expected = (
+            expected_on_cpu() if gpu is None else expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes)
+        )
+        self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
+        try:
+            self.estimate = estimate_model(
+                asked, bench.machine, self.budget_bytes, expected.usual, max_micro_batch_size=self.probe.max_size
+            )
+        except (CannotTrace, BadInput) as error:
+            self.not_traced = error.message
+            return
+        fit, usual = self.estimate.fit, expected.usual
+        self.prediction = Prediction(peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual))))
+
     def first(self) -> None:
         """Try the first size, or the largest and then the first."""
         if not self.tried and self.probe.starts_at_most:
@@ -118,7 +155,8 @@ class OwnSearch(SizeSearch):
             outcome = self.look(size)
             figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
         if figures is not None and figures.imported and not self.on_gpu and self._load(figures.imported):
-            self.tried, self.prediction, self._loads = [], None, self._loads + 1
+            self.tried, self._loads = [], self._loads + 1
+            self.prediction = None if self.estimate is None else self.prediction
             self.figures.clear()
             self.try_size(size)
 
@@ -185,6 +223,7 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
     search = OwnSearch(
         probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner, verified_twice=here
     )
+    search.predict()
     search.first()
     search.find()
     found = bracket(search.tried)
@@ -198,7 +237,8 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
         infeasible_min=None if found.infeasible_min is None else found.infeasible_min * unit,
         feasible_peak_bytes=max(peaks),
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
-        kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
+        traced_max=None if search.estimate is None else search.estimate.max_micro_batch_size,
+        not_traced=search.not_traced, kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
         optimizer_steps=figures.optimizer_steps, trains=figures.trains, multiple_of=unit,
         varies_bytes=search.varies_bytes,
         verified_in="this process" if here else "fresh processes", rows=_rows(search), seconds=round(runner.seconds, 3),

@@ -106,6 +106,10 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
         for size, faster in timed.items():
             if size <= max(timed) / 2 and faster > _FASTER * rate:
                 yield f"larger need not be faster: {along} {size} computed {faster / rate:.2f} times as much per second"
+    if found.traced_max is not None:
+        yield f"a trace of build_model predicted {found.traced_max} before any trial"
+    if found.not_traced is not None:
+        yield f"no prediction from build_model: {found.not_traced}"
     if not found.optimizer_steps:
         yield "none of torch's optimizers took a step: steps were counted by calls"
     if found.varies_bytes:
@@ -130,6 +134,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
         ],
         [f"peak memory of the largest, {known}", format_bytes(found.feasible_peak_bytes)],
         ["peak memory, predicted from smaller trials", format_bytes(found.predicted_peak_bytes)],
+        [f"largest {subject.along}, predicted by a trace", None if found.traced_max is None else str(found.traced_max)],
         ["memory between steps", format_bytes(found.kept_bytes)],
         ["host memory", format_bytes(found.host_peak_bytes)],
         ["verified in", found.verified_in],

@@ -79,6 +79,25 @@ class OwnStepRequest(TrialRequest):
     """Number that makes a repeated trial another trial."""
 
 
+class OwnTraceRequest(TrialRequest):
+    """Request for traces of a model of yours, for several sizes."""
+
+    job: ClassVar[JobName] = "own_trace"
+
+    model: str
+    """``module:build_model``, which returns a module and its batch."""
+    arguments: dict[str, Argument]
+    along: str
+    device: Literal["cpu", "cuda"]
+    directory: str
+    sizes: list[int] = Field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.model
+
+
 class OwnLoaderRequest(TrialRequest):
     """Request for a timed window of your own loader, consumed by your own step or by one of a given duration."""
 
@@ -169,7 +188,7 @@ class StepEvidence(StrictTable):
     predicted_peak_bytes: Positive | None = None
     """Peak of ``feasible_max`` predicted from smaller trials."""
     traced_max: NonNegative | None = None
-    """Largest size that a trace predicted before any trial; None without ``build_model``."""
+    """Largest size that a trace predicted before any trial; None without ``build_model`` in the step's module."""
     not_traced: str | None = None
     kept_bytes: NonNegative
     """Memory in use between two steps of ``feasible_max``: weights, optimizer state, whatever your code keeps."""

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.errors import NotCheckable
@@ -14,7 +14,7 @@ from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.speed.values import StepWork
 from autotune.trials.fork_server import Machine
-from autotune.trials.values import Measured, TimedOut
+from autotune.trials.values import Measured, TimedOut, TrialRequest
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
 from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
 from trainer.data.global_batch import SequenceStatistics, sequence_statistics
@@ -57,8 +57,19 @@ class CannotTrace(NotCheckable):
     """The memory of this model cannot be predicted from a trace, only measured."""
 
 
+class AnyTraceRequest(Protocol):
+    """Request for traces: of the trainer's step, or of a model of your own."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> TrialRequest:
+        """Return the request with other sizes."""
+
+
 def estimate_model(
-    request: TraceRequest, machine: Machine, budget_bytes: float, overheads: MemoryOverheads, *,
+    request: AnyTraceRequest, machine: Machine, budget_bytes: float, overheads: MemoryOverheads, *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:  # fmt: skip
     """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
@@ -80,7 +91,7 @@ def estimate_model(
 
 
 def _extended(
-    request: TraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
+    request: AnyTraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
 ) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
     """Trace further sizes; return the memory model of all traces like the largest, these traces, and model facts."""
     for shift in range(SHIFTS):
@@ -104,7 +115,7 @@ def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
     return Trace.of(_traced(request, machine, (request.config.micro_batch_size,))["traces"][0]).work
 
 
-def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
+def _traced(request: AnyTraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
     outcome = machine.run(request.model_copy(update={"sizes": list(rows)}).trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):
         return outcome.figures
@@ -113,8 +124,8 @@ def _traced(request: TraceRequest, machine: Machine, rows: tuple[int, ...]) -> M
     raise _cannot(request, (outcome.detail.strip().splitlines() or [outcome.kind])[-1])
 
 
-def _cannot(request: TraceRequest, why: str) -> CannotTrace:
-    what = f"the memory of {request.config.model.name!r} cannot be predicted: {why}"
+def _cannot(request: AnyTraceRequest, why: str) -> CannotTrace:
+    what = f"the memory of {request.name!r} cannot be predicted: {why}"
     return CannotTrace(what, next_step="Measure it on the machine that will train: autotune probe")
 
 

@@ -137,6 +137,11 @@ class TraceRequest(TrialRequest):
     sizes: list[int] = Field(default_factory=list)
     """Micro-batch size of each trace."""
 
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.config.model.name
+
 
 class CurvePoint(StrictTable):
     """Throughput at one micro-batch size."""

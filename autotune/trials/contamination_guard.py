@@ -36,7 +36,7 @@ class ContaminationGuard:
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial once its GPUs are free; discard its figures unless they are free again afterwards."""
-        if trial.job == "trace":
+        if trial.job in ("trace", "own_trace"):
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
         used = list(self._baseline_bytes)[: trial.ranks]

@@ -84,12 +84,12 @@ FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates", "own_step", "own_loader"]
+JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates", "own_step", "own_loader", "own_trace"]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step", "training": "autotune.workers.job", "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links", "gradient_sync": "autotune.network.jobs.gradient_sync",
     "rates": "autotune.speed.jobs.measure_rates", "own_step": "autotune.integrations.jobs.step",
-    "own_loader": "autotune.integrations.jobs.loader",
+    "own_loader": "autotune.integrations.jobs.loader", "own_trace": "autotune.integrations.jobs.trace",
 }  # fmt: skip
 """Module of each job; only a trial's child process imports it, to call its ``run``."""
 

@@ -154,7 +154,7 @@ def typed(text: str) -> Command:
 @pytest.mark.parametrize(("text", "why"), [
     ("autotune prob --model bert-mini", "has no command prob"),
     ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
-    ("autotune probe --data d", "Missing option .--model"),
+    ("autotune estimate", "Missing option .--model"),
     ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
     ("autotune data", "needs a command behind it"), ("autotune data inspect a b", "unexpected extra argument"),
     ("python -m trainer P --dat d --zzz", "zzz"), ("python -m benchmarks.nothing", "no module"),

@@ -42,8 +42,8 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256`` by role; ``unsafe``, the reason why trials cannot be forked from this process, or None;
-        ``error``, with its ``message`` and ``next_step``, if the functions cannot be used, else None.
+        ``source_sha256`` by role; ``model``, the step's ``build_model`` or None; ``unsafe``, the reason why trials
+        cannot be forked from this process, or None; ``error``, with its ``message`` and ``next_step``, or None.
     """
     import torch
 
@@ -55,12 +55,15 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         return {}
     threads = _threads()
     write_stack_after(timeout_s)
-    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}}
+    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}, "model": None}
     try:
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
             resolve(name, directory)
             told["source_sha256"][role] = sources_sha256(Path(directory))
+            module = name.partition(":")[0]
+            if role == "step" and hasattr(_import(module, directory), "build_model"):
+                told["model"] = f"{module}:build_model"
     except BadConfig as error:
         return told | {"error": {"message": error.message, "next_step": error.next_step}}
     finally:

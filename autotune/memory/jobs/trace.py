@@ -77,7 +77,7 @@ def trace_steps(
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
     with contextlib.ExitStack() as inside:
-        for context in (tape, rules, _multi_tensor_kernels_on_meta()):
+        for context in (tape, rules, multi_tensor_kernels_on_meta()):
             inside.enter_context(context)
         own = config.model_copy(update={"global_batch_size": batches_per_step * config.micro_batch_size})
         training = build_training(own, vocab_size, special_ids, alone)
@@ -235,7 +235,7 @@ def _tell_phases(
 
 
 @contextlib.contextmanager
-def _multi_tensor_kernels_on_meta() -> Iterator[None]:
+def multi_tensor_kernels_on_meta() -> Iterator[None]:
     """Let fused AdamW and the norm of all gradients call kernels of many tensors without content, as on a GPU."""
     with contextlib.ExitStack() as inside:
         for module, name in (

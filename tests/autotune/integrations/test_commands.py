@@ -57,6 +57,25 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
         assert "a profile of your own training code" in says(*command, code=3)
 
 
+def test_a_model_of_your_own_is_traced_before_trials(says, here):
+    (here / "modelled.py").write_text(
+        "import torch\n"
+        "def build_model(micro_batch_size):\n"
+        "    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))\n"
+        "    return model, torch.ones(64 * micro_batch_size, 512)\n"
+        "def build_step(micro_batch_size, device):\n"
+        "    model, batch = build_model(micro_batch_size)\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n"
+        "    def step():\n"
+        "        model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    return step\n"
+    )
+    told = json.loads(says("probe", "--step", "modelled:build_step", "--memory", "300MB", "--here", "--json"))
+    step = told["steps"][0]["evidence"]["step"]
+    assert step["not_traced"] is None
+    assert step["traced_max"] == pytest.approx(step["feasible_max"], rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

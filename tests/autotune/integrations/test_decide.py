@@ -55,7 +55,8 @@ def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
 def test_stacks_are_shown_without_frames_of_this_project():
     stack = (
         'Traceback (most recent call last):\n  File "/x/autotune/integrations/jobs/step.py", line 1, in run\n'
-        '    take()\n    ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 / 0\nZeroDivisionError: division by zero'
+        '    take()\n    ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 / 0\n'
+        "ZeroDivisionError: division by zero"
     )
     said = crash_words(stack, " at n=4")
     assert said.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
