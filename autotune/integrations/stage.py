@@ -11,7 +11,7 @@ from autotune.errors import BadInput, UsageError
 from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.loader_sweep import sweep_loader
 from autotune.integrations.probe import probe_step
-from autotune.integrations.store import known_at, own_path, read_own, write_own
+from autotune.integrations.store import known_at, own_path, read_own, require_known, write_own
 from autotune.integrations.values import (
     SIZE,
     LoaderEvidence,
@@ -37,7 +37,15 @@ def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_
         memory_budget(site, probe.memory_bytes)
 
     with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
-        return probe_on(bench, probe, own_path(out, probe.code.name, bench.site.name), ends_s=ends_s)
+        path = own_path(out, probe.code.name, bench.site.name)
+        found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
+        size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
+        old, tuned = known_at(path, bench), {probe.code.along: size}
+        if old is not None and old.tuned.get(probe.code.along) != size:
+            old = None  # its loader was measured with another size
+        constraints = OwnConstraints(memory_budget_bytes=budget, headroom_share=probe.headroom_share)
+        profile = write_own(path, bench, runner, old, name="probe", tuned=tuned, step=found, constraints=constraints)
+        return Written(path=path, profile=profile, trials=tuple(runner.finished))
 
 
 def run_probe(
@@ -52,17 +60,6 @@ def run_probe(
         runner = bench.runner(report_directory(path, probe.reports), bench.fingerprint, update, 8)
         runner.budget_ends_s = ends_s
         return probe_step(probe, bench, budget, runner), runner, budget
-
-
-def probe_on(bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None) -> Written:
-    """Find the largest size on an open bench, and write a profile to ``path``."""
-    found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
-    size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
-    constraints = OwnConstraints(memory_budget_bytes=budget, headroom_share=probe.headroom_share)
-    tuned = {probe.code.along: size}
-    return Written(
-        path=path, profile=write_own(path, bench, runner, "probe", tuned, step=found, constraints=constraints)
-    )
 
 
 def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> LoaderSweep:  # noqa: ANN401 - of the request
@@ -88,21 +85,24 @@ def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> Loa
 
 
 def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
-    """Find the fewest workers of a loader of yours, and write them into a profile."""
-    device: DeviceChoice = "cpu" if sweep.step_time_s is not None else choice
-    with open_own(device, sweep.code, sweep.trial_timeout_s) as bench:
+    """Find the fewest workers of a loader of yours, and write them into a profile.
+
+    Raise ``ProfileRejected`` if ``out`` exists and is of other code, or of another machine.
+    """
+    replayed = sweep.step_time_s is not None
+    with open_own("cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s) as bench:
         path = own_path(out, sweep.code.name, bench.site.name)
-        old = known_at(path, bench)
+        old = known_at(path, bench) if out is None else require_known(path, bench, replayed=replayed)
         if old is not None:
             sweep = _at_probed_size(sweep, old)
-        if sweep.code.step is not None and sweep.code.along not in sweep.code.arguments:
+        if sweep.code.step is not None and sweep.step_time_s is None and sweep.code.along not in sweep.code.arguments:
             raise BadInput(
                 f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
                 next_step=f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N",
             )
         found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}
-        profile = write_own(path, bench, runner, "workers", tuned, loader=found)
+        profile = write_own(path, bench, runner, old, name="workers", tuned=tuned, loader=found)
         return Written(path=path, profile=profile, trials=tuple(runner.finished))
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from autotune import __version__
 from autotune.base.files import write_atomically
-from autotune.errors import BadInput
+from autotune.errors import BadInput, ProfileRejected
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
 from autotune.profiles.approval import Content, read_content
+from autotune.profiles.decide.follow_up import command
+from autotune.profiles.decide.trial_log_check import compare
 from autotune.profiles.store import trial_log_provenance
 from autotune.profiles.values import HASH_KEY, Provenance, tables_to_toml
 from autotune.trials.runner import TrialRunner
@@ -72,41 +74,45 @@ def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
     return found if same else None
 
 
-def write_own(
-    path: Path, bench: OwnBench, runner: TrialRunner, command: str, tuned: dict[str, int],
-    **evidence: Any,  # noqa: ANN401 - of the evidence, and ``constraints``
-) -> OwnProfile:  # fmt: skip
-    """Write a command's result into the profile at a path; what it holds of the same subject and site is kept.
+def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile | None:
+    """Return the profile at a path, None if there is no file; if steps are ``replayed``, its GPU need not be here.
 
-    Another profile there is kept as ``.previous.toml``.
+    Raise ``ProfileRejected`` if it is of other code, arguments or source, or of another machine.
     """
-    old, here, subject = known_at(path, bench), bench.fingerprint, bench.subject
-    if old is not None and subject.loader is None:
-        kept = {name: getattr(old.subject, name) for name in ("loader", "loader_sha256")}
-        subject = subject.model_copy(update=kept)
-    constraints = evidence.pop("constraints", None) or (OwnConstraints() if old is None else old.constraints)
-    commands = [] if old is None else [name for name in old.provenance.commands if name != command]
-    log = trial_log_provenance(runner, here, None)
-    known = OwnEvidence() if old is None else old.evidence
-    if old is not None and any(old.tuned.get(name, value) != value for name, value in tuned.items()):
-        known = OwnEvidence()  # it was measured with another size
-    profile = OwnProfile(
-        subject=subject,
-        tuned={**({} if old is None else old.tuned), **tuned},
-        constraints=constraints,
-        fingerprint=here,
-        provenance=Provenance(
-            tool_version=__version__, created_utc=utc_now(), commands=[*commands, command],
-            slurm_job_id=bench.site.slurm.job_id, **log,
-        ),
-        evidence=known.model_copy(update=evidence),
-    )  # fmt: skip
+    if not path.exists():
+        return None
+    found = read_own(path).profile
+    differ = [one for one in compare(found.fingerprint, bench.fingerprint, replayed=replayed) if one.found == "error"]
+    if not differ:
+        return found
+    told = "; ".join(f"{one.field} is {one.here} here, {one.profile} in the profile" for one in differ)
+    if any(one.field == "model_sha256" for one in differ):
+        told = "your code, its arguments or its source have changed since it was written"
+    next_step = f"Probe again: {command('probe', step=found.subject.step or 'MODULE:build_step', out=path)}"
+    raise ProfileRejected(f"{path} does not match: {told}", next_step=next_step)
+
+
+def write_own(
+    path: Path, bench: OwnBench, runner: TrialRunner, old: OwnProfile | None, *, name: str, tuned: dict[str, int],
+    constraints: OwnConstraints | None = None, **evidence: Any,  # noqa: ANN401 - of one command
+) -> OwnProfile:  # fmt: skip
+    """Write the result of a command into the profile ``old``, or a new one; keep any other as ``.previous.toml``."""
     if old is None and path.is_file():
         write_atomically(path.with_suffix(".previous.toml"), path.read_text(encoding="utf-8", errors="replace"))
-    write_atomically(path, own_to_toml(profile))
+    here, subject = bench.fingerprint if old is None else old.fingerprint, bench.subject
+    if old is not None:
+        subject = old.subject.model_copy(
+            update=subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
+        )
+    commands = [] if old is None else [one for one in old.provenance.commands if one != name]
+    profile = OwnProfile(
+        subject=subject, tuned={**({} if old is None else old.tuned), **tuned}, fingerprint=here,
+        constraints=constraints or (OwnConstraints() if old is None else old.constraints),
+        provenance=Provenance(
+            tool_version=__version__, created_utc=utc_now(), commands=[*commands, name],
+            slurm_job_id=bench.site.slurm.job_id, **trial_log_provenance(runner, here, None),
+        ),
+        evidence=(OwnEvidence() if old is None else old.evidence).model_copy(update=evidence),
+    )  # fmt: skip
+    write_atomically(path, tables_to_toml(profile.model_dump(mode="json", exclude_none=True), _HEADER))
     return profile
-
-
-def own_to_toml(profile: OwnProfile) -> str:
-    """Return a profile as TOML, with its content hash."""
-    return tables_to_toml(profile.model_dump(mode="json", exclude_none=True), _HEADER)

@@ -16,7 +16,7 @@ from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in practice none reaches the sheet."""
-RATE_JOBS = frozenset({"training", "links", "gradient_sync"})
+RATE_JOBS = frozenset({"training", "links", "gradient_sync", "own_loader"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
 _LEAST_S = 1e-12
