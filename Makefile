@@ -85,7 +85,7 @@ gpu-check: $(STAMP) ## validate the claims on your GPU in ten minutes, or everyt
 	$(BIN)/python -m benchmarks.gpu --out build/gpu-check --minutes $(GPU_MINUTES) --keep || [ $$? = 1 ]
 
 bench: $(STAMP) ## run the benchmarks that have targets, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune own_code; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; \
 	$(BIN)/python -m benchmarks.document; exit $$short

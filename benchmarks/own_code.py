@@ -66,6 +66,7 @@ def measure(name: str) -> dict[str, Any]:
             answers[tool] = _call("benchmarks.own_code", tool, name, place=place)
             sys.stderr.write(f"{name}: {tool} {answers[tool]}\n")
         for tool, one in answers.items():
+            one["exact"] = False
             if one["size"] and tool == "autotune":
                 one["exact"] = _call("benchmarks.own_code", "prove", name, str(one["size"]), place=place)["exact"]
             elif one["size"]:

@@ -69,10 +69,8 @@ def open_own(
             server.restart(_preload(code, timeout_s, resolved=False))
         hashes = {f"{role}_sha256": sha256 for role, sha256 in told["source_sha256"].items()}
         subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
-        yield OwnBench(
-            site=bench.site, server=server, machine=bench.machine, code=code, subject=subject,
-            model=told["model"], forked=told["unsafe"] is None,
-        )  # fmt: skip
+        forked = told["unsafe"] is None
+        yield bench.extended(OwnBench, code=code, subject=subject, model=told["model"], forked=forked)
 
 
 def _preload(code: OwnCode, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:

@@ -254,14 +254,7 @@ def _opened(
         with open_bench(choice, code.directory, server, shared=True, loading="nothing: trials run here") as opened:
             hashes = {f"{role}_sha256": _source_sha256(function) for role, function in functions.items()}
             subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
-            yield OwnBench(
-                site=opened.site,
-                server=server,
-                machine=opened.machine,
-                code=code,
-                subject=subject,
-                in_this_process=True,
-            )
+            yield opened.extended(OwnBench, code=code, subject=subject, in_this_process=True)
     except (AutotuneError, TrainerError) as error:
         error.add_note(f"next: {error.next_step}")
         raise

@@ -1,10 +1,8 @@
 """Sweep of your own loader: the fewest workers that keep up with the step, as for the trainer's loader."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.base.units import format_seconds
 from autotune.errors import BadInput, Undecided
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.decide import crash_words
@@ -14,7 +12,7 @@ from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WorkersChoice
-from autotune.workers.measure import gpu_source, gpu_use
+from autotune.workers.measure import gpu_source
 
 _PREFETCH_FACTOR = 2
 """Torch's default."""
@@ -80,26 +78,17 @@ def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> Lo
     sweep = OwnSweep(asked=asked, bench=bench, runner=runner)
     choice = sweep.run()
     every = [figures for one in sweep.rounds for figures in one.values()]
-    budget = f" after {format_seconds(asked.budget_s)}" if sweep.time_is_over else ""
     return LoaderEvidence(
-        chosen=choice.workers, undecided_between=list(choice.undecided_between), choice=sweep.doubt(choice, budget),
-        next_smaller=choice.next_smaller, keeps_up=choice.keeps_up,
+        **sweep.evidence_of(choice), rows=[_row(count, sweep, choice) for count in sweep.counts],
         cached_batches_per_s=[one[None].tokens_per_s for one in sweep.rounds if None in one],
-        rows=[_row(count, sweep, choice) for count in sweep.counts], max_workers=sweep.limit[0],
-        max_workers_because=sweep.limit[1], step_time_s=asked.step_time_s, worker_bytes=sweep.worker_bytes,
+        replayed_step_s=asked.step_time_s, worker_bytes=sweep.worker_bytes, window_s=asked.window_s,
         batch_bytes=max(one.batch_bytes for one in every),
         epoch_batches=max((one.epoch_batches for one in every if one.epoch_batches), default=None),
-        window_s=asked.window_s, **sweep.reading.taken,
         gpu_source=gpu_source(bench.site, every, replayed=asked.step_time_s is not None),
     )  # fmt: skip
 
 
 def _row(count: int, sweep: OwnSweep, choice: WorkersChoice) -> LoaderRow:
-    windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
-    return LoaderRow(
-        num_workers=count, batches_per_s=[one.tokens_per_s for one in windows], ratio_to_cached=ratio.value,
-        ratio_low=ratio.low, ratio_high=ratio.high, verdict=choice.verdicts[count],
-        data_wait_share=statistics.median(one.data_wait_share for one in windows),
-        memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
-        processes=max(one.processes for one in windows), gpu=gpu_use(windows),
-    )  # fmt: skip
+    known, windows = sweep.row_of(count, choice)
+    rates = [one.tokens_per_s for one in windows]
+    return LoaderRow(**known, batches_per_s=rates, processes=max(one.processes for one in windows))

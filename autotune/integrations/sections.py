@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts, plain, sentence, table_of, told
+from autotune.base.document import facts, plain, table_of, told
 from autotune.base.render import console_text
 from autotune.base.tables import Row
-from autotune.base.units import format_bytes, format_count, format_seconds, format_share, percent
-from autotune.base.wording import plural, window_bounds
+from autotune.base.units import format_bytes, format_count, format_seconds, percent
+from autotune.base.wording import plural
 from autotune.integrations.values import LoaderEvidence, OwnCode, OwnProfile, StepEvidence, Written
 from autotune.profiles.decide.follow_up import command
 from autotune.trials.values import FinishedTrial, Measured, describe
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
-from autotune.workers.values import VERDICT_WORDS
+from autotune.workers.sections import count_head, count_table
 
 _FASTER = 1.1
 """Advantage of half the largest size, or less, in the few timed steps of trials from which it is mentioned."""
@@ -168,26 +168,17 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     if found is None:
         step = command("workers", step=profile.subject.step, loader="MODULE:build_loader")
         return (doc.Missing(what="Number of workers", commands=(step,)),)
-    table = table_of(
-        "Throughput by num_workers", found.rows,
-        ("num_workers", "r", lambda row: str(row.num_workers)),
-        ("batches/s (median)", "r", lambda row: format_count(statistics.median(row.batches_per_s), 2)),
-        ("vs cached batches", "r", lambda row: f"{row.ratio_to_cached:.3f}"),
-        ("98 % CI", "r", lambda row: window_bounds(row.ratio, "{:.3f}".format)),
-        ("data wait", "r", lambda row: format_share(row.data_wait_share)),
-        ("GPU utilisation", "r", lambda row: format_share(row.gpu.utilisation_share if row.gpu else None)),
-        ("RAM", "r", lambda row: format_bytes(row.memory_bytes)),
-        ("verdict", "l", lambda row: VERDICT_WORDS[row.verdict]),
-    )  # fmt: skip
-    smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
-    chosen = (doc.Strong(text=str(found.chosen)), f" ({found.choice}){smaller}")
-    return (doc.Pairs(pairs=(("Workers", chosen),)), table, told(_loader_lines(found)))
+    rates = [format_count(statistics.median(row.batches_per_s), 2) for row in found.rows]
+    table = count_table(found.rows, "batches/s (median)", rates)
+    return (count_head("Workers", str(found.chosen), found), table, told(_loader_lines(found)))
 
 
 def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     cached = statistics.median(found.cached_batches_per_s)
     yield f"upper bound without data loading (cached batches): {format_count(cached, 2)} batches/s"
-    step = "your step" if found.step_time_s is None else f"a replayed step of {format_seconds(found.step_time_s)}"
+    step = (
+        "your step" if found.replayed_step_s is None else f"a replayed step of {format_seconds(found.replayed_step_s)}"
+    )
     yield f"consumer: {step}; {plural(found.windows, 'window')} of at least {found.window_s:g} s"
     yield f"largest num_workers allowed: {found.max_workers} ({found.max_workers_because})"
     if found.worker_bytes is not None:

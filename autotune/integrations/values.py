@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.base.interval import NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from autotune.profiles.values import Fingerprint, Provenance
-from autotune.trials.values import FinishedTrial, GpuUse, GpuUseFigures, JobFigures, JobName, Share, TrialRequest
+from autotune.trials.values import FinishedTrial, JobFigures, JobName, LoadedWindow, TrialRequest
+from autotune.workers.values import CountEvidence, CountRow
 from trainer.config.tables import StrictTable, canonical_sha256
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
 
@@ -143,27 +144,15 @@ class OwnStepFigures(JobFigures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnLoaderFigures(JobFigures):
+class OwnLoaderFigures(LoadedWindow):
     """Figures of an ``own_loader`` job: a timed window of steps, one batch each."""
 
-    steps: int
-    tokens_per_s: float
-    """Batches per second."""
-    data_wait_share: float
-    window_start_s: float
-    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
-    window_end_s: float
     epoch_batches: int | None
     """Batches of an epoch, if one ended; None otherwise."""
     processes: int
     """Worker processes that the loader has started."""
-    memory_bytes: int | None
-    worker_bytes: int | None
-    """Private memory of the largest worker process; None without any."""
     batch_bytes: int
     """Bytes of the tensors of a batch."""
-    storage_bytes_per_s: float | None
-    gpus: tuple[GpuUseFigures, ...] = ()
 
 
 class SizeRow(StrictTable):
@@ -209,51 +198,24 @@ class StepEvidence(StrictTable):
     """Reason for the chosen size."""
 
 
-class LoaderRow(RatioBounds):
-    """Results of windows with one number of workers."""
+class LoaderRow(CountRow):
+    """Results of windows of your own loader with one number of workers."""
 
-    num_workers: NonNegative
     batches_per_s: list[PositiveFloat]
-    ratio_to_cached: PositiveFloat
-    """Throughput over that of the same step on cached batches, round by round."""
-    verdict: Literal["verified", "refuted", "open"]
-    data_wait_share: Share
-    memory_bytes: Positive | None = None
     processes: NonNegative
     """Worker processes that were started."""
-    gpu: GpuUse | None = None
-
-    @property
-    def ratio(self) -> Interval:
-        """Ratio to cached batches with its bounds."""
-        return self.bounded(self.ratio_to_cached)
 
 
-class LoaderEvidence(StrictTable):
+class LoaderEvidence(CountEvidence):
     """Sufficient number of workers of your own loader, with its evidence."""
 
-    chosen: NonNegative
-    undecided_between: list[NonNegative] = Field(default_factory=list)
-    """Fewest and most workers that may be sufficient; empty if it is decided."""
-    choice: str
-    next_smaller: str | None = None
-    keeps_up: bool
-    """True if data loading with the chosen count keeps up with the step."""
     cached_batches_per_s: list[PositiveFloat]
     rows: list[LoaderRow]
-    max_workers: NonNegative
-    max_workers_because: str
-    step_time_s: PositiveFloat | None = None
-    """Duration of the replayed step; None if your own step ran."""
     worker_bytes: Positive | None = None
     """Private memory of the largest worker."""
     batch_bytes: NonNegative
     epoch_batches: Positive | None = None
     """Batches of an epoch, if one ended within a window, so that restarting the loader is part of its cost."""
-    window_s: PositiveFloat
-    windows: Positive
-    seconds: NonNegativeFloat
-    gpu_source: str
 
 
 class Subject(StrictTable):

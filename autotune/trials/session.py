@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from autotune import __version__
 from autotune.base.clock import SystemClock
@@ -52,6 +53,9 @@ class Display:
         """Receive each finished trial."""
 
 
+BenchT = TypeVar("BenchT", bound="Bench")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """A machine that is ready to run trials at a known site."""
@@ -61,6 +65,10 @@ class Bench:
     machine: Machine
     """The server; on GPUs inside of a ``ContaminationGuard``."""
     display: Display = field(default_factory=Display)
+
+    def extended(self, kind: type[BenchT], **more: Any) -> BenchT:  # noqa: ANN401 - fields of ``kind``
+        """Return this bench as one of another kind, with further fields."""
+        return kind(**{one.name: getattr(self, one.name) for one in fields(Bench)}, **more)
 
     def used_before(self, ranks: int) -> list[int] | None:
         """Return the memory in use on the first GPUs before this program used them; None unless all report it."""
@@ -155,7 +163,7 @@ def open_session(
     """
     manifest = read_manifest(data_dir)
     with open_bench(choice, data_dir, ForkServerMachine(), without_gpu=without_gpu, check=check) as bench:
-        yield Session(site=bench.site, manifest=manifest, server=bench.server, machine=bench.machine)
+        yield bench.extended(Session, manifest=manifest)
 
 
 @contextlib.contextmanager

@@ -281,34 +281,41 @@ class GpuUseFigures(GpuUse):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFigures(JobFigures):
-    """Figures of a ``training`` job: a timed window of optimizer steps on the dataset, over all local ranks."""
+class LoadedWindow(JobFigures):
+    """Figures of a timed window of steps that a loader feeds."""
 
-    optimizer_steps: int
-    """Steps that ran, discarded ones included."""
-    discarded_batches: int
-    """Batches taken before the window: those that the queues held ready, up to twice over, and warm-up."""
     steps: int
     tokens_per_s: float
-    padded_tokens_per_s: float
+    """Non-padding tokens per second; batches per second of a loader of your own."""
     data_wait_share: float
     """Share of the window in which devices had nothing to do but wait for data, summed over ranks, 0 to 1: an upper
     bound on the cost of data loading, as a rank that waits delays the others."""
     window_start_s: float
     """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
     window_end_s: float
-    local_ranks: int
-    gradient_accumulation_steps: int
     memory_bytes: int | None
     """Memory of the ranks and their DataLoader workers, shared pages counted in parts; None if it cannot be read."""
     worker_bytes: int | None
     """Private memory of the largest DataLoader worker; None without workers."""
     storage_bytes_per_s: float | None
     """Rate at which the kernel read from storage for them; None if it does not count."""
-    model_flops_per_s: float | None = None
-    """Model FLOP/s of all ranks for non-padding tokens; None if the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
     """Activity of each GPU in the window; empty without a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFigures(LoadedWindow):
+    """Figures of a ``training`` job: a timed window of optimizer steps on the dataset, over all local ranks."""
+
+    optimizer_steps: int
+    """Steps that ran, discarded ones included."""
+    discarded_batches: int
+    """Batches taken before the window: those that the queues held ready, up to twice over, and warm-up."""
+    padded_tokens_per_s: float
+    local_ranks: int
+    gradient_accumulation_steps: int
+    model_flops_per_s: float | None = None
+    """Model FLOP/s of all ranks for non-padding tokens; None if the step was replayed."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included, if requested."""
 

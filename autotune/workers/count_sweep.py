@@ -4,13 +4,16 @@ A subclass says how a window is made, and reads its figures.
 """
 
 import abc
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
 from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
-from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, Trial, describe
+from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, LoadedWindow, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
 
@@ -23,14 +26,20 @@ _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left 
 """Messages of torch's DataLoader about workers that were killed or found no shared memory."""
 
 
-class _Figures(Protocol):
-    @property
-    def data_wait_share(self) -> float: ...
-    @property
-    def worker_bytes(self) -> int | None: ...
+FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 
 
-FiguresT = TypeVar("FiguresT", bound=_Figures)
+def gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
+    """Return means over windows and GPUs; None without a GPU."""
+    gpus = [gpu for one in windows for gpu in one.gpus]
+    means = {name: of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
+    return GpuUse(**means) if gpus else None
+
+
+def of_known(mean: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    """Apply a mean to the finite values; return None without any."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return mean(known) if known else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,12 +167,26 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         known = (figures.worker_bytes for one in self.rounds for figures in one.values())
         return max(filter(None, known), default=None)
 
-    def doubt(self, choice: WorkersChoice, over: str) -> str:
-        """Return the choice with its reason; ``over`` says after which budget it remained undecided, if any."""
-        undecided = choice.undecided_between
-        between = " and ".join(map(str, undecided))
-        doubt = f"undecided between {between}{over}; num_workers={choice.workers}: " if undecided else ""
-        return doubt + choice.proof
+    def evidence_of(self, choice: WorkersChoice) -> dict[str, Any]:
+        """Return the fields of ``CountEvidence`` that the sweep knows."""
+        between = " and ".join(map(str, choice.undecided_between))
+        over = f" after {format_seconds(self.budget_s)}" if self.time_is_over else ""
+        doubt = f"undecided between {between}{over}; num_workers={choice.workers}: " if between else ""
+        return {
+            "chosen": choice.workers, "undecided_between": list(choice.undecided_between), "keeps_up": choice.keeps_up,
+            "choice": doubt + choice.proof, "next_smaller": choice.next_smaller, "max_workers": self.limit[0],
+            "max_workers_because": self.limit[1], **self.reading.taken,
+        }  # fmt: skip
+
+    def row_of(self, count: int, choice: WorkersChoice) -> tuple[dict[str, Any], list[FiguresT]]:
+        """Return the fields of a ``CountRow``, and the windows with that count."""
+        windows, ratio = [one[count] for one in self.rounds if count in one], choice.ratios[count]
+        return {
+            "num_workers": count, "ratio_to_cached": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high,
+            "verdict": choice.verdicts[count], "gpu": gpu_use(windows),
+            "data_wait_share": statistics.median(one.data_wait_share for one in windows),
+            "memory_bytes": max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
+        }, windows  # fmt: skip
 
     def _lower_limit(self) -> None:
         """Lower the limit if workers need more memory than assumed."""

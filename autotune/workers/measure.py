@@ -1,17 +1,16 @@
 """Sweep of the trainer's DataLoader workers, by windows of real training steps."""
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.base.units import format_seconds, percent
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.session import Session
-from autotune.trials.values import GpuUse, GpuUseFigures, Measured, TrainingFigures, Trial
-from autotune.workers.count_sweep import CountSweep
+from autotune.trials.values import LoadedWindow, Measured, TrainingFigures, Trial
+from autotune.workers.count_sweep import CountSweep, gpu_use, of_known
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WorkersChoice
 from autotune.workers.values import SweepRequest, TrainingRequest, WorkersEvidence, WorkersRow
@@ -105,52 +104,29 @@ def training_trial(
 
 def evidence(sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice) -> WorkersEvidence:
     """Return the evidence of a sweep for the profile."""
-    request, disk, undecided = sweep.training.request, site.host.disks[0], choice.undecided_between
+    request, disk = sweep.training.request, site.host.disks[0]
     cached = [one[None] for one in sweep.rounds if None in one]
     every = [figures for one in sweep.rounds for figures in one.values()]
     replayed_s = request.replayed_step_s
     step = "the training step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
     if request.sample_delay_s:
         step += f", each sample delayed by {format_seconds(request.sample_delay_s)}"
-    budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
     return WorkersEvidence(
-        chosen=choice.workers, undecided_between=list(undecided), choice=sweep.doubt(choice, budget),
-        next_smaller=choice.next_smaller, keeps_up=choice.keeps_up,
-        cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in cached],
+        **sweep.evidence_of(choice), cached_padded_tokens_per_s=[one.padded_tokens_per_s for one in cached],
         rows=[_row(count, sweep, choice) for count in sweep.counts], local_ranks=sweep.training.limits.local_ranks,
-        max_workers=sweep.limit[0], max_workers_because=sweep.limit[1], consumer=step, replayed_step_s=replayed_s,
-        window_s=request.window_s, **sweep.reading.taken, data_filesystem=disk.filesystem_type,
+        consumer=step, replayed_step_s=replayed_s, window_s=request.window_s, data_filesystem=disk.filesystem_type,
         data_on_network=disk.is_network, gpu_source=gpu_source(site, every, replayed=replayed_s is not None),
         operating_state=_operating_state(cached),
     )  # fmt: skip
 
 
 def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
-    windows, ratio = [one[count] for one in sweep.rounds if count in one], choice.ratios[count]
+    known, windows = sweep.row_of(count, choice)
     flops = [one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None]
     return WorkersRow(
-        num_workers=count, padded_tokens_per_s=[one.padded_tokens_per_s for one in windows],
-        ratio_to_cached=ratio.value, ratio_low=ratio.low, ratio_high=ratio.high, verdict=choice.verdicts[count],
-        data_wait_share=statistics.median(one.data_wait_share for one in windows), model_flops_per_s_per_rank=flops,
-        memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
-        storage_bytes_per_s=_of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
-        gpu=gpu_use(windows),
+        **known, padded_tokens_per_s=[one.padded_tokens_per_s for one in windows], model_flops_per_s_per_rank=flops,
+        storage_bytes_per_s=of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
     )  # fmt: skip
-
-
-class WithGpus(Protocol):
-    """Figures of a window with the activity of each GPU in it."""
-
-    @property
-    def gpus(self) -> tuple[GpuUseFigures, ...]:
-        """Activity by GPU."""
-
-
-def gpu_use(windows: Sequence[WithGpus]) -> GpuUse | None:
-    """Return means over windows and GPUs; None without a GPU."""
-    gpus = [gpu for one in windows for gpu in one.gpus]
-    means = {name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
-    return GpuUse(**means) if gpus else None
 
 
 def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
@@ -163,12 +139,7 @@ def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     return f"{use.power_w:,.0f} W{clock}{capped}"
 
 
-def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return mean(known) if known else None
-
-
-def gpu_source(site: MeasuredDevice, windows: Sequence[WithGpus], *, replayed: bool = False) -> str:
+def gpu_source(site: MeasuredDevice, windows: Sequence[LoadedWindow], *, replayed: bool = False) -> str:
     """Return the source of each kind of GPU figure; ``replayed`` if no training step ran."""
     if replayed:
         return "n/a (simulated step)"

@@ -1,7 +1,7 @@
 """Sections on a sweep of DataLoader workers."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.base import document as doc
@@ -12,7 +12,7 @@ from autotune.base.wording import of_windows, per_s, plural, window_bounds
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
-from autotune.workers.values import VERDICT_WORDS, WorkersEvidence
+from autotune.workers.values import VERDICT_WORDS, CountEvidence, CountRow, WorkersEvidence
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
@@ -39,17 +39,8 @@ def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
 
 def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
     """Return the choice, throughput by workers, counters of GPUs if there are any, and the lines under them."""
-    table = table_of(
-        "Throughput by num_workers", found.rows,
-        ("num_workers", "r", lambda row: str(row.num_workers)),
-        ("tokens/s incl. padding (median)", "r", lambda row: format_count(statistics.median(row.padded_tokens_per_s))),
-        ("vs cached batches", "r", lambda row: f"{row.ratio_to_cached:.3f}"),
-        ("98 % CI", "r", lambda row: window_bounds(row.ratio, "{:.3f}".format)),
-        ("data wait", "r", lambda row: format_share(row.data_wait_share)),
-        ("GPU utilisation", "r", lambda row: format_share(row.gpu.utilisation_share if row.gpu else None)),
-        ("RAM", "r", lambda row: format_bytes(row.memory_bytes)),
-        ("verdict", "l", lambda row: VERDICT_WORDS[row.verdict]),
-    )  # fmt: skip
+    rates = [format_count(statistics.median(row.padded_tokens_per_s)) for row in found.rows]
+    table = count_table(found.rows, "tokens/s incl. padding (median)", rates)
     shown: doc.Block = table  # a single count makes no curve
     if len(found.rows) > 1:
         parts = [f"{row.num_workers}: {format_share(row.ratio_to_cached)}" for row in found.rows]
@@ -71,10 +62,29 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
         ("SM clock", "r", lambda one: None if one[1].sm_clock_mhz is None else f"{one[1].sm_clock_mhz:.0f} MHz"),
         ("at power cap", "r", lambda one: format_share(one[1].power_capped_share)),
     )  # fmt: skip
-    smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
-    chosen = (doc.Strong(text=chosen_loader(found)), f" ({found.choice}){smaller}")
-    head = doc.Pairs(pairs=(("DataLoader workers", chosen),))
+    head = count_head("DataLoader workers", chosen_loader(found), found)
     return (head, shown, *((counters,) if counters.rows else ()), told(workers_lines(found)))
+
+
+def count_head(title: str, chosen: str, found: CountEvidence) -> doc.Pairs:
+    """Return the chosen count with its reason, and the next smaller one's result."""
+    smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
+    return doc.Pairs(pairs=((title, (doc.Strong(text=chosen), f" ({found.choice}){smaller}")),))
+
+
+def count_table(rows: Sequence[CountRow], rate: str, rates: Sequence[str]) -> doc.Table:
+    """Return the table of windows by number of workers, with a column of rates."""
+    return table_of(
+        "Throughput by num_workers", list(zip(rows, rates, strict=True)),
+        ("num_workers", "r", lambda one: str(one[0].num_workers)),
+        (rate, "r", lambda one: one[1]),
+        ("vs cached batches", "r", lambda one: f"{one[0].ratio_to_cached:.3f}"),
+        ("98 % CI", "r", lambda one: window_bounds(one[0].ratio, "{:.3f}".format)),
+        ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
+        ("GPU utilisation", "r", lambda one: format_share(one[0].gpu.utilisation_share if one[0].gpu else None)),
+        ("RAM", "r", lambda one: format_bytes(one[0].memory_bytes)),
+        ("verdict", "l", lambda one: VERDICT_WORDS[one[0].verdict]),
+    )  # fmt: skip
 
 
 def _drawing(found: WorkersEvidence) -> doc.Lines:

@@ -42,30 +42,35 @@ class TrainingRequest(TrialRequest):
 VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 
 
-class WorkersRow(RatioBounds):
-    """Results of windows with one number of DataLoader workers."""
+class CountRow(RatioBounds):
+    """Results of windows with one number of workers."""
 
     num_workers: NonNegative
     """DataLoader workers of each rank."""
-    padded_tokens_per_s: list[float]
-    """Tokens/s including padding in each window, of all local ranks."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["verified", "refuted", "open"]
     data_wait_share: Share
     """Median share of a window in which GPUs waited for data, summed over local ranks."""
-    model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
-    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step was replayed."""
     memory_bytes: Positive | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
-    storage_bytes_per_s: NonNegativeFloat | None = None
-    """Median rate of reads from storage rather than from memory."""
     gpu: GpuUse | None = None
 
     @property
     def ratio(self) -> Interval:
         """Ratio to cached batches with its bounds."""
         return self.bounded(self.ratio_to_cached)
+
+
+class WorkersRow(CountRow):
+    """Results of windows of the trainer with one number of DataLoader workers."""
+
+    padded_tokens_per_s: list[float]
+    """Tokens/s including padding in each window, of all local ranks."""
+    model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
+    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step was replayed."""
+    storage_bytes_per_s: NonNegativeFloat | None = None
+    """Median rate of reads from storage rather than from memory."""
 
 
 class JointChoice(RatioBounds):
@@ -86,8 +91,8 @@ class JointChoice(RatioBounds):
         return self.bounded(self.ratio_to_workers_alone)
 
 
-class WorkersEvidence(StrictTable):
-    """Sufficient number of DataLoader workers, with its evidence."""
+class CountEvidence(StrictTable):
+    """Sufficient number of workers, with its evidence."""
 
     chosen: NonNegative
     """DataLoader workers of each rank."""
@@ -98,26 +103,31 @@ class WorkersEvidence(StrictTable):
     """Result of the next smaller count that was measured."""
     keeps_up: bool
     """True if data loading with the chosen count keeps up with the training step."""
+    max_workers: NonNegative
+    max_workers_because: str
+    window_s: PositiveFloat
+    """Minimum duration of a window."""
+    windows: Positive
+    seconds: NonNegativeFloat
+    gpu_source: str
+    """Source of the GPU figures, or the reason why they are missing."""
+    replayed_step_s: PositiveFloat | None = None
+    """Time of a replayed micro-batch; None if the training step ran."""
+
+
+class WorkersEvidence(CountEvidence):
+    """Sufficient number of DataLoader workers of the trainer, with its evidence."""
+
     cached_padded_tokens_per_s: list[float]
     """Tokens/s including padding of the same step on cached batches, in each window."""
     rows: list[WorkersRow]
     joint: JointChoice | None = None
     local_ranks: Positive
-    max_workers: NonNegative
-    max_workers_because: str
     consumer: str
     """Consumer of the batches: the training step, or a replay of one."""
-    replayed_step_s: PositiveFloat | None = None
-    """Time of a replayed micro-batch; None if the training step ran."""
-    window_s: PositiveFloat
-    """Minimum duration of a window."""
-    windows: Positive
-    seconds: NonNegativeFloat
     data_filesystem: str | None = None
     data_on_network: bool = False
     """True if the dataset is on a shared network file system."""
-    gpu_source: str
-    """Source of the GPU figures, or the reason why they are missing."""
     operating_state: str | None = None
     """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 

@@ -19,7 +19,7 @@ def test_the_fewest_workers_that_keep_up_are_found(own):
 
 def test_your_own_step_consumes_the_batches(own):
     found = own.sweep("sleepy", step="behaves", budget_s=5.0, max_workers=1)
-    assert found.step_time_s is None
+    assert found.replayed_step_s is None
     assert {row.num_workers for row in found.rows} <= {0, 1}
 
 
