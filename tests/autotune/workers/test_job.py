@@ -135,7 +135,7 @@ def full_batch() -> SimpleNamespace:
 
 def replayed(step_s: float) -> ReplayedStep:
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
-    return ReplayedStep(step_s, 8, 1, alone)
+    return ReplayedStep(step_s, lambda batch: batch.ids_BS.shape[1] / 8, 1, alone)
 
 
 def delayed(delay_s: float):
