@@ -121,15 +121,17 @@ def find_batch_size(
 
     Raise ``AutotuneError`` if nothing fits, or the function cannot be tried.
     """
-    search = _Search(
-        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory, device=device, headroom=headroom,
-        trial_timeout_s=_seconds(trial_timeout), reports=Path(reports), arguments=dict(arguments or {}),
+    asked = StepProbe(
+        code=OwnCode(arguments=dict(arguments or {})), reports=Path(reports), headroom_share=headroom,
+        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory, max_size=max_size,
+        trial_timeout_s=_seconds(trial_timeout),
     )  # fmt: skip
+    most = replace(asked, max_size=starting_batch_size, starts_at_most=True)
     if function is None:
-        return functools.partial(_decorated, search, starting_batch_size)
+        return functools.partial(_decorated, most, device)
     if _names(function)[:1] == ["batch_size"]:
-        return _decorated(search, starting_batch_size, function)
-    return search.find(function, *_names(function)[:1], max_size=max_size)
+        return _decorated(most, device, function)
+    return _found(asked, device, function, *_names(function)[:1])
 
 
 def find_num_workers(
@@ -182,37 +184,23 @@ def find_num_workers(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    memory_bytes: int | None
-    device: DeviceChoice
-    headroom: float
-    trial_timeout_s: float
-    reports: Path
-    arguments: dict[str, Argument]
-
-    def find(
-        self, function: Callable[..., Any], along: str = SIZE, *, max_size: int, name: str | None = None,
-        starts_at_most: bool = False,
-    ) -> BatchSize:  # fmt: skip
-        """Find the largest size of a function; without the ``name`` of an importable one, in this process."""
-        importable = name or _importable(function)
-        code = OwnCode(step=importable or _label(function), arguments=self.arguments, along=along)
-        probe = StepProbe(
-            code=code, reports=self.reports, memory_bytes=self.memory_bytes, headroom_share=self.headroom,
-            max_size=max_size, starts_at_most=starts_at_most, trial_timeout_s=self.trial_timeout_s,
-        )  # fmt: skip
-        functions = None if importable else {"step": function}
-        with _opened(self.device, code, self.trial_timeout_s, functions) as bench:
-            found, runner, _ = run_probe(bench, probe, own_path(None, code.name, bench.site.name))
-        return BatchSize(
-            value=with_headroom(found.feasible_max, self.headroom), feasible_max=found.feasible_max,
-            infeasible_min=found.infeasible_min, peak_bytes=found.feasible_peak_bytes,
-            trials=sum(not one.from_trial_log for one in runner.finished), verified_in=found.verified_in,
-        )  # fmt: skip
+def _found(
+    asked: StepProbe, device: DeviceChoice, function: Callable[..., Any], along: str = SIZE, name: str | None = None
+) -> BatchSize:
+    """Find the largest size of a function; without the ``name`` of an importable one, in this process."""
+    name = name or _importable(function)
+    code = replace(asked.code, step=name or _label(function), along=along)
+    with _opened(device, code, asked.trial_timeout_s, None if name else {"step": function}) as bench:
+        probe = replace(asked, code=code)
+        found, runner, _ = run_probe(bench, probe, own_path(None, code.name, bench.site.name))
+    return BatchSize(
+        value=with_headroom(found.feasible_max, asked.headroom_share), feasible_max=found.feasible_max,
+        infeasible_min=found.infeasible_min, peak_bytes=found.feasible_peak_bytes,
+        trials=sum(not one.from_trial_log for one in runner.finished), verified_in=found.verified_in,
+    )  # fmt: skip
 
 
-def _decorated(search: _Search, most: int, function: Callable[..., Any]) -> Callable[..., Any]:
+def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., Any]) -> Callable[..., Any]:
     names = _names(function)
     if not names:
         raise TypeError(f"{function.__qualname__} takes no batch_size: make it its first argument")
@@ -225,13 +213,13 @@ def _decorated(search: _Search, most: int, function: Callable[..., Any]) -> Call
         given = dict(zip(names[1:], args, strict=False)) | kwargs
         plain = all(isinstance(value, bool | int | float | str) for value in given.values())
         name = _importable(function) if plain and len(args) < len(names) else None
-        fixed = replace(search, arguments={**search.arguments, **(given if name else {})})
 
         def here(**sizes: Any) -> Any:  # noqa: ANN401 - of your function
             return function(sizes[names[0]], *args, **kwargs)
 
+        fixed = {**asked.code.arguments, **(given if name else {})}
         tried = function if name else functools.update_wrapper(here, function)
-        found = fixed.find(tried, names[0], max_size=most, name=name, starts_at_most=True)
+        found = _found(replace(asked, code=replace(asked.code, arguments=fixed)), device, tried, names[0], name)
         return function(found.value, *args, **kwargs)
 
     call.__dict__[WRAPPED] = function

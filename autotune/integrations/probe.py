@@ -88,7 +88,7 @@ class OwnSearch(SizeSearch):
     def peak_bytes_of(self, size: int, outcome: Measured) -> int:
         """Return the peak of a trial; raise ``BadInput`` if it shows that the step cannot be probed."""
         figures = self.figures[size] = OwnStepFigures.of(outcome)
-        if (doubt := doubt_of(figures)) is not None:
+        if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
             self._confirm(size, *doubt)
         if self.prediction is None:
             self.prediction = first_prediction(size, figures)
@@ -162,9 +162,13 @@ class OwnSearch(SizeSearch):
 
     def look(self, size: int) -> Outcome:
         """Run a size with a wider limit: on a GPU none, on a CPU a multiple of the budget, as others use the host."""
+        trial = self._trial(size, limit_bytes=self._wider_bytes)
+        return self.runner.run(trial, f"{self.name}: {self.words(size)}, wider limit")
+
+    @property
+    def _wider_bytes(self) -> int | None:
         wide = WIDER * self.memory_budget_bytes
-        wider = None if self.on_gpu else min(wide, self.bench.site.host.ram_available_bytes // 2)
-        return self.runner.run(self._trial(size, limit_bytes=wider), f"{self.name}: {self.words(size)}, wider limit")
+        return None if self.on_gpu else min(wide, self.bench.site.host.ram_available_bytes // 2)
 
     def _load(self, modules: Sequence[str]) -> bool:
         """Import modules before trials, as late imports would count as the step's memory; return False if it cannot."""
@@ -191,7 +195,7 @@ class OwnSearch(SizeSearch):
             self.varies_bytes = max(self.varies_bytes, bytes_)
             return
         label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
-        outcome = self.runner.run(self._trial(size, steps=LONG_STEPS), label)
+        outcome = self.runner.run(self._trial(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label)
         found: tuple[Doubt, int] | None = (doubt, bytes_)
         if isinstance(outcome, Measured):
             found = doubt_of(OwnStepFigures.of(outcome))

@@ -128,7 +128,7 @@ class OwnStepFigures(JobFigures):
     """Peak use of the budget, as for the trainer's own steps."""
     non_pytorch_bytes: int | None
     step_peak_bytes: tuple[int, ...]
-    """Highest memory within each step; empty if this host does not report it."""
+    """Highest memory within each step; on a CPU up to the end of each step."""
     kept_bytes: tuple[int, ...]
     """Memory in use after each step."""
     optimizer_steps: int

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,17 +65,13 @@ class _CpuHere(CpuBudget):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self._start_bytes, self._most_bytes = self.kept_bytes(), 0
-
-    def take_step_peak(self) -> int | None:
-        """Return the highest resident memory since the last call."""
-        peak_bytes = super().take_step_peak()
-        self._most_bytes = max(self._most_bytes, peak_bytes or 0)
-        return peak_bytes
+        self._start_bytes = status_bytes("VmRSS")
+        with contextlib.suppress(OSError):  # otherwise earlier trials count
+            Path("/proc/self/clear_refs").write_text("5")
 
     def peak_bytes(self) -> int:
         """Return the highest growth of resident memory."""
-        return max(1, self._most_bytes - self._start_bytes)
+        return max(1, status_bytes("VmHWM") - self._start_bytes)
 
 
 class _CudaHere(CudaBudget):

@@ -44,7 +44,7 @@ class StepMeter:
         """Forget all steps so far, and start the first."""
         self.step_s: list[float] = []
         self.kept_bytes: list[int] = []
-        self.peak_bytes: list[int | None] = []
+        self.peak_bytes: list[int] = []
         self.optimizer_steps = self._in_call = self.gradient_bytes = 0
         self._budget.take_step_peak()
         self._began_s = time.perf_counter()
@@ -63,8 +63,7 @@ class StepMeter:
             return
         # The call went on after its optimizer's step.
         self._wait()
-        last, more = self.peak_bytes[-1], self._budget.take_step_peak()
-        self.peak_bytes[-1] = None if last is None or more is None else max(last, more)
+        self.peak_bytes[-1] = max(self.peak_bytes[-1], self._budget.take_step_peak())
         self.kept_bytes[-1] = self._budget.kept_bytes()
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -128,13 +127,11 @@ def figures_of(
     except (Exception, SystemExit) as error:
         raise _explained(error, asked.step) from error
     budget.check()
-    peaks = [one for one in meter.peak_bytes if one is not None]
-    resident = peaks if asked.device == "cpu" else []  # which resets the kernel's own peak
     return {
         "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
-        "step_peak_bytes": peaks if len(peaks) == len(meter.step_s) else [], "kept_bytes": meter.kept_bytes,
+        "step_peak_bytes": meter.peak_bytes, "kept_bytes": meter.kept_bytes,
         "optimizer_steps": meter.optimizer_steps, "trains": meter.trains, "gradient_bytes": meter.gradient_bytes,
-        "host_peak_bytes": max([status_bytes("VmHWM"), *resident]),
+        "host_peak_bytes": status_bytes("VmHWM"),
         "imported": [name for name in sys.modules if name not in before],
     }  # fmt: skip
 

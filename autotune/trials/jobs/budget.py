@@ -2,7 +2,6 @@
 
 import ctypes
 import resource
-from pathlib import Path
 
 import torch
 
@@ -73,24 +72,19 @@ class CpuBudget:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
-        self._before_bytes = status_bytes("VmSize")
+        self._before_bytes, self._data_before_bytes = status_bytes("VmSize"), status_bytes("VmData")
 
     def peak_bytes(self) -> int:
         """Return the highest growth of the address space (the kernel keeps no peak of the limited part alone)."""
         return max(0, status_bytes("VmPeak") - self._before_bytes)
 
-    def take_step_peak(self) -> int | None:
-        """Return the highest resident memory since the last call; None if this host cannot reset it."""
-        peak_bytes = status_bytes("VmHWM")
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return None
-        return peak_bytes
+    def take_step_peak(self) -> int:
+        """Return the peak so far: it cannot be reset, and that of resident pages depends on what the host reclaims."""
+        return self.peak_bytes()
 
     def kept_bytes(self) -> int:
-        """Return the resident memory."""
-        return status_bytes("VmRSS")
+        """Return the growth of the memory that is in use now."""
+        return max(0, status_bytes("VmData") - self._data_before_bytes)
 
     def check(self) -> None:
         """Do nothing: the kernel's limit is exact, so no allocation beyond it succeeds."""

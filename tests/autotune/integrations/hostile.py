@@ -77,7 +77,7 @@ def varies(micro_batch_size):
 
     def before():
         calls.append(0)
-        torch.ones((10 if len(calls) % 2 else 1) * MIB)
+        torch.ones((10 if len(calls) % 3 == 0 else 1) * MIB)
 
     return step_of(micro_batch_size, before=before)
 
