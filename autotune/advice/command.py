@@ -96,8 +96,7 @@ def _default_place() -> Path:
 
 def _profiles() -> list[Path]:
     """Return the profiles that tuning wrote, without backups and without those that advice wrote."""
-    made = (".previous", ".advised")
-    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
+    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith((".previous", ".advised")))
 
 
 def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:

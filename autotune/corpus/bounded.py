@@ -81,7 +81,13 @@ def run_bounded(
         try:
             unread = _wait(pid, limits, cancel_fd)
         finally:
-            _end(pid)
+            # Kill the child's process group, which holds only its processes, and reap it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            # Between fork and setsid the child has no group of its own yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         return unread or _reply(read_fd)
     finally:
         os.close(read_fd)
@@ -92,8 +98,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
     exit_fd = os.pidfd_open(pid)
     try:
-        watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
-        ready, _, _ = select.select(watched, [], [], limits.wall_s)
+        ready, _, _ = select.select([exit_fd] if cancel_fd is None else [exit_fd, cancel_fd], [], [], limits.wall_s)
     finally:
         os.close(exit_fd)
     if ready == [cancel_fd]:
@@ -106,18 +111,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
         return Unread(reason=f"its reader exited with status {end.si_status}") if end.si_status else None
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
-    killed = end.si_status == signal.SIGKILL
-    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=killed)
-
-
-def _end(pid: int) -> None:
-    """Kill the child's process group, which holds only its processes, and reap it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    # Between fork and setsid the child has no group of its own yet.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=end.si_status == signal.SIGKILL)
 
 
 def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
@@ -134,10 +128,7 @@ def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """Make an outcome from fields of an untrusted process.
-
-    Raise ``ValueError`` or ``KeyError`` or ``TypeError`` if the fields are not those of an outcome.
-    """
+    """Make an outcome of untrusted fields; raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one."""
     if "reason" in told:
         return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
     return Extracted(**{field.name: int(told[field.name]) for field in dataclasses.fields(Extracted)})

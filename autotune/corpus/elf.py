@@ -53,10 +53,7 @@ _ADDRESS_MASK = 2**64 - 1
 
 
 def functions(path: Path) -> Iterator[str]:
-    """Yield the token text of each function, in the order of ``.eh_frame``.
-
-    Raise ``UnusableFileError`` if the file is not ELF, not linked x86-64 code, or has no table of functions.
-    """
+    """Yield each function's text; raise ``UnusableFileError`` unless it is an x86-64 program with an ``.eh_frame``."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise UnusableFileError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
     with path.open("rb") as file:

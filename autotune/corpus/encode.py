@@ -39,11 +39,10 @@ class LengthLimit:
 
     def applied(self, ids: Ids) -> list[Ids]:
         """Return the samples that one sample becomes."""
-        if self.max_tokens is None or len(ids) <= self.max_tokens:
+        if self.max_tokens is None:
             return [ids]
-        if self.long == "truncate":
-            return [ids[: self.max_tokens]]
-        return [ids[first : first + self.max_tokens] for first in range(0, len(ids), self.max_tokens)]
+        starts = range(0, len(ids), self.max_tokens)
+        return [ids[one : one + self.max_tokens] for one in (starts[:1] if self.long == "truncate" else starts)]
 
 
 def encode_piece(
@@ -79,8 +78,7 @@ def _encode(
         joined = np.concatenate(stored)
         ids_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
         lengths_file.write(lengths.tobytes())
-        bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
-        counts += np.bincount(bins, minlength=len(counts))
+        counts += np.bincount(np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1, minlength=len(counts))
         said["samples"] += len(stored)
         said["tokens"] += len(joined)
         said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
@@ -102,10 +100,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the range of pieces that make each shard: first, and one after the last. Pieces are not split.
-
-    ``sizes`` are samples and tokens of each piece; a piece that exceeds a shard's limits gets its own shard.
-    """
+    """Return the range of whole pieces of each shard (first, one after the last), by their samples and tokens."""
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
     for number, (more_samples, more_tokens) in enumerate(sizes):

@@ -164,10 +164,7 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
-    """Read slices together, and one by one if that fails; skip those after the last that was needed.
-
-    A request whose child was killed is sent again, as the files may be usable.
-    """
+    """Read slices together, again if the child was killed, or else one by one; skip those after the last needed one."""
     directory = Path(request["directory"])
     before = file_sizes(directory)
     told = {**request, "slices": [dataclasses.asdict(part) for part in slices]}

@@ -196,8 +196,7 @@ class _Preparation:
         if not self.request.keep_duplicates:
             buckets = buckets_for(sum(piece.samples for piece in self.pieces))
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
-            found = self._run(DISTINCT, find_duplicates, compared)
-            duplicates = sum(one["duplicates"] for one in found)
+            duplicates = sum(one["duplicates"] for one in self._run(DISTINCT, find_duplicates, compared))
         selection = Selection(
             buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
         )
@@ -221,7 +220,13 @@ class _Preparation:
                 token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize, unknown_tokens=said["unknown"],
             ),
         )  # fmt: skip
-        self._write_rejects(len(extracted))
+        with (self.workplace.dataset / disk.REJECTS_NAME).open("w") as file:
+            for reject in self.input.unreadable:
+                file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
+            for number in range(len(extracted)):
+                with self._rejects_of(number).open() as rejects:
+                    shutil.copyfileobj(rejects, file)
+        sync(self.workplace.dataset / disk.REJECTS_NAME)
         write_atomically(self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
         write_atomically(self.workplace.dataset / disk.MANIFEST_NAME, content)
@@ -270,8 +275,7 @@ class _Preparation:
             counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
             merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
-            merging = [{"merge": merge, **shared} for merge in range(merges)]
-            self._run(learning.MERGE, learning.merge_words, merging)
+            self._run(learning.MERGE, learning.merge_words, [{"merge": merge, **shared} for merge in range(merges)])
             work, arguments["merges"] = learning.learn_words, merges
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
@@ -291,23 +295,12 @@ class _Preparation:
             for number, edges in enumerate(shard_edges(sizes))
         ]  # fmt: skip
         stage = f"assemble-{split}"
-        receipts = self._run(stage, assemble_shard, arguments) if arguments else []
-        shards = [Shard(**receipt) for receipt in receipts]
+        shards = [Shard(**one) for one in (self._run(stage, assemble_shard, arguments) if arguments else [])]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
             gather(self.workplace, self.workplace.directory(stage, number), shard)
         counts = [sum(bin_counts) for bin_counts in zip(*(one[split]["histogram"] for one in encoded), strict=True)]
         return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
-
-    def _write_rejects(self, partitions: int) -> None:
-        path = self.workplace.dataset / disk.REJECTS_NAME
-        with path.open("w") as file:
-            for reject in self.input.unreadable:
-                file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
-            for number in range(partitions):
-                with self._rejects_of(number).open() as rejects:
-                    shutil.copyfileobj(rejects, file)
-        sync(path)
 
     def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]

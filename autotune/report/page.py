@@ -126,8 +126,7 @@ def together(made: Mapping[str, Made]) -> Made:
                 column.append(replace(block, small=True) if isinstance(block, doc.Chart) else block)
         if column:
             columns.append((doc.Paragraph(words=(doc.Strong(text=title),)), *column))
-    beside = (doc.Beside(groups=tuple(columns)),) if columns else ()
-    return (*beside, *map(_joined, tables.values()))
+    return (*((doc.Beside(groups=tuple(columns)),) if columns else ()), *map(_joined, tables.values()))
 
 
 def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
@@ -138,8 +137,7 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
         rows += [[title, *row] for title, table in tables for row in table.rows]
         return replace(first, headers=("model", *first.headers), rows=tuple(rows), align="l" + first.align)
     known = [{str(name): value for name, value in table.rows} for _, table in tables]
-    names = dict.fromkeys(name for one in known for name in one)
-    rows += [[name, *(one.get(name) for one in known)] for name in names]
+    rows += [[name, *(one.get(name) for one in known)] for name in dict.fromkeys(itertools.chain(*known))]
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
 
 

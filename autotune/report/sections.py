@@ -27,14 +27,14 @@ URGENT = SEVERITIES[:2]
 
 
 def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
-    """Return the first screen of a model: speedup, charts, settings, bottleneck, memory, cost, quality, next command.
-
-    ``unmeasured`` names the parts that were not measured.
-    """
+    """Return a model's first screen: speedup, charts, settings, bottleneck, memory, cost, quality, next command."""
     found = main_bottleneck(one, runs)
     charts = [_before_and_after(block) for block in baseline_section(one) if isinstance(block, doc.Chart)]
     charts += [step_chart([("", found)], small=True)] if found is not None else []
-    pairs = [*_answers(one, runs), ("Trials", (_trials(one, unmeasured),))]
+    outcomes = Counter(describe(done.outcome) for done in one.trials)
+    trials = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
+    trials += "." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
+    pairs = [*_answers(one, runs), ("Trials", (trials,))]
     beside = (doc.Beside(groups=tuple((chart,) for chart in charts)),) if charts else ()
     return (doc.Paragraph(words=_headline(one), large=True), *beside, doc.Pairs(pairs=tuple(pairs)))
 
@@ -171,12 +171,6 @@ def _cost(one: ReportedProfile, spent_s: float) -> str:
     after = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
     said = with_interval(after.scaled(1 / ranks), hours_like(found.rank_hours / ranks))
     return f"{spent}; pays for itself after {said} of training{every} (predicted)"
-
-
-def _trials(one: ReportedProfile, unmeasured: Sequence[str]) -> str:
-    outcomes = Counter(describe(done.outcome) for done in one.trials)
-    said = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
-    return f"{said}." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
 
 
 def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) -> doc.Chart:

@@ -114,7 +114,7 @@ class SearchState:
         one = self.tried.setdefault(cell, ConfigurationWindows())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
-        self._keep(other for other in self.cells if other != cell)
+        self.keep(other for other in self.cells if other != cell)
         if isinstance(outcome, OutOfMemory):
             self.rule_out(cell)
         elif one.crashed:
@@ -128,7 +128,7 @@ class SearchState:
         said = " and ".join(f"{name} {str(value).lower()}" for name, value in suspects.items())
         together = " together" if len(suspects) > 1 else ""
         self.left_out[said] = f"{said}{together}: {CRASHES} configurations failed, and none completed"
-        self._keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
+        self.keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
 
     def _only_crashes(self, name: str, value: object) -> bool:
         of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
@@ -138,9 +138,10 @@ class SearchState:
         """Exclude a configuration that does not fit, and its settings with larger micro-batches."""
         kind, rows = unfit.kind, unfit.micro_batch_size
         more = {cell for cell in self.cells if cell.micro_batch_size >= rows and cell.kind == kind}
-        self._keep(cell for cell in self.cells if cell not in more - {self.starting})
+        self.keep(cell for cell in self.cells if cell not in more - {self.starting})
 
-    def _keep(self, cells: Iterable[Configuration]) -> None:
+    def keep(self, cells: Iterable[Configuration]) -> None:
+        """Search only these configurations from now on."""
         self.cells = tuple(cells)
         self._believed = None
 
@@ -191,7 +192,3 @@ class SearchState:
         others = [cell for cell in cells if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT]
         others.sort(key=lambda cell: -float(gains[place[cell]]))
         return others if fastest == self.starting else [fastest, *others]
-
-    def add_cell(self, cell: Configuration) -> None:
-        """Add a configuration to the search."""
-        self._keep(dict.fromkeys((*self.cells, cell)))

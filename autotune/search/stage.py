@@ -55,10 +55,7 @@ def explore_settings(
 def _settle(
     bench: Session, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: ConfirmedChoice
 ) -> tuple[Profile, ConfirmedChoice]:
-    """Probe the settings to adopt, which verifies their memory; return the profile to write, and the adopted choice.
-
-    If only a smaller micro-batch leaves the headroom free, verify that this one is faster as well.
-    """
+    """Probe the settings to adopt; if only a smaller micro-batch leaves the headroom free, verify its speed as well."""
     if not explored.adopted:
         return stored.profile, explored
     chosen, train, ends_s = explored.candidate, stored.profile.train, search.runner.budget_ends_s
@@ -78,7 +75,7 @@ def _settle(
         if fewer == search.starting:
             why = f"only micro-batch size {most} leaves the headroom free, which is the starting configuration"
             return stored.profile, replace(explored, adopted=False, rejected=why)
-        search.known.add_cell(fewer)
+        search.known.keep(dict.fromkeys((*search.known.cells, fewer)))
         proven = confirm_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
@@ -141,15 +138,11 @@ def explore_request(
 def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
     """Return the values of each setting, the profile's first, and the reasons for those left out."""
     levels: dict[str, tuple[Any, ...]] = {
-        "precision": ("fp32", "bf16"),
-        "attention": ("auto", "sdpa"),
-        "activation_checkpointing": get_args(Checkpointing),
-        "compile": (False, True),
-        "compile_mode": get_args(CompileMode),
-        "float8": get_args(Float8),
-        "fused_cross_entropy": (False, True),
+        "precision": ("fp32", "bf16"), "attention": ("auto", "sdpa"),
+        "activation_checkpointing": get_args(Checkpointing), "compile": (False, True),
+        "compile_mode": get_args(CompileMode), "float8": get_args(Float8), "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
-    }
+    }  # fmt: skip
     left_out = []
 
     def leave_out(name: str, why: str, *values: object) -> None:

@@ -122,8 +122,7 @@ def _weigh(
     first = [one for one in large if concurrent.get(one.cause)]
     limit = next(iter([*first, *large]), None)
     if limit is None:
-        highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
-        decided = highest < MATTERS_SHARE
+        decided = all((one.share if one.high is None else one.high) < MATTERS_SHARE for one in losses)
     else:
         low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
         others = [] if first else [one.share for one in losses if one is not limit]

@@ -20,9 +20,9 @@ _OTHER_NODE = "another node (exclude this one in the SLURM site file)"
 
 def gradient_sync(now: TrainingContext) -> Advice | None:
     """Find a gradient synchronisation that is faster than the profile's at 98 % confidence."""
-    if now.train is None or now.network is None:
+    if now.train is None or now.evidence.network is None:
         return None
-    parallel, rows = now.train.parallel, now.network.gradient_syncs
+    parallel, rows = now.train.parallel, now.evidence.network.gradient_syncs
     faster = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
     best = max(faster, key=lambda row: row.ratio_to_default or 0.0, default=None)
     same = (*_KEYS, "gradient_dtype")
@@ -49,9 +49,7 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
 def network_bound(now: TrainingContext) -> Advice | None:
     """Find ranks that wait for gradients, for which network tuning may help."""
     waits = now.loss("network", MATTERS_SHARE)
-    if now.train is None or waits is None:
-        return None
-    if now.network is not None and now.run is None:
+    if now.train is None or waits is None or (now.evidence.network is not None and now.run is None):
         return None
     return Advice(
         claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
@@ -119,12 +117,12 @@ def slow_rank(now: TrainingContext) -> Advice | None:
     lost = now.loss("straggler", 0.02)
     if times < PERSISTENT_SHARE * len(rows) or ratio < 1.1 or lost is None:
         return None
-    slow = f"rank {rank}{on_host(now.run.header.hosts, rank)}"
+    slow, source = f"rank {rank}{on_host(now.run.header.hosts, rank)}", f"run {now.run.directory.name}"
     return Advice(
         claim=f"{slow} computes {ratio:.2f} times as long as the median rank and delays every step",
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(rows)),
-            figure("compute time relative to the median rank", ratio, "ratio", now.run_name, n=times),
+            figure("compute time relative to the median rank", ratio, "ratio", source, n=times),
         ),
         gain=without(lost),
         cost=f"{_OTHER_NODE}; first check its present node for heat, a power cap, or other jobs",
@@ -135,7 +133,7 @@ def slow_rank(now: TrainingContext) -> Advice | None:
 
 def _slow_matmuls(now: TrainingContext) -> Advice | None:
     """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
-    rates = now.network.matmul_flops_per_s if now.network is not None else []
+    rates = now.evidence.network.matmul_flops_per_s if now.evidence.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
         return None
@@ -195,5 +193,4 @@ def slow_link(now: TrainingContext) -> Advice | None:
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
-    rate = row.tokens_per_s or math.nan
-    return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)
+    return figure(f"{name}: {way}", row.tokens_per_s or math.nan, "tokens/s", "autotune network", n=row.steps)

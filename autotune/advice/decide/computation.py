@@ -3,7 +3,7 @@
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
-from autotune.base.model_work import LAYERS
+from autotune.base.model_work import LAYERS, of_model
 from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
@@ -99,7 +99,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     train = now.train
     if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_layers:
         return None
-    layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
+    layers = int(of_model(train, "num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
