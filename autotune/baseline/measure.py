@@ -51,13 +51,11 @@ class BaselineRunner:
     """State of a comparison."""
 
     training: TrainingWindows
-    """Training windows of the tuned configuration."""
     others: tuple[Recipe, ...]
     non_padding_shares: dict[RecipeName, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
     most_rounds: int
     memory_budget_bytes: int
-    """Memory budget of a rank, as the profile was probed."""
     micro_batches: int
     """Gradient accumulation steps in the check that a micro-batch fits, as the profile was probed."""
     manifest: Manifest

@@ -21,7 +21,6 @@ from autotune.base.process import end_with_parent
 # Generous: a program of 95 MiB takes under a minute, all others of a common distribution a few seconds.
 MAX_WALL_S = 300.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error codes of the kernel for a full disk or an exhausted quota."""
 _MAX_REASON_LENGTH = 200
 
 
@@ -45,7 +44,6 @@ class Extracted:
     piece: int
     """Number of the piece that the last sample went to."""
     rejected: int
-    """Number of samples that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +86,18 @@ def run_bounded(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        return unread or _reply(read_fd)
+        if unread:
+            return unread
+        try:
+            # The capacity of a pipe, so that the child does not block.
+            reply = json.loads(os.read(read_fd, 2**16))
+            if "reason" in reply:
+                return Unread(reason=printable(str(reply["reason"])))
+            if "errno" not in reply:
+                return [outcome_of(one) for one in reply["outcomes"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return Unread(reason="its reader did not reply")
+        raise OSError(reply["errno"], os.strerror(reply["errno"]))
     finally:
         os.close(read_fd)
         os.close(write_fd)
@@ -112,19 +121,6 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
     return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=end.si_status == signal.SIGKILL)
-
-
-def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
-    try:
-        # The capacity of a pipe, so that the child does not block.
-        reply = json.loads(os.read(read_fd, 2**16))
-        if "reason" in reply:
-            return Unread(reason=printable(str(reply["reason"])))
-        if "errno" not in reply:
-            return [outcome_of(one) for one in reply["outcomes"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return Unread(reason="its reader did not reply")
-    raise OSError(reply["errno"], os.strerror(reply["errno"]))
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:

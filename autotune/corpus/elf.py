@@ -82,21 +82,15 @@ def functions(path: Path) -> Iterator[str]:
 
 def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[tuple[int, bytes]]]:
     """Return the frame table, its address, and address and content of executable sections in the order of addresses."""
-    frames: bytes | None = None
-    frames_address = 0
-    sections: list[tuple[int, bytes]] = []
-    for section in elf.iter_sections():
-        if section["sh_type"] == "SHT_NOBITS":
-            continue
-        if section.name == ".eh_frame":
-            frames, frames_address = section.data(), section["sh_addr"]
-        elif section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and not section.name.startswith(".plt"):
-            sections.append((section["sh_addr"], section.data()))
-    if frames is None:
+    held = [section for section in elf.iter_sections() if section["sh_type"] != "SHT_NOBITS"]
+    frames = [section for section in held if section.name == ".eh_frame"]
+    code = [section for section in held if section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and section.name != ".eh_frame"]
+    sections = [(section["sh_addr"], section.data()) for section in code if not section.name.startswith(".plt")]
+    if not frames:
         raise UnusableFileError("no .eh_frame section with function bounds")
     if not sections:
         raise UnusableFileError("no executable section")
-    return frames, frames_address, sorted(sections, key=lambda code: code[0])
+    return frames[-1].data(), frames[-1]["sh_addr"], sorted(sections, key=lambda one: one[0])
 
 
 def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int, size_bytes: int) -> bytes:

@@ -64,7 +64,6 @@ class Workers:
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with a site."""
     scheduler: str | None = None
     site: Path | None = None
-    """Site file; workers are jobs of its SLURM cluster."""
 
 
 def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:

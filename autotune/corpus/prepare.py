@@ -103,24 +103,16 @@ def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | Non
     return named.hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDataset:
-    """A published dataset, and the first inputs that were left out."""
-
-    manifest: Manifest
-    first_rejects: tuple[Reject, ...]
-    other_files: int
-
-
 def prepare(
     request: Request, out: Path, stages: Stages, tell: Callable[[str], None], *, workers: Workers, strict: bool,
     overwrite: bool,
-) -> PreparedDataset:  # fmt: skip
+) -> tuple[Manifest, list[Reject], int]:  # fmt: skip
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
-    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Raise
-    ``BadInput`` if a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full,
-    ``MachineLacks`` if a library that reads the source is not installed.
+    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Returns the
+    manifest, the first inputs that were left out, and the number of files of other kinds. Raise ``BadInput`` if a
+    source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full, ``MachineLacks`` if
+    a library that reads the source is not installed.
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
     with stages("find files") as update:
@@ -156,11 +148,8 @@ def prepare(
                 check_place(out, overwrite=overwrite)
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return PreparedDataset(
-        manifest=manifest,
-        first_rejects=tuple(read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)),
-        other_files=sum(each.other_files for each in found.found),
-    )
+    first_rejects = read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)
+    return manifest, first_rejects, sum(each.other_files for each in found.found)
 
 
 def _strict(reject: Reject, count: int) -> BadInput:

@@ -31,7 +31,16 @@ def plan_text(plan: Plan) -> str:
         "\n".join(_wrapped(f"{name}: {inert(one.source)}", bullet="  ") for name, one in sources.items() if one),
     ]
     if plan.by_nodes:
-        parts.append(_by_nodes(plan))
+        table = table_of(
+            "", (one for one in plan.by_nodes if one.nodes < fleet.nodes),  # the table above shows all nodes
+            ("nodes", "r", lambda one: f"{one.nodes:,}"),
+            ("efficiency", "r", lambda one: format_share(one.efficiency)),
+            ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
+            ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
+            ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
+            ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
+        )  # fmt: skip
+        parts.append(console_text((table,)))
     if (memory := plan.memory) is not None:
         most, size = memory.max_micro_batch_size, f"micro-batch size {memory.micro_batch_size:,}"
         limit = f"largest with headroom: {most:,}" if most else "one sequence does not fit one GPU"
@@ -73,19 +82,6 @@ def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], mis
     if figure is None:
         return [name, None, "", missing]
     return [name, form(figure.value), bounds_with_confidence(figure, form) or "", figure.basis]
-
-
-def _by_nodes(plan: Plan) -> str:
-    table = table_of(
-        "", (one for one in plan.by_nodes if one.nodes < plan.fleet.nodes),  # the table above shows all nodes
-        ("nodes", "r", lambda one: f"{one.nodes:,}"),
-        ("efficiency", "r", lambda one: format_share(one.efficiency)),
-        ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
-        ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
-        ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
-        ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
-    )  # fmt: skip
-    return console_text((table,))
 
 
 def _duration(of: float, seconds: float) -> str:

@@ -105,8 +105,7 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
     """Return a run's loss as means of stretches of equally many logged steps."""
     size = max(1, -(-len(run.steps) // _STRETCHES))
     found = []
-    for first in range(0, len(run.steps), size):
-        some = run.steps[first : first + size]
+    for some in (run.steps[first : first + size] for first in range(0, len(run.steps), size)):
         low, high = some[0].step, some[-1].step
         finite = [step.loss for step in some if step.loss is not None]
         evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]

@@ -34,7 +34,6 @@ class ExploreRequest:
     non_padding_shares: Mapping[Layout, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by layout; None if each window counts its own."""
     most_trials: int = 60
-    """Largest number of configurations to try."""
     left_out: tuple[str, ...] = ()
     predict: Callable[[Configuration], Mapping[str, Any]] | None = None
     """Predictions of a ``kind``: its largest micro-batch that leaves the headroom free as ``max``, None if unknown; if
@@ -60,9 +59,8 @@ class ConfigurationWindows:
     """Measurements of one configuration."""
 
     full: list[tuple[float, float]] = field(default_factory=list)
-    """Non-padding tokens/s of full windows, and the logarithms of their ratios to the starting configuration."""
     short: list[tuple[float, float]] = field(default_factory=list)
-    """Non-padding tokens/s of short windows, and the logarithms of their ratios to the starting configuration."""
+    """Non-padding tokens/s of windows, and the logarithms of their ratios to the starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
     """True if one of its values may be the cause; out of memory and interference by other users do not count."""

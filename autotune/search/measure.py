@@ -94,8 +94,7 @@ class Exploration:
             return ""
         found = self.known.believed()
         gain = float(expected_improvement(found, self.known.best_mean(found)).max())
-        least = max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma)
-        if gain < least:
+        if gain < max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma):
             return f"the largest expected improvement, {math.expm1(gain):.1%}, is below the noise"
         return ""
 
@@ -221,7 +220,6 @@ class ConfirmedChoice:
     equal_loss: str | None
     adopted: bool
     rejected: str | None = None
-    """Reason for not adopting a faster candidate."""
     passed_over: Configuration | None = None
     """Faster configuration that was rejected for the reason in ``equal_loss``."""
 

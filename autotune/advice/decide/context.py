@@ -13,7 +13,7 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, of_model
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import command, probe_again
+from autotune.profiles.decide.follow_up import probe_again
 from autotune.profiles.values import Evidence, Profile
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersRow
@@ -41,7 +41,6 @@ class DataFacts:
     prepared: bool
     """True if it holds token ids; otherwise raw files would have to be read and tokenised in every epoch."""
     kinds: tuple[str, ...] = ()
-    """Kinds of raw files that this project reads: ``elf``, ``text``, ``jsonl``, ``parquet``."""
     raw_bytes: int | None = None
     token_bytes: int | None = None
     filesystem: str | None = None
@@ -115,8 +114,7 @@ class TrainingContext:
 
     def probe_command(self, **changes: object) -> str:
         """Return the probe command for the same settings except for these changes."""
-        if self.train is None:
-            return command("probe", model="MODEL", data=self.data_path)
+        assert self.train is not None
         batch = {"global_batch_tokens": self.global_batch_tokens}
         return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
 
@@ -248,9 +246,7 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
     gain = Gain.between(*(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends))
     if left is not None:  # the shares that are left are assumed
         return gain
-    if part.low is None:
-        return Gain(ratio=gain.ratio)
-    return replace(gain, confidence=SHOWN_CONFIDENCE)
+    return Gain(ratio=gain.ratio) if part.low is None else replace(gain, confidence=SHOWN_CONFIDENCE)
 
 
 def times(gain: Gain, factors: Range) -> Gain:

@@ -20,7 +20,6 @@ class AdviceRule:
     covers: tuple[str, ...]
     """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule covers."""
     looks_for: str
-    """One-line description of the problem that the rule looks for."""
     looks: Callable[[TrainingContext], Advice | None]
 
 
