@@ -14,17 +14,13 @@ if TYPE_CHECKING:
     from autotune.advice.values import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
+_PLACE_HELP = "Run, profile or raw data. Default: the newest run, else the only profile."
 
 
 def advise(
     *,
     place: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN|PROFILE|DATA",
-            help="Run, profile or raw data. Default: the newest run, else the only profile.",
-            autocompletion=profiles,
-        ),
+        Path | None, typer.Argument(metavar="RUN|PROFILE|DATA", help=_PLACE_HELP, autocompletion=profiles)
     ] = None,
     profile: Annotated[
         Path | None,

@@ -4,7 +4,6 @@ The child is forked and inherits all loaded modules, so the caller must be light
 """
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -12,7 +11,7 @@ import resource
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
     """Make an outcome of untrusted fields; raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one."""
     if "reason" in told:
         return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
-    return Extracted(**{field.name: int(told[field.name]) for field in dataclasses.fields(Extracted)})
+    return Extracted(**{field.name: int(told[field.name]) for field in fields(Extracted)})
 
 
 def printable(text: str) -> str:
@@ -146,9 +145,21 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(nothing, fd)
-        _limit(limits)
+        # Soft and hard limits, without exceeding those of this process. The sixth figure is data and stack, which the
+        # limit counts; reserved address space is harmless.
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        for which, value in (
+            (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
+            # Whole seconds, rounded up; the wall clock is the exact bound.
+            (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
+            (resource.RLIMIT_FSIZE, limits.output_bytes),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            _, hard = resource.getrlimit(which)
+            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (allowed, allowed))
         try:
-            reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
+            reply: dict[str, object] = {"outcomes": [asdict(one) for one in work()]}
         except MemoryError:
             reply = {"reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
@@ -164,19 +175,3 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
 def reason_of(error: Exception) -> str:
     """Return the message of an error, or its type if it has none."""
     return printable(str(error) or type(error).__name__)
-
-
-def _limit(limits: ChildLimits) -> None:
-    """Set soft and hard limits, without exceeding those of this process."""
-    # The sixth figure is data and stack, which the limit counts; reserved address space is harmless.
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    for which, value in (
-        (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
-        # Whole seconds, rounded up; the wall clock is the exact bound.
-        (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
-        (resource.RLIMIT_FSIZE, limits.output_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(which)
-        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (allowed, allowed))

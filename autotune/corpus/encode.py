@@ -126,21 +126,16 @@ def assemble_shard(
         ("offsets", "<u8", samples + 1, _offsets(sources, split)),
     ):
         receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
-        receipt[f"{kind}_sha256"] = _write_npy(directory / name, np.dtype(array), length, contents)
+        # A one-dimensional array of little-endian numbers after numpy's header.
+        header, hashed = io.BytesIO(), hashlib.sha256()
+        shape = {"descr": np.dtype(array).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        with (directory / name).open("xb", buffering=2**20) as file:
+            for content in itertools.chain([header.getvalue()], contents):
+                hashed.update(content)
+                file.write(content)
+        receipt[f"{kind}_sha256"] = hashed.hexdigest()
     return receipt
-
-
-def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:
-    """Write a one-dimensional array of little-endian numbers after numpy's header; return its SHA-256."""
-    header = io.BytesIO()
-    shape = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(header, shape)
-    hashed = hashlib.sha256()
-    with path.open("xb", buffering=2**20) as file:
-        for content in itertools.chain([header.getvalue()], contents):
-            hashed.update(content)
-            file.write(content)
-    return hashed.hexdigest()
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

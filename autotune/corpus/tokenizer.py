@@ -240,8 +240,15 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
     counts: Counter[str] = Counter()
     for number in range(pieces):
         for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
-            for word, count in _taken_up(run, shelves):
-                counts[word] += count
+            with run.open("rb") as file:
+                edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
+                file.seek(edges[shelves.start], 1)
+                size_bytes = edges[shelves.stop] - edges[shelves.start]
+                while size_bytes > 0:
+                    line = file.readline()
+                    size_bytes -= len(line)
+                    word, _, count = line.decode().rpartition("\t")
+                    counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {}
 
@@ -318,15 +325,3 @@ def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
         file.writelines(contents)
     entries.append(len(counts))
     counts.clear()
-
-
-def _taken_up(path: Path, shelves: range) -> Iterator[tuple[str, int]]:
-    with path.open("rb") as file:
-        edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
-        file.seek(edges[shelves.start], 1)
-        size_bytes = edges[shelves.stop] - edges[shelves.start]
-        while size_bytes > 0:
-            line = file.readline()
-            size_bytes -= len(line)
-            word, _, count = line.decode().rpartition("\t")
-            yield word, int(count)

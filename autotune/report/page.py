@@ -9,7 +9,6 @@ from autotune.advice.decide.rules import rank
 from autotune.advice.sections import figure_text, gain_text
 from autotune.advice.values import Advice
 from autotune.base import document as doc
-from autotune.base.document import plain, sentence
 from autotune.base.tables import Row
 from autotune.base.wording import listed, setting_text
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
@@ -70,7 +69,17 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     first = answers[0].blocks if len(answers) == 1 else (doc.Beside(groups=tuple((one,) for one in answers)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
     sections = (doc.Section(title="Result", key="answer", blocks=first), *parts.sections)
-    return doc.Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
+    leading, made = profiles[0].profile, profiles[0].profile.fingerprint
+    place = made.gpu_name or made.cpu_model or made.device
+    several = f"{made.gpu_count} x " if made.gpu_count > 1 else ""
+    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
+    measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
+    if pretended:
+        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
+        measured += "memory is that of torch's allocator."
+    made_on = f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
+    subtitle = f"{made_on}. tokens/s: non-padding tokens.{measured}"
+    return doc.Document(title=f"Tuning report: {names}", subtitle=subtitle, sections=sections)
 
 
 def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> _Parts:
@@ -141,19 +150,6 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
 
 
-def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
-    first = profiles[0].profile
-    place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
-    several = f"{first.fingerprint.gpu_count} x " if first.fingerprint.gpu_count > 1 else ""
-    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
-    measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
-    if pretended:
-        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
-        measured += "memory is that of torch's allocator."
-    made_on = f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc[:10]}"
-    return f"{made_on}. tokens/s: non-padding tokens.{measured}"
-
-
 def _recommendations(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Made:
     """Return advice with a gain or of an urgent severity, the largest gain first."""
     given = [(one.title, advice) for one in profiles for advice in one.advice]
@@ -173,8 +169,8 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
     pairs: dict[str, doc.Words] = {
         "Gain": (gain_text(advice.gain),) if advice.gain else (), "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
-        "Cost and risk": (sentence(advice.cost),), "Evidence": (sentence(evidence),) if evidence else (),
-        "What would change this": (sentence(advice.would_change),),
+        "Cost and risk": (doc.sentence(advice.cost),), "Evidence": (doc.sentence(evidence),) if evidence else (),
+        "What would change this": (doc.sentence(advice.would_change),),
         "Rule": (doc.Code(text=advice.rule), f", {'' if advice.safe else 'not '}written by --apply"),
     }  # fmt: skip
     return doc.Section(
@@ -194,7 +190,7 @@ def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[Reported
         "missing": [{"section": title, "what": one.what, "commands": one.commands} for title, one in lacking],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],
     }
-    facts: dict[str, Any] = to_jsonable_python(plain(said), inf_nan_mode="null")
+    facts: dict[str, Any] = to_jsonable_python(doc.plain(said), inf_nan_mode="null")
     return facts
 
 
@@ -254,4 +250,4 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
     if rate is None:
         return None
     more = {"value": rate.value, "known": rate.known, "ranks": rate.ranks, "source": rate.source}
-    return {**plain(rate.interval), **more}
+    return {**doc.plain(rate.interval), **more}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from autotune.advice.sections import CAUSE_NAMES
 from autotune.advice.values import SEVERITIES, Bottleneck
 from autotune.base import document as doc
-from autotune.base.document import table_of
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import bounds, confidence_words, count, hours, hours_like, number, plural, with_interval
@@ -187,7 +186,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
         description=" ".join(said),
         small=small,
         drawing=doc.Stacks(axis=doc.Axis(label="" if small else "share of a step", unit="share"), stacks=tuple(stacks)),
-        table=table_of(
+        table=doc.table_of(
             "Parts of a step", [(name, part) for name, found in named for part in found.parts],
             ("step of", "l", lambda one: one[0]),
             ("part", "l", lambda one: CAUSE_NAMES[one[1].cause]),
@@ -200,7 +199,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals; a missing one was not measured."""
-    return table_of(
+    return doc.table_of(
         "", zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),
         ("max micro-batch", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),

@@ -218,7 +218,7 @@ def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_p
     if overwrite:
         run(f"text:{lines}", out=tmp_path / "data", max_samples=5)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("autotune.corpus.prepare.publish", publish_and_end)
+        patch.setattr("autotune.corpus.workplace.publish", publish_and_end)
         run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
     before = content(tmp_path / "data")
     manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
