@@ -36,14 +36,12 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"gradient synchronisation is faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
         evidence=(_gradient_sync_figure(mine, "current"), _gradient_sync_figure(best, "fastest at 98 % confidence")),
-        gain=Gain.measured(ratio),
-        cost="none measured; gradient sums are rounded in another order",
+        gain=Gain.measured(ratio), cost="none measured; gradient sums are rounded in another order",
         changes=tuple(
             SettingChange(key=f"parallel.{key}", old=old, new=new) for key, old, new in settings if old != new
         ),
-        would_change="another network, or another number of nodes",
-        safe=best.strategy == parallel.strategy,
-    )
+        would_change="another network, or another number of nodes", safe=best.strategy == parallel.strategy,
+    )  # fmt: skip
 
 
 def network_bound(now: TrainingContext) -> Advice | None:
@@ -141,11 +139,9 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed and would delay every step",
         evidence=(figure("matmul speed relative to the median", share, "ratio", "autotune network", n=len(rates)),),
-        gain=Gain.between(1.0, 1 / share, 1 / share),
-        cost=_OTHER_NODE,
-        command="autotune doctor",
+        gain=Gain.between(1.0, 1 / share, 1 / share), cost=_OTHER_NODE, command="autotune doctor",
         would_change="a step that spends little of its time on compute",
-    )
+    )  # fmt: skip
 
 
 def uneven_ranks(now: TrainingContext) -> Advice | None:

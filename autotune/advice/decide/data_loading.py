@@ -95,12 +95,10 @@ def more_workers(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}",
-        evidence=(evidence,),
-        gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
-        cost="a few minutes on this machine; more workers take CPU cores and memory",
-        command=now.command("workers"),
+        evidence=(evidence,), gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
+        cost="a few minutes on this machine; more workers take CPU cores and memory", command=now.command("workers"),
         would_change="storage that is already at its limit: then copy the dataset to a local disk instead",
-    )
+    )  # fmt: skip
 
 
 def starved_rank(now: TrainingContext) -> Advice | None:
@@ -147,14 +145,12 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
-        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
-        evidence=(_ratio_figure(chosen),),
+        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}", evidence=(_ratio_figure(chosen),),
         gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
         cost="none measured; the evidence has the confidence bounds",
         changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
-        would_change="slower storage or CPU than on the measured machine",
-        safe=now.run is None,
-    )
+        would_change="slower storage or CPU than on the measured machine", safe=now.run is None,
+    )  # fmt: skip
 
 
 def undecided_workers(now: TrainingContext) -> Advice | None:

@@ -31,13 +31,11 @@ def thermal(now: TrainingContext) -> Advice | None:
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
-        severity="error",
-        claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
+        severity="error", claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
         evidence=(discarded, figure("time lost in these trials", lost_s, "s", "trial log")),
-        cost="another node, or better cooling of this one",
-        command="autotune doctor",
+        cost="another node, or better cooling of this one", command="autotune doctor",
         would_change="throttling by the power cap only, which is normal under full load",
-    )
+    )  # fmt: skip
 
 
 def other_gpu_users(now: TrainingContext) -> Advice | None:
@@ -46,12 +44,10 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
     if not shared:
         return None
     return Advice(
-        claim=f"another process used the GPU in {len(shared)} trials: {detail}",
-        evidence=(discarded,),
-        cost="an exclusive node; with SLURM, set --exclusive in the site file",
-        command="autotune doctor",
+        claim=f"another process used the GPU in {len(shared)} trials: {detail}", evidence=(discarded,),
+        cost="an exclusive node; with SLURM, set --exclusive in the site file", command="autotune doctor",
         would_change="nothing: measurements on a shared GPU are not valid",
-    )
+    )  # fmt: skip
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
@@ -154,20 +150,14 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
 def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
-            rule=TOO_LITTLE,
-            severity="info",
-            claim="the bottleneck is not known: too little was measured",
-            cost="minutes on this machine",
-            command=now.command("workers") if now.run is None else None,
+            rule=TOO_LITTLE, severity="info", claim="the bottleneck is not known: too little was measured",
+            cost="minutes on this machine", command=now.command("workers") if now.run is None else None,
             would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
-        )
+        )  # fmt: skip
     largest = now.bottleneck.parts[:1]
     return Advice(
-        rule=NOTHING,
-        severity="info",
-        claim="no change is expected to pay",
-        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
-        cost="none",
+        rule=NOTHING, severity="info", claim="no change is expected to pay",
+        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest), cost="none",
         command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset, or further measurements",
-    )
+    )  # fmt: skip
