@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.corpus.pieces import Selection
-from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.tokenizer import load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
@@ -53,36 +53,31 @@ def encode_piece(
     paths, *selected = selection.of(workplace, number)
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
-        with (directory / f"{name}.ids").open("wb") as ids, (directory / f"{name}.lengths").open("wb") as lengths:
-            receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
+        counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
+        said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
+        with (directory / f"{name}.ids").open("wb") as id_file, (directory / f"{name}.lengths").open("wb") as size_file:
+            for batch in _batches(paths.read_samples(wanted)):
+                stored: list[Ids] = []
+                for ids in tokenizer.encode(batch):
+                    if not len(ids):
+                        said["empty"] += 1
+                        continue
+                    samples = limit.applied(ids)
+                    said["split" if len(samples) > 1 else "truncated"] += len(samples) > 1 or len(samples[0]) < len(ids)
+                    stored += samples
+                if not stored:
+                    continue
+                lengths = np.array([len(ids) for ids in stored], dtype="<u4")
+                joined = np.concatenate(stored)
+                id_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
+                size_file.write(lengths.tobytes())
+                bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
+                counts += np.bincount(bins, minlength=len(counts))
+                said["samples"] += len(stored)
+                said["tokens"] += len(joined)
+                said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
+        receipt[name] = {**said, "histogram": counts.tolist()}
     return receipt
-
-
-def _encode(
-    texts: Iterator[str], tokenizer: DatasetTokenizer, limit: LengthLimit, ids_file: BinaryIO, lengths_file: BinaryIO
-) -> dict[str, Any]:
-    counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
-    said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
-    for batch in _batches(texts):
-        stored: list[Ids] = []
-        for ids in tokenizer.encode(batch):
-            if not len(ids):
-                said["empty"] += 1
-                continue
-            samples = limit.applied(ids)
-            said["split" if len(samples) > 1 else "truncated"] += len(samples) > 1 or len(samples[0]) < len(ids)
-            stored += samples
-        if not stored:
-            continue
-        lengths = np.array([len(ids) for ids in stored], dtype="<u4")
-        joined = np.concatenate(stored)
-        ids_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
-        lengths_file.write(lengths.tobytes())
-        counts += np.bincount(np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1, minlength=len(counts))
-        said["samples"] += len(stored)
-        said["tokens"] += len(joined)
-        said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
-    return {**said, "histogram": counts.tolist()}
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

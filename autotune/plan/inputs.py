@@ -75,7 +75,12 @@ class _Subject:
 
 def plan(asked: PlanRequest, update: Update) -> Plan:
     """Plan a training; raise ``AutotuneError`` if the GPU, the model, the dataset or the goal cannot be used."""
-    goal = asked.goal or _goal_of(asked.source)
+    if (goal := asked.goal) is None:
+        if not isinstance(asked.source, StoredProfile):
+            add = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
+            raise UsageError("the length of the training is missing", next_step=add)
+        steps = asked.source.profile.train.max_steps
+        goal = Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
     subject = _subject(asked)
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
@@ -135,14 +140,6 @@ def _with_rate(known: Plan, subject: _Subject, asked: PlanRequest, *, own_batch:
         known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
     )
     return replace(known, rank_tokens_per_s=rate, all_ranks=every)
-
-
-def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
-    if isinstance(source, StoredProfile):
-        steps = source.profile.train.max_steps
-        return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
-    next_step = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
-    raise UsageError("the length of the training is missing", next_step=next_step)
 
 
 def _subject(asked: PlanRequest) -> _Subject:

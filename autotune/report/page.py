@@ -98,7 +98,14 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
-    parts.add("Recommendations", "advice", {"": _recommendations(profiles, reported)})
+    # Advice with a gain or of an urgent severity, the largest gain first.
+    given = [(one.title, advice) for one in profiles for advice in one.advice]
+    given += [(run.name, advice) for run in reported for advice in run.advice]
+    several = len({name for name, _ in given}) > 1
+    given = [(name, one) for name, one in given if one.gain is not None or one.severity in URGENT]
+    given.sort(key=lambda one: rank(one[1]))
+    cards = (_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    parts.add("Recommendations", "advice", {"": tuple(cards)})
     evidence, parts.sections = parts.sections, []
     add("Trials", "trials", trials_section)
     parts.add("Machine", "machine", {"": machine(profiles)})
@@ -148,16 +155,6 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
     known = [{str(name): value for name, value in table.rows} for _, table in tables]
     rows += [[name, *(one.get(name) for one in known)] for name in dict.fromkeys(itertools.chain(*known))]
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
-
-
-def _recommendations(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Made:
-    """Return advice with a gain or of an urgent severity, the largest gain first."""
-    given = [(one.title, advice) for one in profiles for advice in one.advice]
-    given += [(run.name, advice) for run in reported for advice in run.advice]
-    several = len({name for name, _ in given}) > 1
-    given = [(name, one) for name, one in given if one.gain is not None or one.severity in URGENT]
-    given.sort(key=lambda one: rank(one[1]))
-    return tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
 
 
 def _card(about: str | None, advice: Advice, number: int) -> doc.Section:

@@ -28,7 +28,15 @@ URGENT = SEVERITIES[:2]
 def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
     """Return a model's first screen: speedup, charts, settings, bottleneck, memory, cost, quality, next command."""
     found = main_bottleneck(one, runs)
-    charts = [_before_and_after(block) for block in baseline_section(one) if isinstance(block, doc.Chart)]
+    charts = []
+    for chart in (block for block in baseline_section(one) if isinstance(block, doc.Chart)):
+        drawing = chart.drawing
+        if isinstance(drawing, doc.Bars):
+            names = {"paper": "paper baseline", "hf-trainer": "defaults"}
+            bars = tuple(replace(bar, label=names.get(bar.label, bar.label)) for bar in drawing.bars)
+            drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
+        title = "tokens/s before and after (95 % intervals)"
+        charts.append(replace(chart, title=title, drawing=drawing, small=True))
     charts += [step_chart([("", found)], small=True)] if found is not None else []
     outcomes = Counter(describe(done.outcome) for done in one.trials)
     trials = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
@@ -36,16 +44,6 @@ def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequen
     pairs = [*_answers(one, runs), ("Trials", (trials,))]
     beside = (doc.Beside(groups=tuple((chart,) for chart in charts)),) if charts else ()
     return (doc.Paragraph(words=_headline(one), large=True), *beside, doc.Pairs(pairs=tuple(pairs)))
-
-
-def _before_and_after(chart: doc.Chart) -> doc.Chart:
-    """Return the comparison with both baselines for the first screen."""
-    drawing = chart.drawing
-    if isinstance(drawing, doc.Bars):
-        names = {"paper": "paper baseline", "hf-trainer": "defaults"}
-        bars = tuple(replace(bar, label=names.get(bar.label, bar.label)) for bar in drawing.bars)
-        drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
-    return replace(chart, title="tokens/s before and after (95 % intervals)", drawing=drawing, small=True)
 
 
 def pull_request(one: ReportedProfile, runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:

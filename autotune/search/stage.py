@@ -15,10 +15,9 @@ from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import global_batch_size_of, split_global_batch, with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.search import measure
 from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
-from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of
+from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of, evidence
 from autotune.search.values import Configuration, ExploreEvidence
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
@@ -47,7 +46,7 @@ def explore_settings(
         search.run()
         explored = confirm(search)
     profile, explored = _settle(bench, stored, probe_request, search, explored)
-    found = measure.evidence(search, explored)
+    found = evidence(search, explored)
     write_atomically(stored.path, profile_to_toml(add_evidence(profile, "explore", found, runner)))
     return found
 

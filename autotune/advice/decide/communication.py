@@ -54,7 +54,7 @@ def network_bound(now: TrainingContext) -> Advice | None:
         evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
         cost="15 minutes on two nodes; 16-bit gradients change the recipe and are used only if the loss stays equal",
-        command=now.network_command,
+        command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
         would_change="a larger global batch, which needs fewer synchronisations but changes the recipe",
     )
 
@@ -182,7 +182,7 @@ def slow_link(now: TrainingContext) -> Advice | None:
         # A ring is as fast as its slowest link, so the wait shrinks at least in proportion to the transfer time.
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
-        command=now.network_command,
+        command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
         would_change="traffic of other jobs during the measurement: measure again before you exclude a node",
     )
 

@@ -107,11 +107,6 @@ class TrainingContext:
         """Return a command of this program for the profile."""
         return shlex.join(["autotune", *command.split(), self.profile_path, *words])
 
-    @property
-    def network_command(self) -> str:
-        """Command that tunes the network on the intended number of nodes."""
-        return self.command("network", *(("--slurm",) if self.nodes > 1 else ()))
-
     def probe_command(self, **changes: object) -> str:
         """Return the probe command for the same settings except for these changes."""
         assert self.train is not None
