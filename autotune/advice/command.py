@@ -14,17 +14,13 @@ if TYPE_CHECKING:
     from autotune.advice.values import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
+_PLACE_HELP = "Run, profile or raw data. Default: the newest run, else the only profile."
 
 
 def advise(
     *,
     place: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN|PROFILE|DATA",
-            help="Run, profile or raw data. Default: the newest run, else the only profile.",
-            autocompletion=profiles,
-        ),
+        Path | None, typer.Argument(metavar="RUN|PROFILE|DATA", help=_PLACE_HELP, autocompletion=profiles)
     ] = None,
     profile: Annotated[
         Path | None,
@@ -96,8 +92,7 @@ def _default_place() -> Path:
 
 def _profiles() -> list[Path]:
     """Return the profiles that tuning wrote, without backups and without those that advice wrote."""
-    made = (".previous", ".advised")
-    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
+    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith((".previous", ".advised")))
 
 
 def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:

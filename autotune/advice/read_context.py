@@ -1,5 +1,6 @@
 """Context of a training for advice, read from a profile with its trial log, a run, or a directory with data."""
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,8 +43,7 @@ def context_of(
     """
     if place.is_file():
         found = read_profile(place)
-        trials = read_trials(place, found.profile, reports)[0]
-        return context_of_profile(found, trials, host, data=data, nodes=nodes)
+        return context_of_profile(found, read_trials(place, found.profile, reports)[0], host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
         run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
@@ -59,25 +59,18 @@ def context_of(
     return TrainingContext(train=None, data=facts)
 
 
-def gains_to_predict(now: TrainingContext) -> dict[str, dict[str, object]]:
-    """Return the changes of a GPU step's settings whose gain a prediction can tell, by setting."""
-    train = now.train
-    if train is None or train.device != "cuda":
-        return {}
+def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContext:
+    """Return the context with predicted gains, if the constants of its GPU are known; this takes about a minute."""
+    train, gpu = now.train, now.gpu_name
+    rates = None if gpu is None else known_rates(gpu)
+    if train is None or train.device != "cuda" or rates is None:
+        return now
     better = {"compile": True, "precision": "bf16", "activation_checkpointing": "none", "attention_dropout": 0.0}
     present = {name: getattr(train, name) for name in better}
     present |= {"compile": train.compiled, "attention_dropout": now.attention_dropout}
-    return {name: {name: value} for name, value in better.items() if present[name] != value}
-
-
-def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContext:
-    """Return the context with predicted gains, if the constants of its GPU are known; this takes about a minute."""
-    changes, gpu = gains_to_predict(now), now.gpu_name
-    rates = None if gpu is None else known_rates(gpu)
-    if now.train is None or rates is None or not changes:
-        return now
+    changes = {name: {name: value} for name, value in better.items() if present[name] != value}
     vocab_size = VOCAB_SIZE if now.data is None else now.data.vocab_size or VOCAB_SIZE
-    return replace(now, predicted_gains=predicted_gains(now.train, vocab_size, rates, changes, update))
+    return replace(now, predicted_gains=predicted_gains(train, vocab_size, rates, changes, update)) if changes else now
 
 
 def read_measured_run(directory: Path) -> Run:
@@ -92,11 +85,21 @@ def context_of_profile(
     nodes: int | None = None,
 ) -> TrainingContext:  # fmt: skip
     """Return the facts after tuning, with predictions for the intended nodes."""
-    profile = stored.profile
+    profile, path = stored.profile, shlex.quote(str(stored.path))
+    evidence, network = profile.evidence, f"autotune network {path}"
+    several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
+    between = nodes is not None and nodes > 1 and not joins_nodes(evidence.network)
+    measurements = (
+        (evidence.probe is None, "largest micro-batch", probe_command(profile, str(stored.path))),
+        (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
+        (evidence.network is None and several_ranks, "gradient synchronisation", network),
+        (between, f"links between nodes, required to predict {nodes} nodes", f"{network} --slurm"),
+    )
     return TrainingContext(
         train=profile.train, profile=profile, profile_path=str(stored.path), intact=stored.intact,
         bottleneck=bottleneck_of_profile(profile), trials=tuple(trials), data=_data_of(stored, data, host),
-        spread=_spread(profile, nodes), missing=_missing(stored, nodes),
+        spread=_spread(profile, nodes),
+        missing=tuple((name, command) for is_missing, name, command in measurements if is_missing),
     )  # fmt: skip
 
 
@@ -151,7 +154,15 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
         return None
     disk = host.facts([directory]).disks[0]
     manifest = read_manifest(directory) if (directory / MANIFEST_NAME).is_file() else None
-    sizes = _raw_bytes(directory) if manifest is None else {}
+    sizes: dict[str, int] = {}
+    seen: set[Path] = set()  # each file counts once
+    # Specific kinds first: ``text`` accepts any readable text, JSON lines included.
+    for kind in ("elf", "parquet", "jsonl", "text") if manifest is None else ():
+        with contextlib.suppress(AutotuneError):  # no such files
+            files = find_files(SOURCES[kind], str(directory)).files
+            sizes[kind] = sum(file.size_bytes for file in files if file.path not in seen)
+            seen |= {file.path for file in files}
+    sizes = dict(sorted(((kind, size) for kind, size in sizes.items() if size), key=lambda one: -one[1]))
     return DataFacts(
         path=str(directory), prepared=manifest is not None,
         kinds=tuple(sizes if manifest is None else manifest.source.kinds),
@@ -159,24 +170,6 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
         token_bytes=None if manifest is None else manifest.source.token_bytes, filesystem=disk.filesystem_type,
         on_network=disk.is_network, vocab_size=None if manifest is None else manifest.vocab_size,
     )  # fmt: skip
-
-
-_SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
-"""Kinds of raw files, most specific first: ``text`` accepts any readable text, JSON lines included."""
-
-
-def _raw_bytes(directory: Path) -> dict[str, int]:
-    """Return the bytes of files that this project reads, by kind, the largest first; each file counts once."""
-    found: dict[str, int] = {}
-    seen: set[Path] = set()
-    for kind in _SPECIFIC_FIRST:
-        try:
-            files = find_files(SOURCES[kind], str(directory)).files
-        except AutotuneError:
-            continue  # no such files
-        found[kind] = sum(file.size_bytes for file in files if file.path not in seen)
-        seen |= {file.path for file in files}
-    return dict(sorted(((kind, size) for kind, size in found.items() if size), key=lambda one: -one[1]))
 
 
 def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
@@ -187,8 +180,7 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
         return None
 
     def predicted(counts: list[int], batch_tokens: int | None = None) -> Scaling:
-        known = known_of(profile, global_batch_tokens=batch_tokens)
-        return predict_scaling(profile.train.model.name, known, counts)
+        return predict_scaling(profile.train.model.name, known_of(profile, global_batch_tokens=batch_tokens), counts)
 
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
@@ -199,17 +191,3 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
         twice_the_batch_efficiency=predicted([meant], 2 * batch_tokens).rows[0].efficiency,
         source="; ".join(scaling.sources),
     )  # fmt: skip
-
-
-def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
-    evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
-    several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
-    network = f"autotune network {path}"
-    between = nodes is not None and nodes > 1 and not joins_nodes(evidence.network)
-    measurements = (
-        (evidence.probe is None, "largest micro-batch", probe_command(stored.profile, str(stored.path))),
-        (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
-        (evidence.network is None and several_ranks, "gradient synchronisation", network),
-        (between, f"links between nodes, required to predict {nodes} nodes", f"{network} --slurm"),
-    )
-    return tuple((name, command) for is_missing, name, command in measurements if is_missing)

@@ -1,6 +1,6 @@
 """Advice, the bottleneck of a step, and explanations of settings, as text."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.advice.decide.rules import AdviceRule
 from autotune.advice.values import Advice, Bottleneck, Cause, EvidenceFigure, Gain, SettingChange, Unit
@@ -25,8 +25,13 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
     """Format the bottleneck, then all recommendations in their order."""
     parts = [] if bottleneck is None else [_bottleneck_text(bottleneck)]
     for place, one in enumerate(advice, 1):
+        details = [] if one.gain is None else [f"gain: {gain_text(one.gain)}"]
+        details += [*(f"evidence: {figure_text(figure)}" for figure in one.evidence), f"cost: {one.cost}"]
+        details += [f"set: {change_text(change)}{', safe' if one.safe else ''}" for change in one.changes]
+        details += [] if one.command is None else [f"run: {one.command}"]
         lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
-        parts.append("\n".join([*lines, *(f"   {inert(line)}" for line in _details(one))]))
+        lines += [f"   {inert(line)}" for line in (*details, f"would change this: {one.would_change}")]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -50,17 +55,6 @@ def _bottleneck_text(found: Bottleneck) -> str:
     table = text_table(("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl")
     lines = [f"{bottleneck_sentence(found)}{mfu}", table]
     return "\n".join([*lines, *(f"not measured: {inert(one)}" for one in found.untold)])
-
-
-def _details(advice: Advice) -> Iterator[str]:
-    if advice.gain is not None:
-        yield f"gain: {gain_text(advice.gain)}"
-    yield from (f"evidence: {figure_text(figure)}" for figure in advice.evidence)
-    yield f"cost: {advice.cost}"
-    yield from (f"set: {change_text(change)}{', safe' if advice.safe else ''}" for change in advice.changes)
-    if advice.command is not None:
-        yield f"run: {advice.command}"
-    yield f"would change this: {advice.would_change}"
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:

@@ -1,7 +1,7 @@
 """Advice: a claim with its evidence, expected gain, cost, and the exact command."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 from autotune.base.interval import Interval
 
@@ -84,16 +84,13 @@ class EvidenceFigure(Interval):
     source: str
 
 
-class _Known(TypedDict, total=False):
-    n: int | None
-    known: Known
-
-
-def figure(name: str, value: float | Interval, unit: Unit, source: str, **more: Unpack[_Known]) -> EvidenceFigure:
+def figure(
+    name: str, value: float | Interval, unit: Unit, source: str, *, n: int | None = None, known: Known = "measured"
+) -> EvidenceFigure:
     """Return a figure of the evidence, with the bounds of its value if it has them."""
     one = value if isinstance(value, Interval) else Interval(value=float(value))
     bounds = {end.name: getattr(one, end.name) for end in fields(Interval)}
-    return EvidenceFigure(name=name, unit=unit, source=source, **bounds, **more)
+    return EvidenceFigure(name=name, unit=unit, source=source, **bounds, n=n, known=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

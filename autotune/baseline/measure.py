@@ -20,7 +20,7 @@ from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.memory.values import StepRequest
 from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
-from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemory, TrainingFigures, Trial, describe
+from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemory, TrainingFigures, describe
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset
@@ -35,10 +35,7 @@ SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
 ) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
-    """Return the recipes to compare with the tuned settings, and the share of non-padding tokens of every recipe.
-
-    ``most_workers`` limits the DataLoader workers of a rank, for the reason in ``limit``.
-    """
+    """Return the recipes to compare, with limits as of ``paper``, and the share of non-padding tokens of each."""
     rows = in_rows(tuned, dataset).global_batch_size
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
@@ -54,13 +51,11 @@ class BaselineRunner:
     """State of a comparison."""
 
     training: TrainingWindows
-    """Training windows of the tuned configuration."""
     others: tuple[Recipe, ...]
     non_padding_shares: dict[RecipeName, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
     most_rounds: int
     memory_budget_bytes: int
-    """Memory budget of a rank, as the profile was probed."""
     micro_batches: int
     """Gradient accumulation steps in the check that a micro-batch fits, as the profile was probed."""
     manifest: Manifest
@@ -80,10 +75,7 @@ class BaselineRunner:
         self.recipes = {one.name: one for one in (tuned, *self.others)}
 
     def run(self) -> BaselineEvidence:
-        """Find micro-batches that fit, then measure rounds until the speedups are precise or the budget is used up.
-
-        Raise ``Undecided`` if the tuned settings could not be measured.
-        """
+        """Measure recipes that fit until speedups are precise; raise ``Undecided`` if the tuned settings fail."""
         for one in self.others:
             self._fit(one.name)
         try:
@@ -116,10 +108,19 @@ class BaselineRunner:
 
     def _fit(self, name: RecipeName) -> None:
         """Halve a recipe's micro-batch until it fits the memory budget of the probe."""
+        ranks, timeout_s = self.training.limits.local_ranks, self.training.request.trial_timeout_s
         while True:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_size
-            trial = self._fit_trial(recipe.config)
+            # The trainer's step on full sequences under the memory budget, as in the probe.
+            sequences = rows * ranks * self.micro_batches
+            changes = {"global_batch_size": sequences, "global_batch_tokens": None, "global_batch_samples": None}
+            asked = StepRequest(
+                config=recipe.config.model_copy(update=changes), vocab_size=self.manifest.vocab_size,
+                special_ids=self.manifest.special_ids, memory_budget_bytes=self.memory_budget_bytes,
+                warmup_steps=FIT_STEPS[0], timed_steps=FIT_STEPS[1], local_ranks=ranks, documents_per_sequence=1.0,
+            )  # fmt: skip
+            trial = asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
             outcome = self.reading.run(trial, f"{name}: check that micro-batch {rows} fits")
             if isinstance(outcome, Measured):
                 return
@@ -132,19 +133,6 @@ class BaselineRunner:
             config = recipe.config.model_copy(update={"micro_batch_size": rows // 2})
             because = {**recipe.because, "micro_batch_size": f"{rows} does not fit {budget}"}
             self.recipes[name] = replace(recipe, config=config, because=because)
-
-    def _fit_trial(self, config: TrainConfig) -> Trial:
-        """Return the trial of the trainer's step on full sequences under the memory budget, as in the probe."""
-        ranks = self.training.limits.local_ranks
-        size = config.micro_batch_size * ranks * self.micro_batches
-        changes = {"global_batch_size": size, "global_batch_tokens": None, "global_batch_samples": None}
-        asked = StepRequest(
-            config=config.model_copy(update=changes), vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids, memory_budget_bytes=self.memory_budget_bytes,
-            warmup_steps=FIT_STEPS[0], timed_steps=FIT_STEPS[1], local_ranks=ranks, documents_per_sequence=1.0,
-        )  # fmt: skip
-        timeout_s = self.training.request.trial_timeout_s
-        return asked.trial(timeout_s=timeout_s, device_used_before_bytes=self.device_used_before_bytes)
 
     def _measure_round(self) -> None:
         number, names = len(self.rounds), self._remaining()

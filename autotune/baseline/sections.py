@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.document import table_of, told
 from autotune.base.render import console_text
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import count, interval_of, number, of_windows, plural, setting_text, window_bounds
@@ -41,7 +40,7 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
 def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
     speedups = (None if row.name == "tuned" else row.bounded_speedup for row in found.rows)
     rows = [(row, interval_of(row.tokens_per_s), ratio) for row, ratio in zip(found.rows, speedups, strict=True)]
-    table = table_of(
+    table = doc.table_of(
         "Data table", rows,
         ("settings", "l", lambda one: one[0].name),
         ("tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
@@ -73,7 +72,7 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
         for row in found.rows
         if row.name != "tuned"
     )
-    return (told(gains(found)), shown, doc.Paragraph(words=(how,)), doc.Bullets(items=differences))
+    return (doc.told(gains(found)), shown, doc.Paragraph(words=(how,)), doc.Bullets(items=differences))
 
 
 def _difference(one: SettingDifference) -> str:

@@ -19,7 +19,6 @@ Verdict = Literal[
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
 _ROUNDING = 1e-9
-"""Rounding error allowed in ratios and shares."""
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
 
 

@@ -15,11 +15,10 @@ _MOST_NAMES = 6
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
     """Format the verdict first, then changes, settings with their meaning, and every figure."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
-    speeds = "dataset" not in (found.a.kind, found.b.kind)
     parts = [
         "\n".join(f"{letter}: {inert(side.name)} ({side.kind})" for letter, side, _ in both),
         *([f"verdict: {gate.state}: {gate.words}"] if gate else []),
-        *([_headline(found.headline)] if speeds else []),
+        *([_headline(found.headline)] if "dataset" not in (found.a.kind, found.b.kind) else []),
     ]
     for title, changes in (
         ("model, data and machine", found.circumstances),

@@ -27,10 +27,9 @@ from trainer.record.run_record import RUN_FILE, Run
 _LOSS_SHARE = 0.5
 """Share of the steps that both runs took, the later part, in which their losses are compared."""
 _READ_FROM = {
-    "training": "windows with the tuned settings",
-    "windows": "windows of the worker sweep",
+    "training": "windows with the tuned settings", "windows": "windows of the worker sweep",
     "steps": "steps of the probe",
-}
+}  # fmt: skip
 _NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and there are no timings"
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
@@ -114,7 +113,8 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
         yield Measurement(metric=decide.LARGEST, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
-        of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
+        # Peaks of a pretended GPU are not compared with those of a real one.
+        of_peak = f"largest micro-batch{', allocator' * is_pretended(profile.fingerprint.driver)}"
         yield Measurement(metric=decide.PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, how in [*((point, "cached batches") for point in probe.curve), *sustained]:
@@ -251,11 +251,6 @@ def _many(count: object, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _by_allocator(driver: str | None) -> str:
-    """Return a suffix that keeps peaks of a pretended GPU from being compared with those of a real one."""
-    return ", allocator" if is_pretended(driver) else ""
-
-
 def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measurement]:
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
@@ -269,7 +264,8 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
         if rates:
             yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
-            yield Measurement(metric=decide.PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
+            of += ", allocator" * is_pretended(driver)
+            yield Measurement(metric=decide.PEAK_MEMORY, of=of, estimate=of_one(max(peaks)))
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := positive(one.padded_tokens_per_s for one in windows):

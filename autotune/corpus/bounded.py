@@ -4,7 +4,6 @@ The child is forked and inherits all loaded modules, so the caller must be light
 """
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -12,7 +11,7 @@ import resource
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from autotune.base.process import end_with_parent
 # Generous: a program of 95 MiB takes under a minute, all others of a common distribution a few seconds.
 MAX_WALL_S = 300.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error codes of the kernel for a full disk or an exhausted quota."""
 _MAX_REASON_LENGTH = 200
 
 
@@ -45,7 +43,6 @@ class Extracted:
     piece: int
     """Number of the piece that the last sample went to."""
     rejected: int
-    """Number of samples that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +78,25 @@ def run_bounded(
         try:
             unread = _wait(pid, limits, cancel_fd)
         finally:
-            _end(pid)
-        return unread or _reply(read_fd)
+            # Kill the child's process group, which holds only its processes, and reap it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            # Between fork and setsid the child has no group of its own yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if unread:
+            return unread
+        try:
+            # The capacity of a pipe, so that the child does not block.
+            reply = json.loads(os.read(read_fd, 2**16))
+            if "reason" in reply:
+                return Unread(reason=printable(str(reply["reason"])))
+            if "errno" not in reply:
+                return [outcome_of(one) for one in reply["outcomes"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return Unread(reason="its reader did not reply")
+        raise OSError(reply["errno"], os.strerror(reply["errno"]))
     finally:
         os.close(read_fd)
         os.close(write_fd)
@@ -92,8 +106,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
     exit_fd = os.pidfd_open(pid)
     try:
-        watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
-        ready, _, _ = select.select(watched, [], [], limits.wall_s)
+        ready, _, _ = select.select([exit_fd] if cancel_fd is None else [exit_fd, cancel_fd], [], [], limits.wall_s)
     finally:
         os.close(exit_fd)
     if ready == [cancel_fd]:
@@ -106,41 +119,14 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
         return Unread(reason=f"its reader exited with status {end.si_status}") if end.si_status else None
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
-    killed = end.si_status == signal.SIGKILL
-    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=killed)
-
-
-def _end(pid: int) -> None:
-    """Kill the child's process group, which holds only its processes, and reap it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    # Between fork and setsid the child has no group of its own yet.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
-    try:
-        # The capacity of a pipe, so that the child does not block.
-        reply = json.loads(os.read(read_fd, 2**16))
-        if "reason" in reply:
-            return Unread(reason=printable(str(reply["reason"])))
-        if "errno" not in reply:
-            return [outcome_of(one) for one in reply["outcomes"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return Unread(reason="its reader did not reply")
-    raise OSError(reply["errno"], os.strerror(reply["errno"]))
+    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=end.si_status == signal.SIGKILL)
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """Make an outcome from fields of an untrusted process.
-
-    Raise ``ValueError`` or ``KeyError`` or ``TypeError`` if the fields are not those of an outcome.
-    """
+    """Make an outcome of untrusted fields; raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one."""
     if "reason" in told:
         return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
-    return Extracted(**{field.name: int(told[field.name]) for field in dataclasses.fields(Extracted)})
+    return Extracted(**{field.name: int(told[field.name]) for field in fields(Extracted)})
 
 
 def printable(text: str) -> str:
@@ -159,9 +145,21 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(nothing, fd)
-        _limit(limits)
+        # Soft and hard limits, without exceeding those of this process. The sixth figure is data and stack, which the
+        # limit counts; reserved address space is harmless.
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        for which, value in (
+            (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
+            # Whole seconds, rounded up; the wall clock is the exact bound.
+            (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
+            (resource.RLIMIT_FSIZE, limits.output_bytes),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            _, hard = resource.getrlimit(which)
+            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (allowed, allowed))
         try:
-            reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
+            reply: dict[str, object] = {"outcomes": [asdict(one) for one in work()]}
         except MemoryError:
             reply = {"reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
@@ -177,19 +175,3 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
 def reason_of(error: Exception) -> str:
     """Return the message of an error, or its type if it has none."""
     return printable(str(error) or type(error).__name__)
-
-
-def _limit(limits: ChildLimits) -> None:
-    """Set soft and hard limits, without exceeding those of this process."""
-    # The sixth figure is data and stack, which the limit counts; reserved address space is harmless.
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    for which, value in (
-        (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
-        # Whole seconds, rounded up; the wall clock is the exact bound.
-        (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
-        (resource.RLIMIT_FSIZE, limits.output_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(which)
-        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (allowed, allowed))

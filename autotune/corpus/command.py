@@ -198,17 +198,16 @@ def prepare(
     )  # fmt: skip
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
-    prepared = prepare_dataset(
+    manifest, first_rejects, other_files = prepare_dataset(
         request, out, progress, tell=lambda line: print(f"info: {line}", file=sys.stderr),
         workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers), strict=strict, overwrite=overwrite,
     )  # fmt: skip
     seconds = time.monotonic() - started_s
-    for reject in prepared.first_rejects:
+    for reject in first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         print(f"skipped {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}", file=sys.stderr)
-    manifest, source = prepared.manifest, prepared.manifest.source
-    more = source.rejected - len(prepared.first_rejects)
-    if more > 0:
+    source = manifest.source
+    if (more := source.rejected - len(first_rejects)) > 0:
         print(f"skipped {format_count(more)} more (listed in {out / 'rejects.jsonl'})", file=sys.stderr)
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
@@ -225,7 +224,7 @@ def prepare(
         answer = counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, **plain(source),
             "reduction": 1 - source.token_bytes / source.raw_bytes, "mask_bytes_not_stored": tokens,
-            "padded_with_masks_bytes": padded, "other_files": prepared.other_files, "rejects": out / "rejects.jsonl",
+            "padded_with_masks_bytes": padded, "other_files": other_files, "rejects": out / "rejects.jsonl",
             "seconds": round(seconds, 3),
         }  # fmt: skip
         print(answer_json(answer))
@@ -239,7 +238,7 @@ def prepare(
         "duplicates dropped": format_count(source.duplicate_samples),
         "unknown tokens": f"{format_share(unknown)} of all tokens",
         "skipped": f"{format_count(source.rejected)} unusable samples (rejects.jsonl), "
-        f"{format_count(prepared.other_files)} files of other kinds",
+        f"{format_count(other_files)} files of other kinds",
         "took": format_seconds(seconds),
     }
     print(facts_text(facts, "tokens per sample", manifest))

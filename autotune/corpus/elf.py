@@ -53,10 +53,7 @@ _ADDRESS_MASK = 2**64 - 1
 
 
 def functions(path: Path) -> Iterator[str]:
-    """Yield the token text of each function, in the order of ``.eh_frame``.
-
-    Raise ``UnusableFileError`` if the file is not ELF, not linked x86-64 code, or has no table of functions.
-    """
+    """Yield each function's text; raise ``UnusableFileError`` unless it is an x86-64 program with an ``.eh_frame``."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise UnusableFileError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
     with path.open("rb") as file:
@@ -66,40 +63,30 @@ def functions(path: Path) -> Iterator[str]:
                 raise UnusableFileError(f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}")
             if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
                 raise UnusableFileError(f"not a linked program but {elf['e_type']}")
-            frames, frames_address, sections = _read_sections(elf)
+            held = [section for section in elf.iter_sections() if section["sh_type"] != "SHT_NOBITS"]
+            frames = [section for section in held if section.name == ".eh_frame"]
+            code = [one for one in held if one["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and one.name != ".eh_frame"]
+            code = [one for one in code if not one.name.startswith(".plt")]
+            if not frames:
+                raise UnusableFileError("no .eh_frame section with function bounds")
+            if not code:
+                raise UnusableFileError("no executable section")
+            table, table_address = frames[-1].data(), frames[-1]["sh_addr"]
+            sections = sorted(((one["sh_addr"], one.data()) for one in code), key=lambda section: section[0])
         except (ELFError, AssertionError) as error:
             # pyelftools asserts its assumptions about a file.
             raise UnusableFileError(f"corrupt ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
     starts = [address for address, _ in sections]
-    for address, size_bytes in function_ranges(frames, frames_address):
-        code = _code_at(sections, starts, address, size_bytes)
+    for address, size_bytes in function_ranges(table, table_address):
+        content = _code_at(sections, starts, address, size_bytes)
         parts: list[str] = []
         decoded_bytes = 0
-        for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(code, address):
+        for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(content, address):
             parts.append(instruction_text(mnemonic, operands))
             decoded_bytes += instruction_bytes
-        if decoded_bytes == len(code) and len(parts) >= MIN_INSTRUCTIONS:
+        if decoded_bytes == len(content) and len(parts) >= MIN_INSTRUCTIONS:
             yield " ".join(parts)
-
-
-def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[tuple[int, bytes]]]:
-    """Return the frame table, its address, and address and content of executable sections in the order of addresses."""
-    frames: bytes | None = None
-    frames_address = 0
-    sections: list[tuple[int, bytes]] = []
-    for section in elf.iter_sections():
-        if section["sh_type"] == "SHT_NOBITS":
-            continue
-        if section.name == ".eh_frame":
-            frames, frames_address = section.data(), section["sh_addr"]
-        elif section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and not section.name.startswith(".plt"):
-            sections.append((section["sh_addr"], section.data()))
-    if frames is None:
-        raise UnusableFileError("no .eh_frame section with function bounds")
-    if not sections:
-        raise UnusableFileError("no executable section")
-    return frames, frames_address, sorted(sections, key=lambda code: code[0])
 
 
 def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int, size_bytes: int) -> bytes:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.corpus.pieces import Selection
-from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.tokenizer import load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
@@ -39,11 +39,10 @@ class LengthLimit:
 
     def applied(self, ids: Ids) -> list[Ids]:
         """Return the samples that one sample becomes."""
-        if self.max_tokens is None or len(ids) <= self.max_tokens:
+        if self.max_tokens is None:
             return [ids]
-        if self.long == "truncate":
-            return [ids[: self.max_tokens]]
-        return [ids[first : first + self.max_tokens] for first in range(0, len(ids), self.max_tokens)]
+        starts = range(0, len(ids), self.max_tokens)
+        return [ids[one : one + self.max_tokens] for one in (starts[:1] if self.long == "truncate" else starts)]
 
 
 def encode_piece(
@@ -54,37 +53,31 @@ def encode_piece(
     paths, *selected = selection.of(workplace, number)
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
-        with (directory / f"{name}.ids").open("wb") as ids, (directory / f"{name}.lengths").open("wb") as lengths:
-            receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
+        counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
+        said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
+        with (directory / f"{name}.ids").open("wb") as id_file, (directory / f"{name}.lengths").open("wb") as size_file:
+            for batch in _batches(paths.read_samples(wanted)):
+                stored: list[Ids] = []
+                for ids in tokenizer.encode(batch):
+                    if not len(ids):
+                        said["empty"] += 1
+                        continue
+                    samples = limit.applied(ids)
+                    said["split" if len(samples) > 1 else "truncated"] += len(samples) > 1 or len(samples[0]) < len(ids)
+                    stored += samples
+                if not stored:
+                    continue
+                lengths = np.array([len(ids) for ids in stored], dtype="<u4")
+                joined = np.concatenate(stored)
+                id_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
+                size_file.write(lengths.tobytes())
+                bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
+                counts += np.bincount(bins, minlength=len(counts))
+                said["samples"] += len(stored)
+                said["tokens"] += len(joined)
+                said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
+        receipt[name] = {**said, "histogram": counts.tolist()}
     return receipt
-
-
-def _encode(
-    texts: Iterator[str], tokenizer: DatasetTokenizer, limit: LengthLimit, ids_file: BinaryIO, lengths_file: BinaryIO
-) -> dict[str, Any]:
-    counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
-    said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
-    for batch in _batches(texts):
-        stored: list[Ids] = []
-        for ids in tokenizer.encode(batch):
-            if not len(ids):
-                said["empty"] += 1
-                continue
-            samples = limit.applied(ids)
-            said["split" if len(samples) > 1 else "truncated"] += len(samples) > 1 or len(samples[0]) < len(ids)
-            stored += samples
-        if not stored:
-            continue
-        lengths = np.array([len(ids) for ids in stored], dtype="<u4")
-        joined = np.concatenate(stored)
-        ids_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
-        lengths_file.write(lengths.tobytes())
-        bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
-        counts += np.bincount(bins, minlength=len(counts))
-        said["samples"] += len(stored)
-        said["tokens"] += len(joined)
-        said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
-    return {**said, "histogram": counts.tolist()}
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -102,10 +95,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the range of pieces that make each shard: first, and one after the last. Pieces are not split.
-
-    ``sizes`` are samples and tokens of each piece; a piece that exceeds a shard's limits gets its own shard.
-    """
+    """Return the range of whole pieces of each shard (first, one after the last), by their samples and tokens."""
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
     for number, (more_samples, more_tokens) in enumerate(sizes):
@@ -131,21 +121,16 @@ def assemble_shard(
         ("offsets", "<u8", samples + 1, _offsets(sources, split)),
     ):
         receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
-        receipt[f"{kind}_sha256"] = _write_npy(directory / name, np.dtype(array), length, contents)
+        # A one-dimensional array of little-endian numbers after numpy's header.
+        header, hashed = io.BytesIO(), hashlib.sha256()
+        shape = {"descr": np.dtype(array).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        with (directory / name).open("xb", buffering=2**20) as file:
+            for content in itertools.chain([header.getvalue()], contents):
+                hashed.update(content)
+                file.write(content)
+        receipt[f"{kind}_sha256"] = hashed.hexdigest()
     return receipt
-
-
-def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:
-    """Write a one-dimensional array of little-endian numbers after numpy's header; return its SHA-256."""
-    header = io.BytesIO()
-    shape = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(header, shape)
-    hashed = hashlib.sha256()
-    with path.open("xb", buffering=2**20) as file:
-        for content in itertools.chain([header.getvalue()], contents):
-            hashed.update(content)
-            file.write(content)
-    return hashed.hexdigest()
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

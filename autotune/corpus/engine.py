@@ -64,7 +64,6 @@ class Workers:
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with a site."""
     scheduler: str | None = None
     site: Path | None = None
-    """Site file; workers are jobs of its SLURM cluster."""
 
 
 def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
@@ -97,6 +96,7 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
 
 def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
     from distributed import as_completed
+    from distributed.scheduler import KilledWorker
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
         running: dict[Any, Task] = {}
@@ -105,7 +105,14 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
         completed = as_completed(list(running))
         for future in completed:
             task = running.pop(future)
-            on_done(task, _result(future, task))
+            try:
+                receipt: Receipt | Callable[[], Exception] = future.result()
+            except KilledWorker as error:
+                what = f"workers were killed repeatedly in task {task.stage}/{task.number}"
+                raise InternalError(what, next_step=_RESUME_WITH_FEWER) from error
+            if callable(receipt):
+                raise receipt()
+            on_done(task, receipt)
             for following in islice(futures, 1):
                 running.update([following])
                 completed.add(following[0])
@@ -121,19 +128,6 @@ def _perform_there(workplace: Workplace, task: Task) -> Receipt | Callable[[], E
         return functools.partial(type(error), error.message, next_step=error.next_step)
     except OSError as error:
         return functools.partial(OSError, error.errno, error.strerror, str(error.filename or workplace.path))
-
-
-def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed.Future
-    from distributed.scheduler import KilledWorker
-
-    try:
-        receipt: Receipt | Callable[[], Exception] = future.result()
-    except KilledWorker as error:
-        what = f"workers were killed repeatedly in task {task.stage}/{task.number}"
-        raise InternalError(what, next_step=_RESUME_WITH_FEWER) from error
-    if callable(receipt):
-        raise receipt()
-    return receipt
 
 
 @contextlib.contextmanager
@@ -215,8 +209,7 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
         what = "--slurm-workers requires dask-jobqueue"
         raise MachineLacks(what, next_step=install_step("dask-jobqueue"), docs="missing-extra")
     if shutil.which("sbatch") is None:
-        next_step = "Run this on a login node of the cluster."
-        raise MachineLacks("cannot submit jobs: sbatch not found", next_step=next_step)
+        raise MachineLacks("cannot submit jobs: sbatch not found", next_step="Run this on a login node of the cluster.")
     with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:

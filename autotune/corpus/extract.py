@@ -7,7 +7,6 @@ not finish; or ``{"errno"}`` if the disk is full. When standard input closes, it
 """
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -16,6 +15,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -59,7 +59,7 @@ def extract_partition(
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()
-    told = {"kind": partition.kind, "options": dataclasses.asdict(options), "directory": str(directory), "most": most}
+    told = {"kind": partition.kind, "options": asdict(options), "directory": str(directory), "most": most}
     with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, told | {"piece": piece}, slices):
@@ -164,13 +164,10 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
 
 def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
-    """Read slices together, and one by one if that fails; skip those after the last that was needed.
-
-    A request whose child was killed is sent again, as the files may be usable.
-    """
+    """Read slices together, again if the child was killed, or else one by one; skip those after the last needed one."""
     directory = Path(request["directory"])
     before = file_sizes(directory)
-    told = {**request, "slices": [dataclasses.asdict(part) for part in slices]}
+    told = {**request, "slices": [asdict(part) for part in slices]}
     outcome = process.extract(told)
     if isinstance(outcome, Unread):
         take_back(directory, before)
@@ -207,10 +204,7 @@ def main() -> None:
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        if isinstance(outcome, Unread):
-            _answer(dataclasses.asdict(outcome))
-        else:
-            _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
+        _answer(asdict(outcome) if isinstance(outcome, Unread) else {"outcomes": [asdict(one) for one in outcome]})
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
@@ -288,7 +282,7 @@ def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[b
 
 
 def _list(rejects: TextIO, reject: Reject) -> None:
-    rejects.write(json.dumps(dataclasses.asdict(reject)) + "\n")
+    rejects.write(json.dumps(asdict(reject)) + "\n")
 
 
 def _requests() -> Iterator[bytes]:

@@ -176,19 +176,16 @@ class FirstDistinct:
         self._waiting[partition] = receipt
         while not self.reached and self.partitions in self._waiting:
             for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
-                self._take(piece)
+                if self.reached:
+                    break
+                taken = 0
+                for name in piece.paths(self._workplace).read_index()["digest"]:
+                    self._seen.add(name.tobytes())
+                    taken += 1
+                    if self.reached:
+                        break
+                self.pieces.append(replace(piece, samples=taken))
             self.partitions += 1
-
-    def _take(self, piece: Piece) -> None:
-        if self.reached:
-            return
-        taken = 0
-        for name in piece.paths(self._workplace).read_index()["digest"]:
-            self._seen.add(name.tobytes())
-            taken += 1
-            if self.reached:
-                break
-        self.pieces.append(replace(piece, samples=taken))
 
 
 def buckets_for(samples: int) -> int:
@@ -203,8 +200,13 @@ def power_of_two(least: float) -> int:
 
 def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, buckets: int) -> Receipt:
     """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
-    pieces = read_pieces(workplace)
-    parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
+    pieces, parts, step = read_pieces(workplace), list[Index](), MAX_BUCKETS // buckets
+    for piece in pieces:
+        paths = piece.paths(workplace)
+        prefixes = np.fromfile(paths.file("prefix"), dtype="<u4")
+        first, end = int(prefixes[bucket * step]), int(prefixes[(bucket + 1) * step])
+        part = _numbers(paths.file("sorted"), _SORTED, first, end - first)
+        parts.append(part[part["number"] < piece.samples])
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     records = np.concatenate([*parts, np.empty(0, dtype=_SORTED)])
     order = np.lexsort((records["number"], owner, records["low"], records["high"]))
@@ -218,15 +220,6 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
     (directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
     (directory / "pieces").write_bytes(edges.tobytes())
     return {"duplicates": len(dropped)}
-
-
-def _bucket_of(piece: Piece, workplace: Workplace, bucket: int, buckets: int) -> Index:
-    paths = piece.paths(workplace)
-    edges = np.fromfile(paths.file("prefix"), dtype="<u4")
-    step = MAX_BUCKETS // buckets
-    first, end = int(edges[bucket * step]), int(edges[(bucket + 1) * step])
-    records: Index = _numbers(paths.file("sorted"), _SORTED, first, end - first)
-    return records[records["number"] < piece.samples]
 
 
 def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
@@ -245,10 +238,7 @@ class Selection:
     seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:
-        """Return a piece, by its number in reading order, and masks of its training and validation samples.
-
-        Both are of shape (samples,); samples beyond the piece's limit are in neither.
-        """
+        """Return a piece by its number, and masks (samples,) of its training and validation samples up to its limit."""
         piece = read_pieces(workplace)[number]
         paths = piece.paths(workplace)
         index = paths.read_index()

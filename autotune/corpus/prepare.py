@@ -5,48 +5,27 @@ and an interrupted run resumes. Partitions have a fixed order and of equal sampl
 give the same bytes.
 """
 
-import dataclasses
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from autotune.corpus import pieces as parts
 from autotune.corpus import tokenizer as learning
+from autotune.corpus import workplace as places
 from autotune.corpus.encode import ENCODE, SPLITS, LengthLimit, assemble_shard, encode_piece, gather, shard_edges
-from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
+from autotune.corpus.engine import AHEAD, Engine, OnDone, Task, Work, Workers, open_engine
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
-from autotune.corpus.pieces import (
-    DISTINCT,
-    EXTRACT,
-    FirstDistinct,
-    Piece,
-    Selection,
-    buckets_for,
-    find_duplicates,
-    pieces_of,
-    write_pieces,
-)
 from autotune.corpus.sources import SOURCES, Found, Input, find_input
 from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.corpus.workplace import (
-    Receipt,
-    StageMeter,
-    Workplace,
-    check_place,
-    open_workplace,
-    other_workplaces,
-    publish,
-    workplace_path,
-    writing,
-)
 from autotune.errors import BadInput
 from trainer.config.tables import canonical_json, read_json
 from trainer.data import dataset as disk
@@ -90,7 +69,7 @@ class Request:
 
 def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:
     """Return a hash of everything that determines the result; a run resumes only work of the same key."""
-    settings = dataclasses.asdict(request) | {
+    settings = asdict(request) | {
         "format": _FORMAT_VERSION,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer else str(request.tokenizer),
         "sources": [spec.partition(":")[0] for spec in request.sources],
@@ -103,32 +82,24 @@ def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | Non
     return named.hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDataset:
-    """A published dataset, and the first inputs that were left out."""
-
-    manifest: Manifest
-    first_rejects: tuple[Reject, ...]
-    other_files: int
-
-
 def prepare(
     request: Request, out: Path, stages: Stages, tell: Callable[[str], None], *, workers: Workers, strict: bool,
     overwrite: bool,
-) -> PreparedDataset:  # fmt: skip
+) -> tuple[Manifest, list[Reject], int]:  # fmt: skip
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
-    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Raise
-    ``BadInput`` if a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full,
-    ``MachineLacks`` if a library that reads the source is not installed.
+    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Returns the
+    manifest, the first inputs that were left out, and the number of files of other kinds. Raise ``BadInput`` if a
+    source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full, ``MachineLacks`` if
+    a library that reads the source is not installed.
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
     with stages("find files") as update:
         found = find_input(request.sources, request.options, update)
     shown, out = out, out.resolve()
     key = request_key(request, found.found, given.content if given else None)
-    unfinished, note = workplace_path(out, key), {"request": key}
-    with writing(out):
+    unfinished, note = places.workplace_path(out, key), {"request": key}
+    with places.writing(out):
         made = (out / disk.PREPARED_NAME).is_file() and read_json(out / disk.PREPARED_NAME) == note
         if made and (unfinished.exists() or not overwrite):
             # Interrupted between its last two steps, or requested twice.
@@ -138,10 +109,10 @@ def prepare(
             tell(f"{shown} already contains this dataset")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
-            check_place(out, overwrite=overwrite)
-            for path, size_bytes in other_workplaces(out, key):
+            places.check_place(out, overwrite=overwrite)
+            for path, size_bytes in places.other_workplaces(out, key):
                 tell(f"{path} is left from a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
-            with open_workplace(out, key) as workplace:
+            with places.open_workplace(out, key) as workplace:
                 try:
                     with open_engine(workplace, workers, len(found.partitions)) as engine:
                         run = _Preparation(
@@ -153,14 +124,11 @@ def prepare(
                     raise
                 write_atomically(workplace.dataset / disk.PREPARED_NAME, json.dumps(note).encode() + b"\n")
                 # Checked again, as the directory may have changed meanwhile.
-                check_place(out, overwrite=overwrite)
-                publish(workplace.dataset, out)
+                places.check_place(out, overwrite=overwrite)
+                places.publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return PreparedDataset(
-        manifest=manifest,
-        first_rejects=tuple(read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)),
-        other_files=sum(each.other_files for each in found.found),
-    )
+    first_rejects = read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)
+    return manifest, first_rejects, sum(each.other_files for each in found.found)
 
 
 def _strict(reject: Reject, count: int) -> BadInput:
@@ -183,22 +151,21 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
 class _Preparation:
     request: Request
     input: Input
-    workplace: Workplace
+    workplace: places.Workplace
     engine: Engine
     stages: Stages
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[parts.Piece] = field(default_factory=list)
 
     def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
         """Run all stages, and return the manifest; the dataset's files are then in the work directory."""
         extracted = self._extract(strict=strict)
-        write_pieces(self.workplace, self.pieces)
+        parts.write_pieces(self.workplace, self.pieces)
         buckets, duplicates = 0, 0
         if not self.request.keep_duplicates:
-            buckets = buckets_for(sum(piece.samples for piece in self.pieces))
+            buckets = parts.buckets_for(sum(piece.samples for piece in self.pieces))
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
-            found = self._run(DISTINCT, find_duplicates, compared)
-            duplicates = sum(one["duplicates"] for one in found)
-        selection = Selection(
+            duplicates = sum(one["duplicates"] for one in self._run(parts.DISTINCT, parts.find_duplicates, compared))
+        selection = parts.Selection(
             buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
         )
         tokenizer = given or self._learn(selection)
@@ -221,34 +188,40 @@ class _Preparation:
                 token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize, unknown_tokens=said["unknown"],
             ),
         )  # fmt: skip
-        self._write_rejects(len(extracted))
+        with (self.workplace.dataset / disk.REJECTS_NAME).open("w") as file:
+            for reject in self.input.unreadable:
+                file.write(json.dumps(asdict(reject)) + "\n")
+            for number in range(len(extracted)):
+                with self._rejects_of(number).open() as rejects:
+                    shutil.copyfileobj(rejects, file)
+        sync(self.workplace.dataset / disk.REJECTS_NAME)
         write_atomically(self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
         write_atomically(self.workplace.dataset / disk.MANIFEST_NAME, content)
         return manifest
 
-    def _extract(self, *, strict: bool) -> list[Receipt]:
+    def _extract(self, *, strict: bool) -> list[places.Receipt]:
         """Extract partitions to pieces; return the receipts of those that are used."""
-        most, parts = self.request.max_samples, self.input.partitions
+        most, inputs = self.request.max_samples, self.input.partitions
         if strict and self.input.unreadable:
             raise _strict(self.input.unreadable[0], len(self.input.unreadable))
-        first = FirstDistinct(self.workplace, most) if most else None
+        first = parts.FirstDistinct(self.workplace, most) if most else None
 
-        def on_done(task: Task, receipt: Receipt) -> None:
+        def on_done(task: Task, receipt: places.Receipt) -> None:
             if strict and receipt["rejected"]:
                 raise _strict(read_rejects(self._rejects_of(task.number), 1)[0], receipt["rejected"])
             if first is not None:
                 first.add(task.number, receipt)
 
-        arguments = [{"partition": part, "options": self.request.options, "most": most} for part in parts]
-        sizes = [part.raw_bytes for part in parts]
-        receipts = self._run(EXTRACT, extract_partition, arguments, sizes_bytes=sizes, on_done=on_done, first=first)
+        asked = [{"partition": part, "options": self.request.options, "most": most} for part in inputs]
+        sizes = [part.raw_bytes for part in inputs]
+        receipts = self._run(parts.EXTRACT, extract_partition, asked, sizes_bytes=sizes, on_done=on_done, first=first)
         if first is None:
-            self.pieces = [piece for number, one in enumerate(receipts) for piece in pieces_of(number, one)]
+            self.pieces = [piece for number, one in enumerate(receipts) for piece in parts.pieces_of(number, one)]
         else:
             receipts, self.pieces = receipts[: first.partitions], first.pieces
         if not any(piece.samples for piece in self.pieces):
-            listed = (read_rejects(self._rejects_of(number), 1) for number in range(len(parts)))
+            listed = (read_rejects(self._rejects_of(number), 1) for number in range(len(inputs)))
             rejects = self.input.unreadable + [reject for some in listed for reject in some]
             files = sum(len(found.files) for found in self.input.found)
             why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
@@ -259,9 +232,9 @@ class _Preparation:
         return receipts
 
     def _rejects_of(self, partition: int) -> Path:
-        return self.workplace.directory(EXTRACT, partition) / REJECTS_FILE
+        return self.workplace.directory(parts.EXTRACT, partition) / REJECTS_FILE
 
-    def _learn(self, selection: Selection) -> DatasetTokenizer:
+    def _learn(self, selection: parts.Selection) -> DatasetTokenizer:
         kind = self.request.tokenizer or ("wordlevel" if self.input.kinds == ["elf"] else "bpe")
         vocab_size, pieces = self.request.vocab_size, len(self.pieces)
         arguments: dict[str, Any] = {"vocab_size": vocab_size}
@@ -270,8 +243,7 @@ class _Preparation:
             counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
             merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
-            merging = [{"merge": merge, **shared} for merge in range(merges)]
-            self._run(learning.MERGE, learning.merge_words, merging)
+            self._run(learning.MERGE, learning.merge_words, [{"merge": merge, **shared} for merge in range(merges)])
             work, arguments["merges"] = learning.learn_words, merges
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
@@ -280,7 +252,7 @@ class _Preparation:
         (receipt,) = self._run(learning.LEARN, work, [arguments])
         return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME, used=receipt["used"])
 
-    def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
+    def _assemble(self, split: str, encoded: list[places.Receipt], tokenizer: DatasetTokenizer) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
         arguments = [
             {
@@ -291,32 +263,21 @@ class _Preparation:
             for number, edges in enumerate(shard_edges(sizes))
         ]  # fmt: skip
         stage = f"assemble-{split}"
-        receipts = self._run(stage, assemble_shard, arguments) if arguments else []
-        shards = [Shard(**receipt) for receipt in receipts]
+        shards = [Shard(**one) for one in (self._run(stage, assemble_shard, arguments) if arguments else [])]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
             gather(self.workplace, self.workplace.directory(stage, number), shard)
         counts = [sum(bin_counts) for bin_counts in zip(*(one[split]["histogram"] for one in encoded), strict=True)]
         return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
 
-    def _write_rejects(self, partitions: int) -> None:
-        path = self.workplace.dataset / disk.REJECTS_NAME
-        with path.open("w") as file:
-            for reject in self.input.unreadable:
-                file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
-            for number in range(partitions):
-                with self._rejects_of(number).open() as rejects:
-                    shutil.copyfileobj(rejects, file)
-        sync(path)
-
-    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
+    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[places.Receipt]:
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]
         return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
 
     def _run(
         self, stage: str, work: Work, arguments: Sequence[dict[str, Any]], *, sizes_bytes: Sequence[int] | None = None,
-        on_done: Callable[[Task, Receipt], None] = lambda task, receipt: None, first: FirstDistinct | None = None,
-    ) -> list[Receipt]:  # fmt: skip
+        on_done: OnDone = lambda task, receipt: None, first: parts.FirstDistinct | None = None,
+    ) -> list[places.Receipt]:  # fmt: skip
         """Run the unfinished tasks of a stage, one for each set of arguments; return the receipts in that order.
 
         With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first tasks
@@ -328,12 +289,12 @@ class _Preparation:
         ]
         if first is None and sizes_bytes is not None:
             tasks = sorted(tasks, key=lambda task: -sizes[task.number])
-        receipts: dict[int, Receipt] = {}
+        receipts: dict[int, places.Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
         with self.stages(stage.replace("-", " ")) as update:
-            meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
+            meter = places.StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
 
-            def note(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:
+            def note(task: Task, receipt: places.Receipt, *, fresh: bool = True) -> None:
                 receipts[task.number] = receipt
                 meter.add(sizes[task.number], fresh=fresh)
                 on_done(task, receipt)

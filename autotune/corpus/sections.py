@@ -83,10 +83,7 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 
 
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
-    """Draw the number of samples by length in tokens, one bar per doubling; nothing without samples.
-
-    ``edges`` are the lower edges of the bins, ascending; the last bin is open-ended.
-    """
+    """Draw the samples by length in tokens, one bar per doubling; ``edges`` ascend, and the last bin is open-ended."""
     samples = sum(counts)
     if samples == 0:
         return ""
@@ -104,8 +101,7 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
 
 def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
     """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
-    ends = [*edges[1:], None]
-    bins = zip(edges, ends, counts, strict=True)
+    bins = zip(edges, [*edges[1:], None], counts, strict=True)
     rows: list[tuple[int, int | None, int]] = []
     for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length()):
         joined = list(group)
@@ -127,19 +123,16 @@ def lengths_section(
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
         if one.dataset is None:
             command = f"autotune report {one.quoted} --data DIR"
-            missing = Missing(what=f"Sample lengths ({one.dataset_lacking})", commands=(command,))
-            return (missing, *_packing(one, runs))
+            return (Missing(what=f"Sample lengths ({one.dataset_lacking})", commands=(command,)),)
         first = told.setdefault((one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title)
         if first != one.title:
-            same = f"Same dataset and sequence length as {first}."
-            return (Paragraph(words=(same,)), *_packing(one, runs))
-        histogram = one.dataset.train.length_histogram
-        spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+            return (Paragraph(words=(f"Same dataset and sequence length as {first}.",)),)
+        spread = LengthDistribution(**one.dataset.train.length_histogram.model_dump())
         if not spread.samples:
-            return (Paragraph(words=("The dataset's training split is empty.",)), *_packing(one, runs))
-        return (_chart(one, spread), _dataset(one, one.dataset, spread), *_packing(one, runs))
+            return (Paragraph(words=("The dataset's training split is empty.",)),)
+        return (_chart(one, spread), _dataset(one, one.dataset, spread))
 
-    return {one.title: blocks(one) for one in profiles}
+    return {one.title: (*blocks(one), *_packing(one, runs)) for one in profiles}
 
 
 def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:

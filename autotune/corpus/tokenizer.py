@@ -124,12 +124,8 @@ def _stretches(text: str) -> Iterator[str]:
 
 
 def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a tokenizer of whole words, separated by whitespace, from ``counts``, which hold the most frequent first.
-
-    ``vocab_size`` includes special tokens and is a multiple of 64; fewer words are padded to such a multiple.
-    """
-    words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
-    kept = [*SPECIAL_TOKENS, *words][:vocab_size]
+    """Make a tokenizer of the first words of ``counts``; ``vocab_size``, a multiple of 64, includes special tokens."""
+    kept = [*SPECIAL_TOKENS, *(word for word, _ in counts if word not in SPECIAL_TOKENS)][:vocab_size]
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(_filled(kept))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -137,10 +133,7 @@ def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> D
 
 
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a byte-level BPE tokenizer, which can encode every text.
-
-    The same texts in the same order give the same tokenizer; ``vocab_size`` as in ``learn_word_level``.
-    """
+    """Make a byte-level BPE tokenizer, which can encode every text; equal texts in equal order give the same one."""
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -160,8 +153,7 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
 
 def _filled(words: list[str]) -> list[str]:
     """Pad the list of words to a multiple of 64."""
-    missing = -len(words) % VOCAB_MULTIPLE
-    return [*words, *(f"[unused{number}]" for number in range(missing))]
+    return [*words, *(f"[unused{number}]" for number in range(-len(words) % VOCAB_MULTIPLE))]
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
@@ -237,10 +229,7 @@ def count_words(workplace: Workplace, directory: Path, *, number: int, selection
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """Return the number of merges, a power of two, at which each fits the memory of a process.
-
-    ``entries`` counts words each time they were written to disk; ``size_bytes`` is their size there.
-    """
+    """Return the number of merges, a power of two, at which each fits a process; ``entries`` counts words per file."""
     # A counted word takes 128 bytes beyond its own.
     return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
 
@@ -251,8 +240,15 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
     counts: Counter[str] = Counter()
     for number in range(pieces):
         for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
-            for word, count in _taken_up(run, shelves):
-                counts[word] += count
+            with run.open("rb") as file:
+                edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
+                file.seek(edges[shelves.start], 1)
+                size_bytes = edges[shelves.stop] - edges[shelves.start]
+                while size_bytes > 0:
+                    line = file.readline()
+                    size_bytes -= len(line)
+                    word, _, count = line.decode().rpartition("\t")
+                    counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {}
 
@@ -282,10 +278,7 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
 
 
 def mixed_texts(lines: bytes) -> Iterator[str]:
-    """Yield texts in a seeded random order, so that the first of them represent all.
-
-    ``lines`` are JSON strings, as texts as Python objects would take several times the memory.
-    """
+    """Yield the texts of JSON ``lines`` in a seeded random order, so that the first of them represent all."""
     ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
     for first in range(0, len(ends), _TEXTS_AT_ONCE):
         numbers = np.arange(first, min(first + _TEXTS_AT_ONCE, len(ends)), dtype=np.uint64)
@@ -332,15 +325,3 @@ def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
         file.writelines(contents)
     entries.append(len(counts))
     counts.clear()
-
-
-def _taken_up(path: Path, shelves: range) -> Iterator[tuple[str, int]]:
-    with path.open("rb") as file:
-        edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
-        file.seek(edges[shelves.start], 1)
-        size_bytes = edges[shelves.stop] - edges[shelves.start]
-        while size_bytes > 0:
-            line = file.readline()
-            size_bytes -= len(line)
-            word, _, count = line.decode().rpartition("\t")
-            yield word, int(count)

@@ -57,7 +57,14 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     own = {*disk.DATASET_FILES, *(name for _, one in shards for name in (one.tokens_file, one.offsets_file))}
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in own)
     faults = [Fault(file=name, what="does not belong to the dataset") for name in foreign]
-    faults += _tokenizer_faults(directory, manifest)
+    try:
+        fd = os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        faults.append(Fault(file=disk.TOKENIZER_NAME, what=f"cannot be read: {error.strerror}"))
+    else:
+        with os.fdopen(fd, "rb") as file:
+            what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
+        faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
     with stage("verify") as update:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
@@ -160,23 +167,13 @@ def _hash_fault(found: str, expected: str) -> str | None:
     return None if found == expected else f"its SHA-256 is {found[:16]}…, expected {expected[:16]}…"
 
 
-def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
-    try:
-        fd = os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        return [Fault(file=disk.TOKENIZER_NAME, what=f"cannot be read: {error.strerror}")]
-    with os.fdopen(fd, "rb") as file:
-        what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
-    return [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
-
-
 def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
     """Return lengths of random samples and the effect of sequence lengths; raise ``BadConfig`` if it is no dataset."""
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
     # The first of a seeded permutation: random, and the same every time.
-    samples = permute(np.arange(count, dtype=np.uint64), max(1, len(dataset)), 0, 0).astype(np.int64)
-    lengths = dataset.locate(samples)[2]
+    samples = permute(np.arange(count, dtype=np.uint64), max(1, len(dataset)), 0, 0)
+    lengths = dataset.locate(samples.astype(np.int64))[2]
     dataset.close()
     some = len(lengths) > 0
     return Inspected(

@@ -63,10 +63,7 @@ class Workplace:
         return json.loads(path.read_bytes()) if path.exists() else None
 
     def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
-        """Run a task in a separate directory, sync it, and commit it in one step; return its receipt.
-
-        A task that is finished already is not run again; nothing is left if ``work`` fails.
-        """
+        """Run a task unless it is finished; commit it in one step and return its receipt, or leave nothing."""
         done = self.receipt(stage, task)
         if done is not None:
             return done
@@ -98,11 +95,7 @@ def workplace_path(out: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
-    """Lock the work directory of a preparation, new or left by an earlier run, for this process.
-
-    It stays when the block ends; incomplete files of killed processes are removed. Raise ``BadInput`` if another
-    process holds it.
-    """
+    """Lock a work directory, which stays, and clean it of incomplete files; raise ``BadInput`` if it is locked."""
     path = workplace_path(out, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
@@ -126,10 +119,7 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
-    """Check that no content of a directory would be lost.
-
-    Raise ``BadInput`` if it is a file or holds anything, unless it is a dataset and ``overwrite`` is set.
-    """
+    """Raise ``BadInput`` unless a directory is missing, empty, or a dataset to ``overwrite``: content would be lost."""
     elsewhere = "Choose another --out."
     if not os.path.lexists(out):
         return

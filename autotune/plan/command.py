@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from autotune.profiles.store import StoredProfile
     from trainer.config.train_config import TrainConfig
 
+_RATE = opt.quantity("--tokens-per-s", parse_amount, "100K")
+
 
 def plan(
     context: typer.Context,
@@ -42,13 +44,7 @@ def plan(
     global_batch_tokens: Annotated[float | None, opt.batch_tokens("the profile's")] = None,
     bandwidth: opt.Bandwidth = None,
     tokens_per_s: Annotated[
-        float | None,
-        opt.option(
-            "N",
-            "Known non-padding tokens/s of one GPU.",
-            advanced=True,
-            parser=opt.quantity("--tokens-per-s", parse_amount, "100K"),
-        ),
+        float | None, opt.option("N", "Known non-padding tokens/s of one GPU.", advanced=True, parser=_RATE)
     ] = None,
     vocab_size: opt.VocabSize = None,
     seq_length: Annotated[int | None, opt.SEQ_LENGTH] = None,

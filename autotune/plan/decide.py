@@ -154,24 +154,23 @@ def _warnings(plan: Plan) -> Iterator[str]:
             "For changes that help, run autotune network PROFILE --predict."
         )
     if plan.memory is not None and plan.memory.shares and plan.memory.shares[0].fits is False:
-        yield _does_not_fit(plan.memory)
+        rows = f"with micro-batch size {plan.memory.micro_batch_size}"
+        fitting, other = (
+            " or ".join(one.name for one in plan.memory.shares if one.fits and one.trains_here == here)
+            for here in (True, False)
+        )
+        if fitting:
+            yield f"The model does not fit one GPU {rows} (predicted). It fits with {fitting}."
+        elif other:
+            yield (
+                f"The model does not fit one GPU {rows} (predicted). By formula it fits with {other}, which this "
+                "trainer does not support."
+            )
+        else:
+            yield f"The model does not fit {rows} in any of these ways (predicted). Use more or larger GPUs."
     if plan.passes is not None and plan.passes.value > MOST_PASSES:
         yield (
             f"{plan.passes.value:,.0f} epochs: decoder models gain almost nothing after {MOST_PASSES} (Muennighoff et "
             f"al. 2023, arXiv 2305.16264), and BERT trained for about {MOST_PASSES} (Devlin et al. 2018). Use more "
             "data, or continue only while the validation loss falls."
         )
-
-
-def _does_not_fit(memory: MemoryPlan) -> str:
-    rows = f"micro-batch size {memory.micro_batch_size}"
-    fitting = [one.name for one in memory.shares if one.fits and one.trains_here]
-    other = [one.name for one in memory.shares if one.fits and not one.trains_here]
-    if fitting:
-        return f"The model does not fit one GPU with {rows} (predicted). It fits with {' or '.join(fitting)}."
-    if other:
-        return (
-            f"The model does not fit one GPU with {rows} (predicted). By formula it fits with {' or '.join(other)}, "
-            "which this trainer does not support."
-        )
-    return f"The model does not fit with {rows} in any of these ways (predicted). Use more or larger GPUs."

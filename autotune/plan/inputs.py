@@ -73,37 +73,30 @@ class _Subject:
     """Warning that the profile is of other machines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Contents of sequences."""
-
-    contents: SequenceContents
-    tokens: PlanFigure
-    """Non-padding tokens of a sequence, on average."""
-    tokens_per_pass: PlanFigure | None = None
-    said: str = ""
-
-
 def plan(asked: PlanRequest, update: Update) -> Plan:
     """Plan a training; raise ``AutotuneError`` if the GPU, the model, the dataset or the goal cannot be used."""
-    goal = asked.goal or _goal_of(asked.source)
+    if (goal := asked.goal) is None:
+        if not isinstance(asked.source, StoredProfile):
+            add = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
+            raise UsageError("the length of the training is missing", next_step=add)
+        steps = asked.source.profile.train.max_steps
+        goal = Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
     subject = _subject(asked)
     train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         what = f"--price-per-gpu-hour cannot be used: {fleet.name} has no GPU"
         raise UsageError(what, next_step="Remove it, or add --gpu.")
-    rows = _rows(subject, asked)
-    wanted = _global_batch_size(subject, rows.tokens.value, asked.global_batch_tokens)
+    contents, per_sequence, per_pass, other_data = _rows(subject, asked)
+    wanted = _global_batch_size(subject, per_sequence.value, asked.global_batch_tokens)
     known = Plan(
-        model=train.model.name, goal=goal, fleet=fleet, tokens_per_sequence=rows.tokens,
-        tokens_per_pass=rows.tokens_per_pass, global_batch_size=max(wanted, fleet.ranks),
-        price_per_device_hour=asked.price_per_device_hour,
+        model=train.model.name, goal=goal, fleet=fleet, tokens_per_sequence=per_sequence, tokens_per_pass=per_pass,
+        global_batch_size=max(wanted, fleet.ranks), price_per_device_hour=asked.price_per_device_hour,
     )  # fmt: skip
     verified = None if measured is None else memory_of_probe(measured)
     found: MemoryPlan | CannotTrace
     if verified is None or (asked.tokens_per_s is None and measured is not None and tuned_rate(measured) is None):
         found = traced(
-            train, fleet, subject.gpu_model, rows.contents, update,
+            train, fleet, subject.gpu_model, contents, update,
             rows_per_rank=-(-known.global_batch_size // fleet.ranks),
         )  # fmt: skip
         if verified is not None:
@@ -116,22 +109,22 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     else:
         known = replace(known, memory_missing=found.message)
     own_batch = asked.global_batch_tokens is None and known.global_batch_size == wanted
-    known = _with_rate(known, subject, rows, asked, own_batch=own_batch)
+    known = _with_rate(known, subject, asked, own_batch=own_batch)
     if known.global_batch_size != wanted:
-        least = format_amount(known.global_batch_size * rows.tokens.value)
+        least = format_amount(known.global_batch_size * per_sequence.value)
         cannot = (
             f"A global batch of {wanted:,} sequences is too small for {fleet.ranks:,} ranks. The figures are for "
             f"{fleet.ranks:,} sequences ({least} non-padding tokens). To change the batch, use --global-batch-tokens."
         )
         known = replace(known, warnings=(cannot, *known.warnings))
-    differs = (one for one in (subject.said, rows.said) if one)
+    differs = (one for one in (subject.said, other_data) if one)
     following = _next(asked, subject, known.memory)
     return plan_of(replace(known, warnings=(*differs, *known.warnings), next_command=following))
 
 
-def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, *, own_batch: bool) -> Plan:
+def _with_rate(known: Plan, subject: _Subject, asked: PlanRequest, *, own_batch: bool) -> Plan:
     """Return the plan with the rates of one rank and of all, or with the reason why there are none."""
-    rate, memory = _rank_rate(subject, rows, known.memory), known.memory
+    rate, memory = _rank_rate(subject, known), known.memory
     if asked.tokens_per_s is not None:
         rate = PlanFigure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
     if isinstance(rate, str):
@@ -147,14 +140,6 @@ def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, 
         known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
     )
     return replace(known, rank_tokens_per_s=rate, all_ranks=every)
-
-
-def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
-    if isinstance(source, StoredProfile):
-        steps = source.profile.train.max_steps
-        return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
-    next_step = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
-    raise UsageError("the length of the training is missing", next_step=next_step)
 
 
 def _subject(asked: PlanRequest) -> _Subject:
@@ -190,15 +175,14 @@ def _fleet_of(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
     return Fleet(device="cuda", name=gpu_model.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 
 
-def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
-    """Read the given dataset, or else the profile's if it is found; otherwise assume the contents."""
+def _rows(subject: _Subject, asked: PlanRequest) -> tuple[SequenceContents, PlanFigure, PlanFigure | None, str]:
+    """Return contents, tokens and tokens per pass of a dataset, else assumed ones; and a warning if it is another."""
     train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
     if directory is not None:
         contents, manifest = contents_of(directory, train.layout, seq_length_tokens), read_manifest(directory)
-        histogram, count = manifest.train.length_histogram, manifest.train.samples
-        samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+        samples, count = LengthDistribution(**manifest.train.length_histogram.model_dump()), manifest.train.samples
         in_all = count * contents.mean_non_padding_tokens / contents.mean_samples
         told = "samples / samples per sequence"
         room = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
@@ -207,13 +191,10 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
-        mean = contents.mean_non_padding_tokens
-        return _Rows(
-            contents=contents,
-            tokens=PlanFigure(value=mean, basis="measured", source="sequences of the dataset, from a part of it"),
-            tokens_per_pass=PlanFigure(value=in_all, basis="measured", source=told) if count else None,
-            said="The dataset does not match the one of the profile." if other else "",
-        )
+        per_pass = PlanFigure(value=in_all, basis="measured", source=told) if count else None
+        mean, told = contents.mean_non_padding_tokens, "sequences of the dataset, from a part of it"
+        tokens = PlanFigure(value=mean, basis="measured", source=told)
+        return contents, tokens, per_pass, "The dataset does not match the one of the profile." if other else ""
     probe = None if profile is None else profile.evidence.probe
     of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
     contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, seq_length_tokens)
@@ -224,7 +205,7 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         packed = train.layout == "packed"
         told = "packed sequences of functions are 99.7 % full" if packed else "sequences without padding"
         tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told)
-    return _Rows(contents=contents, tokens=tokens)
+    return contents, tokens, None, ""
 
 
 def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: float | None) -> int:
@@ -237,9 +218,9 @@ def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: fl
     return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_sequence))
 
 
-def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
+def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
     """Return the non-padding tokens/s of one rank on one node, or the reason why they are not known."""
-    train, fleet = subject.train, subject.fleet
+    train, fleet, memory = subject.train, subject.fleet, known.memory
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
         ranks = measured.ranks
@@ -250,7 +231,7 @@ def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> Pla
         return f"the constants of {fleet.name} are unknown: measure them there with autotune doctor --measure"
     if memory is None or memory.work is None:
         return f"the step of {train.model.name} was not traced"
-    speed = predict_speed(memory.work, rates, train, rows.tokens.value)
+    speed = predict_speed(memory.work, rates, train, known.tokens_per_sequence.value)
     assert speed.non_padding_tokens_per_s is not None
     mfu = "" if speed.mfu is None else f", {percent(speed.mfu.value)} MFU"
     told = f"a roofline over the traced step at micro-batch size {speed.micro_batch_size}{mfu}; {rates.source}"

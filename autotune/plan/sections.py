@@ -1,7 +1,7 @@
 """A plan as text: every figure is marked as given, measured, predicted or assumed."""
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from autotune.base.document import table_of
 from autotune.base.render import console_text
@@ -9,7 +9,6 @@ from autotune.base.tables import inert, text_table
 from autotune.base.units import format_amount, format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds_with_confidence
 from autotune.memory.sections import shares_table
-from autotune.memory.values import MemoryPlan
 from autotune.plan.decide import NOT_INCLUDED, Plan
 from autotune.plan.values import PlanFigure
 
@@ -25,15 +24,28 @@ def plan_text(plan: Plan) -> str:
     unit = "GPU" if fleet.device == "cuda" else "rank"
     per_node = f"{fleet.ranks_per_node} {unit}{'s' if fleet.ranks_per_node > 1 else ''} each"
     nodes = f"{fleet.nodes:,} node{'s' if fleet.nodes > 1 else ''}"
+    sources = {"tokens/s": plan.rank_tokens_per_s, "efficiency": plan.all_ranks.efficiency, "batch": plan.batch_tokens}
     parts = [
         _wrapped(f"{inert(plan.model)} on {nodes}, {per_node} ({inert(fleet.name)}): {inert(plan.goal.source)}"),
         _figures(plan),
-        "\n".join(_wrapped(line, bullet="  ") for line in _sources(plan)),
+        "\n".join(_wrapped(f"{name}: {inert(one.source)}", bullet="  ") for name, one in sources.items() if one),
     ]
     if plan.by_nodes:
-        parts.append(_by_nodes(plan))
-    if plan.memory is not None:
-        parts.append(_memory(plan.memory, plan))
+        table = table_of(
+            "", (one for one in plan.by_nodes if one.nodes < fleet.nodes),  # the table above shows all nodes
+            ("nodes", "r", lambda one: f"{one.nodes:,}"),
+            ("efficiency", "r", lambda one: format_share(one.efficiency)),
+            ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
+            ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
+            ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
+            ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
+        )  # fmt: skip
+        parts.append(console_text((table,)))
+    if (memory := plan.memory) is not None:
+        most, size = memory.max_micro_batch_size, f"micro-batch size {memory.micro_batch_size:,}"
+        limit = f"largest with headroom: {most:,}" if most else "one sequence does not fit one GPU"
+        shown = f"predicted for {size} ({limit}) and {format_bytes(fleet.memory_bytes)}; from {memory.source}"
+        parts += [console_text((shares_table(memory.shares),)), _wrapped(shown, bullet="  ")]
     else:
         parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
     parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
@@ -70,37 +82,6 @@ def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], mis
     if figure is None:
         return [name, None, "", missing]
     return [name, form(figure.value), bounds_with_confidence(figure, form) or "", figure.basis]
-
-
-def _sources(plan: Plan) -> Iterator[str]:
-    for name, figure in (
-        ("tokens/s", plan.rank_tokens_per_s),
-        ("efficiency", plan.all_ranks.efficiency),
-        ("batch", plan.batch_tokens),
-    ):
-        if figure is not None:
-            yield f"{name}: {inert(figure.source)}"
-
-
-def _by_nodes(plan: Plan) -> str:
-    table = table_of(
-        "", (one for one in plan.by_nodes if one.nodes < plan.fleet.nodes),  # the table above shows all nodes
-        ("nodes", "r", lambda one: f"{one.nodes:,}"),
-        ("efficiency", "r", lambda one: format_share(one.efficiency)),
-        ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
-        ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
-        ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
-        ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
-    )  # fmt: skip
-    return console_text((table,))
-
-
-def _memory(memory: MemoryPlan, plan: Plan) -> str:
-    most = memory.max_micro_batch_size
-    limit = f"largest with headroom: {most:,}" if most else "one sequence does not fit one GPU"
-    budget = format_bytes(plan.fleet.memory_bytes)
-    shown = f"predicted for micro-batch size {memory.micro_batch_size:,} ({limit}) and {budget}; from {memory.source}"
-    return f"{console_text((shares_table(memory.shares),))}\n{_wrapped(shown, bullet='  ')}"
 
 
 def _duration(of: float, seconds: float) -> str:

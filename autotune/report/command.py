@@ -1,6 +1,5 @@
 """``autotune report``: results, evidence and next steps, as HTML, Markdown and JSON."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,23 +34,16 @@ def report(
     from autotune.trials.trial_log import report_directory
 
     own = [is_own(path) for path in profile]
-    if any(own):
-        if not all(own) or run or form == "pr":
-            next_step = "Build their report alone, without --run and --format."
-            raise UsageError("profiles of your own training code have a report of their own", next_step=next_step)
-        places = build_own_report(profile, reports, out or report_directory(profile[0], reports) / "report.html")
-        print(answer_json({name: str(path) for name, path in places.items()}) if as_json else _places(places))
-        return
+    if any(own) and (not all(own) or run or form == "pr"):
+        next_step = "Build their report alone, without --run and --format."
+        raise UsageError("profiles of your own training code have a report of their own", next_step=next_step)
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return
     place = out or report_directory(profile[0], reports) / "report.html"
-    places = build_report(profile, reports, place, runs=run or (), data=data)
-    if as_json:
-        print(answer_json({name: str(path) for name, path in places.items()}))
+    if any(own):
+        places = build_own_report(profile, reports, place)
     else:
-        print(_places(places))
-
-
-def _places(places: Mapping[str, Path]) -> str:
-    return f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"
+        places = build_report(profile, reports, place, runs=run or (), data=data)
+    said = f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"
+    print(answer_json({name: str(path) for name, path in places.items()}) if as_json else said)

@@ -9,7 +9,6 @@ from autotune.advice.decide.rules import rank
 from autotune.advice.sections import figure_text, gain_text
 from autotune.advice.values import Advice
 from autotune.base import document as doc
-from autotune.base.document import plain, sentence
 from autotune.base.tables import Row
 from autotune.base.wording import listed, setting_text
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
@@ -70,7 +69,17 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     first = answers[0].blocks if len(answers) == 1 else (doc.Beside(groups=tuple((one,) for one in answers)),)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
     sections = (doc.Section(title="Result", key="answer", blocks=first), *parts.sections)
-    return doc.Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
+    leading, made = profiles[0].profile, profiles[0].profile.fingerprint
+    place = made.gpu_name or made.cpu_model or made.device
+    several = f"{made.gpu_count} x " if made.gpu_count > 1 else ""
+    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
+    measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
+    if pretended:
+        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
+        measured += "memory is that of torch's allocator."
+    made_on = f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
+    subtitle = f"{made_on}. tokens/s: non-padding tokens.{measured}"
+    return doc.Document(title=f"Tuning report: {names}", subtitle=subtitle, sections=sections)
 
 
 def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> _Parts:
@@ -89,7 +98,14 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
-    parts.add("Recommendations", "advice", {"": _recommendations(profiles, reported)})
+    # Advice with a gain or of an urgent severity, the largest gain first.
+    given = [(one.title, advice) for one in profiles for advice in one.advice]
+    given += [(run.name, advice) for run in reported for advice in run.advice]
+    several = len({name for name, _ in given}) > 1
+    given = [(name, one) for name, one in given if one.gain is not None or one.severity in URGENT]
+    given.sort(key=lambda one: rank(one[1]))
+    cards = (_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    parts.add("Recommendations", "advice", {"": tuple(cards)})
     evidence, parts.sections = parts.sections, []
     add("Trials", "trials", trials_section)
     parts.add("Machine", "machine", {"": machine(profiles)})
@@ -126,8 +142,7 @@ def together(made: Mapping[str, Made]) -> Made:
                 column.append(replace(block, small=True) if isinstance(block, doc.Chart) else block)
         if column:
             columns.append((doc.Paragraph(words=(doc.Strong(text=title),)), *column))
-    beside = (doc.Beside(groups=tuple(columns)),) if columns else ()
-    return (*beside, *map(_joined, tables.values()))
+    return (*((doc.Beside(groups=tuple(columns)),) if columns else ()), *map(_joined, tables.values()))
 
 
 def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
@@ -138,32 +153,8 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
         rows += [[title, *row] for title, table in tables for row in table.rows]
         return replace(first, headers=("model", *first.headers), rows=tuple(rows), align="l" + first.align)
     known = [{str(name): value for name, value in table.rows} for _, table in tables]
-    names = dict.fromkeys(name for one in known for name in one)
-    rows += [[name, *(one.get(name) for one in known)] for name in names]
+    rows += [[name, *(one.get(name) for one in known)] for name in dict.fromkeys(itertools.chain(*known))]
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
-
-
-def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
-    first = profiles[0].profile
-    place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
-    several = f"{first.fingerprint.gpu_count} x " if first.fingerprint.gpu_count > 1 else ""
-    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
-    measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
-    if pretended:
-        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
-        measured += "memory is that of torch's allocator."
-    made_on = f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc[:10]}"
-    return f"{made_on}. tokens/s: non-padding tokens.{measured}"
-
-
-def _recommendations(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Made:
-    """Return advice with a gain or of an urgent severity, the largest gain first."""
-    given = [(one.title, advice) for one in profiles for advice in one.advice]
-    given += [(run.name, advice) for run in reported for advice in run.advice]
-    several = len({name for name, _ in given}) > 1
-    given = [(name, one) for name, one in given if one.gain is not None or one.severity in URGENT]
-    given.sort(key=lambda one: rank(one[1]))
-    return tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
 
 
 def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
@@ -175,8 +166,8 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
     pairs: dict[str, doc.Words] = {
         "Gain": (gain_text(advice.gain),) if advice.gain else (), "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
-        "Cost and risk": (sentence(advice.cost),), "Evidence": (sentence(evidence),) if evidence else (),
-        "What would change this": (sentence(advice.would_change),),
+        "Cost and risk": (doc.sentence(advice.cost),), "Evidence": (doc.sentence(evidence),) if evidence else (),
+        "What would change this": (doc.sentence(advice.would_change),),
         "Rule": (doc.Code(text=advice.rule), f", {'' if advice.safe else 'not '}written by --apply"),
     }  # fmt: skip
     return doc.Section(
@@ -196,7 +187,7 @@ def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[Reported
         "missing": [{"section": title, "what": one.what, "commands": one.commands} for title, one in lacking],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],
     }
-    facts: dict[str, Any] = to_jsonable_python(plain(said), inf_nan_mode="null")
+    facts: dict[str, Any] = to_jsonable_python(doc.plain(said), inf_nan_mode="null")
     return facts
 
 
@@ -256,4 +247,4 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
     if rate is None:
         return None
     more = {"value": rate.value, "known": rate.known, "ranks": rate.ranks, "source": rate.source}
-    return {**plain(rate.interval), **more}
+    return {**doc.plain(rate.interval), **more}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.base import document as doc
-from autotune.base.document import table_of
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import count, nats
 from autotune.profiles.decide.rates import Drift, drifts, run_rate
@@ -69,7 +68,7 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
 
 
 def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> doc.Table:
-    return table_of(
+    return doc.table_of(
         "Training runs", [(one.name, one.run, one.run.steps, profile_of(one, profiles)) for one in reported],
         ("run", "l", lambda one: one[0]),
         ("profile", "l", lambda one: None if one[3] is None else one[3].title),
@@ -88,7 +87,7 @@ def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun])
 def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> doc.Table:
     found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
     forms: dict[str, Callable[[float], str]] = {"MFU": format_share, "peak memory": format_bytes}
-    return table_of(
+    return doc.table_of(
         "Expected and achieved", found,
         ("run", "l", lambda one: one[0]),
         ("figure", "l", lambda one: one[1].quantity),
@@ -105,8 +104,7 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
     """Return a run's loss as means of stretches of equally many logged steps."""
     size = max(1, -(-len(run.steps) // _STRETCHES))
     found = []
-    for first in range(0, len(run.steps), size):
-        some = run.steps[first : first + size]
+    for some in (run.steps[first : first + size] for first in range(0, len(run.steps), size)):
         low, high = some[0].step, some[-1].step
         finite = [step.loss for step in some if step.loss is not None]
         evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]
@@ -130,7 +128,7 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
             y=doc.Axis(label="nats per predicted token (dots: validation)"),
             lines=tuple(line for number, curve in enumerate(curves) for line in _curve(*curve, number)),
         ),
-        table=table_of(
+        table=doc.table_of(
             "Loss", [(name, point) for name, points in curves for point in points],
             ("run", "l", lambda one: one[0]),
             ("up to step", "r", lambda one: f"{one[1].last_step:,}"),
@@ -159,7 +157,7 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     if not latest:
         return ()
     which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
-    table = table_of(
+    table = doc.table_of(
         "Events of runs", latest,
         ("run", "l", lambda one: one[0]),
         ("step", "r", lambda one: str(one[1].step)),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from autotune.advice.sections import CAUSE_NAMES
 from autotune.advice.values import SEVERITIES, Bottleneck
 from autotune.base import document as doc
-from autotune.base.document import table_of
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import bounds, confidence_words, count, hours, hours_like, number, plural, with_interval
@@ -27,26 +26,24 @@ URGENT = SEVERITIES[:2]
 
 
 def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
-    """Return the first screen of a model: speedup, charts, settings, bottleneck, memory, cost, quality, next command.
-
-    ``unmeasured`` names the parts that were not measured.
-    """
+    """Return a model's first screen: speedup, charts, settings, bottleneck, memory, cost, quality, next command."""
     found = main_bottleneck(one, runs)
-    charts = [_before_and_after(block) for block in baseline_section(one) if isinstance(block, doc.Chart)]
+    charts = []
+    for chart in (block for block in baseline_section(one) if isinstance(block, doc.Chart)):
+        drawing = chart.drawing
+        if isinstance(drawing, doc.Bars):
+            names = {"paper": "paper baseline", "hf-trainer": "defaults"}
+            bars = tuple(replace(bar, label=names.get(bar.label, bar.label)) for bar in drawing.bars)
+            drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
+        title = "tokens/s before and after (95 % intervals)"
+        charts.append(replace(chart, title=title, drawing=drawing, small=True))
     charts += [step_chart([("", found)], small=True)] if found is not None else []
-    pairs = [*_answers(one, runs), ("Trials", (_trials(one, unmeasured),))]
+    outcomes = Counter(describe(done.outcome) for done in one.trials)
+    trials = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
+    trials += "." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
+    pairs = [*_answers(one, runs), ("Trials", (trials,))]
     beside = (doc.Beside(groups=tuple((chart,) for chart in charts)),) if charts else ()
     return (doc.Paragraph(words=_headline(one), large=True), *beside, doc.Pairs(pairs=tuple(pairs)))
-
-
-def _before_and_after(chart: doc.Chart) -> doc.Chart:
-    """Return the comparison with both baselines for the first screen."""
-    drawing = chart.drawing
-    if isinstance(drawing, doc.Bars):
-        names = {"paper": "paper baseline", "hf-trainer": "defaults"}
-        bars = tuple(replace(bar, label=names.get(bar.label, bar.label)) for bar in drawing.bars)
-        drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
-    return replace(chart, title="tokens/s before and after (95 % intervals)", drawing=drawing, small=True)
 
 
 def pull_request(one: ReportedProfile, runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
@@ -173,12 +170,6 @@ def _cost(one: ReportedProfile, spent_s: float) -> str:
     return f"{spent}; pays for itself after {said} of training{every} (predicted)"
 
 
-def _trials(one: ReportedProfile, unmeasured: Sequence[str]) -> str:
-    outcomes = Counter(describe(done.outcome) for done in one.trials)
-    said = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
-    return f"{said}." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
-
-
 def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) -> doc.Chart:
     """Return a bar of the parts of a step for each bottleneck."""
     stacks, said = [], []
@@ -193,7 +184,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
         description=" ".join(said),
         small=small,
         drawing=doc.Stacks(axis=doc.Axis(label="" if small else "share of a step", unit="share"), stacks=tuple(stacks)),
-        table=table_of(
+        table=doc.table_of(
             "Parts of a step", [(name, part) for name, found in named for part in found.parts],
             ("step of", "l", lambda one: one[0]),
             ("part", "l", lambda one: CAUSE_NAMES[one[1].cause]),
@@ -206,7 +197,7 @@ def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals; a missing one was not measured."""
-    return table_of(
+    return doc.table_of(
         "", zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),
         ("max micro-batch", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),

@@ -73,10 +73,7 @@ class Posterior:
 def posterior(
     cells: Sequence[Configuration], seen: Sequence[Seen], predicted: Mapping[int, float] | None = None
 ) -> Posterior:
-    """Return the prediction from windows of some configurations, and from log ratios that traces of some predict.
-
-    Raise ``ValueError`` if there are no windows.
-    """
+    """Predict all from windows of some and from log ratios of traces; raise ``ValueError`` if there are no windows."""
     if not seen:
         raise ValueError("there are no windows")
     # Windows of one configuration and length count as their mean; their scatter informs the noise alone.
@@ -124,12 +121,9 @@ def _prior_mean(cells: Sequence[Configuration], predicted: Mapping[int, float]) 
 @functools.lru_cache(maxsize=2)
 def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
     """Return the prior correlations of single settings, and of pairs of settings, summed over those that vary."""
-    each = [_alike_in(cells, name) for name in KNOBS]
-    varying = [one for one in each if one.min() < 1]
-    n = len(cells)
-    singles = sum(varying, np.zeros((n, n)))
-    pairs = sum((one * other for one, other in itertools.combinations(varying, 2)), np.zeros((n, n)))
-    return singles, pairs
+    varying = [one for name in KNOBS if (one := _alike_in(cells, name)).min() < 1]
+    none = np.zeros((len(cells), len(cells)))
+    return sum(varying, none), sum((one * other for one, other in itertools.combinations(varying, 2)), none)
 
 
 def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
@@ -171,10 +165,7 @@ def knob_space(
     starting: Configuration, levels: Mapping[str, Sequence[object]], global_batch_size: Mapping[Layout, int],
     ranks: int, max_micro_batch_size: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:  # fmt: skip
-    """Return all configurations, the starting one first: every value of each setting with every useful micro-batch.
-
-    The global batch is given by layout: the same non-padding tokens are fewer packed sequences than padded ones.
-    """
+    """Return all configurations, the starting one first; equal tokens are fewer packed sequences than padded ones."""
     cells = [with_split_batch(starting, global_batch_size, ranks)]
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind

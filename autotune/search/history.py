@@ -34,7 +34,6 @@ class ExploreRequest:
     non_padding_shares: Mapping[Layout, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by layout; None if each window counts its own."""
     most_trials: int = 60
-    """Largest number of configurations to try."""
     left_out: tuple[str, ...] = ()
     predict: Callable[[Configuration], Mapping[str, Any]] | None = None
     """Predictions of a ``kind``: its largest micro-batch that leaves the headroom free as ``max``, None if unknown; if
@@ -60,9 +59,8 @@ class ConfigurationWindows:
     """Measurements of one configuration."""
 
     full: list[tuple[float, float]] = field(default_factory=list)
-    """Non-padding tokens/s of full windows, and the logarithms of their ratios to the starting configuration."""
     short: list[tuple[float, float]] = field(default_factory=list)
-    """Non-padding tokens/s of short windows, and the logarithms of their ratios to the starting configuration."""
+    """Non-padding tokens/s of windows, and the logarithms of their ratios to the starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
     """True if one of its values may be the cause; out of memory and interference by other users do not count."""
@@ -114,7 +112,7 @@ class SearchState:
         one = self.tried.setdefault(cell, ConfigurationWindows())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
-        self._keep(other for other in self.cells if other != cell)
+        self.keep(other for other in self.cells if other != cell)
         if isinstance(outcome, OutOfMemory):
             self.rule_out(cell)
         elif one.crashed:
@@ -128,7 +126,7 @@ class SearchState:
         said = " and ".join(f"{name} {str(value).lower()}" for name, value in suspects.items())
         together = " together" if len(suspects) > 1 else ""
         self.left_out[said] = f"{said}{together}: {CRASHES} configurations failed, and none completed"
-        self._keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
+        self.keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
 
     def _only_crashes(self, name: str, value: object) -> bool:
         of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
@@ -138,9 +136,10 @@ class SearchState:
         """Exclude a configuration that does not fit, and its settings with larger micro-batches."""
         kind, rows = unfit.kind, unfit.micro_batch_size
         more = {cell for cell in self.cells if cell.micro_batch_size >= rows and cell.kind == kind}
-        self._keep(cell for cell in self.cells if cell not in more - {self.starting})
+        self.keep(cell for cell in self.cells if cell not in more - {self.starting})
 
-    def _keep(self, cells: Iterable[Configuration]) -> None:
+    def keep(self, cells: Iterable[Configuration]) -> None:
+        """Search only these configurations from now on."""
         self.cells = tuple(cells)
         self._believed = None
 
@@ -191,7 +190,3 @@ class SearchState:
         others = [cell for cell in cells if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT]
         others.sort(key=lambda cell: -float(gains[place[cell]]))
         return others if fastest == self.starting else [fastest, *others]
-
-    def add_cell(self, cell: Configuration) -> None:
-        """Add a configuration to the search."""
-        self._keep(dict.fromkeys((*self.cells, cell)))

@@ -94,8 +94,7 @@ class Exploration:
             return ""
         found = self.known.believed()
         gain = float(expected_improvement(found, self.known.best_mean(found)).max())
-        least = max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma)
-        if gain < least:
+        if gain < max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma):
             return f"the largest expected improvement, {math.expm1(gain):.1%}, is below the noise"
         return ""
 
@@ -161,21 +160,18 @@ class Exploration:
         rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
-    def _hopeless(self, log_ratio: float) -> bool:
-        """Return whether a short window is too far below the best for a full window to make up."""
-        found = self.known.believed()
-        noise = found.noise_sigma * (1 + SHORT_PART**-0.5)
-        return bool(log_ratio < self.known.best_mean(found) - max(PRUNE_SIGMAS * noise, LEAST_IMPROVEMENT))
-
     def _round(self, asked: Sequence[Configuration]) -> None:
         """Measure short windows of new configurations, then full ones of all that remain promising."""
         fresh = [cell for cell in asked if cell not in self.known.tried]
         looked = self.read(fresh, short=True)
         going_on = [cell for cell in asked if cell not in fresh]
-        for cell in fresh:
-            if cell in looked and self._hopeless(self.known.tried[cell].short[-1][1]):
+        for cell in (cell for cell in fresh if cell in looked):
+            # Too far below the best for a full window to make up.
+            found = self.known.believed()
+            allowed = max(PRUNE_SIGMAS * found.noise_sigma * (1 + SHORT_PART**-0.5), LEAST_IMPROVEMENT)
+            if self.known.tried[cell].short[-1][1] < self.known.best_mean(found) - allowed:
                 self.known.tried[cell].outcome = "pruned"
-            elif cell in looked:
+            else:
                 going_on.append(cell)
         for cell in self.read(going_on):
             self.known.tried[cell].outcome = "ran"
@@ -224,7 +220,6 @@ class ConfirmedChoice:
     equal_loss: str | None
     adopted: bool
     rejected: str | None = None
-    """Reason for not adopting a faster candidate."""
     passed_over: Configuration | None = None
     """Faster configuration that was rejected for the reason in ``equal_loss``."""
 

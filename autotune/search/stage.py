@@ -15,10 +15,9 @@ from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import global_batch_size_of, split_global_batch, with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import Profile, profile_to_toml
-from autotune.search import measure
 from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
-from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of
+from autotune.search.measure import ConfirmedChoice, Exploration, confirm, confirm_one_of, evidence
 from autotune.search.values import Configuration, ExploreEvidence
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
@@ -47,7 +46,7 @@ def explore_settings(
         search.run()
         explored = confirm(search)
     profile, explored = _settle(bench, stored, probe_request, search, explored)
-    found = measure.evidence(search, explored)
+    found = evidence(search, explored)
     write_atomically(stored.path, profile_to_toml(add_evidence(profile, "explore", found, runner)))
     return found
 
@@ -55,10 +54,7 @@ def explore_settings(
 def _settle(
     bench: Session, stored: StoredProfile, probe_request: ProbeRequest, search: Exploration, explored: ConfirmedChoice
 ) -> tuple[Profile, ConfirmedChoice]:
-    """Probe the settings to adopt, which verifies their memory; return the profile to write, and the adopted choice.
-
-    If only a smaller micro-batch leaves the headroom free, verify that this one is faster as well.
-    """
+    """Probe the settings to adopt; if only a smaller micro-batch leaves the headroom free, verify its speed as well."""
     if not explored.adopted:
         return stored.profile, explored
     chosen, train, ends_s = explored.candidate, stored.profile.train, search.runner.budget_ends_s
@@ -78,7 +74,7 @@ def _settle(
         if fewer == search.starting:
             why = f"only micro-batch size {most} leaves the headroom free, which is the starting configuration"
             return stored.profile, replace(explored, adopted=False, rejected=why)
-        search.known.add_cell(fewer)
+        search.known.keep(dict.fromkeys((*search.known.cells, fewer)))
         proven = confirm_one_of([fewer], search)
         told = proven.equal_loss or explored.equal_loss
         explored = replace(proven, equal_loss=told, passed_over=explored.passed_over)
@@ -141,15 +137,11 @@ def explore_request(
 def _levels(bench: Session, train: TrainConfig, asked: TrainConfig) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
     """Return the values of each setting, the profile's first, and the reasons for those left out."""
     levels: dict[str, tuple[Any, ...]] = {
-        "precision": ("fp32", "bf16"),
-        "attention": ("auto", "sdpa"),
-        "activation_checkpointing": get_args(Checkpointing),
-        "compile": (False, True),
-        "compile_mode": get_args(CompileMode),
-        "float8": get_args(Float8),
-        "fused_cross_entropy": (False, True),
+        "precision": ("fp32", "bf16"), "attention": ("auto", "sdpa"),
+        "activation_checkpointing": get_args(Checkpointing), "compile": (False, True),
+        "compile_mode": get_args(CompileMode), "float8": get_args(Float8), "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
-    }
+    }  # fmt: skip
     left_out = []
 
     def leave_out(name: str, why: str, *values: object) -> None:

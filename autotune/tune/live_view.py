@@ -23,7 +23,6 @@ class TuningView(Display):
     """Phases that are not left out."""
     clock: Clock
     budget_s: float
-    """Time budget of the whole tuning, in seconds."""
     began_s: float = field(init=False)
     _live: bool = False
     """True if a table is shown; other output on standard error then appears above it."""

@@ -275,10 +275,7 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
-    """Measure the network for each profile, repeat the baseline if there was one, and write the report again.
-
-    ``found_by`` names the profiles and the report of a tuning; the time of the request is for each profile's network.
-    """
+    """Measure the network of each profile in ``found_by`` for the requested time, the baseline again, and report."""
     clock, waited_s = SystemClock(), 0.0
     began_s = clock.monotonic_s()
     found = read_json(found_by)

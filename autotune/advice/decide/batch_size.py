@@ -31,7 +31,7 @@ _PROBE = "autotune probe"
 
 def beyond_memory(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size that was not verified to fit."""
-    probe = now.probe
+    probe = now.evidence.probe
     if now.train is None or probe is None or now.profile is None:
         return None
     rows, limit = now.train.micro_batch_size, now.profile.constraints.headroom_share
@@ -61,13 +61,13 @@ def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
 
 def beyond_knee(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size beyond the knee of the throughput curve."""
-    probe = now.probe
+    probe = now.evidence.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.network is not None:  # network tuning chose this size, which also overlaps the all-reduce
+    if now.evidence.network is not None:  # network tuning chose this size, which also overlaps the all-reduce
         return None
     here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
@@ -88,7 +88,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
 
 def below_knee(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size that is too small to be fast although a larger one fits."""
-    probe = now.probe
+    probe = now.evidence.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     chosen = _chosen(now, probe)
@@ -125,7 +125,7 @@ def _at(now: TrainingContext, rows: int) -> Interval | None:
     point = now.point(rows)
     if point is not None:
         return point.padded_rate
-    curve = now.probe.curve if now.probe is not None else []
+    curve = now.evidence.probe.curve if now.evidence.probe else []
     curve = sorted(curve, key=lambda point: point.micro_batch_size)
     place = sum(point.micro_batch_size < rows for point in curve)
     if not 0 < place < len(curve):
@@ -166,8 +166,8 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
         "its tokens hardly improve the gradient",
         evidence=(
-            figure("global batch", batch, "tokens", now.run_name, n=len(rows)),
-            figure("gradient noise scale", scale, "tokens", now.run_name, n=len(scales)),
+            figure("global batch", batch, "tokens", f"run {run.directory.name}", n=len(rows)),
+            figure("gradient noise scale", scale, "tokens", f"run {run.directory.name}", n=len(scales)),
         ),
         gain=Gain(of="tokens to the same loss", ratio=needed, low=least, high=most),
         cost=f"a change of recipe: more and smaller steps, the learning rate times {math.sqrt(smaller / batch):.2f} "
@@ -266,7 +266,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
 
 def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     """Find weights, gradients and optimizer state whose sharding would allow a larger micro-batch."""
-    probe, profile, train = now.probe, now.profile, now.train
+    probe, profile, train = now.evidence.probe, now.profile, now.train
     if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
         return None
     terms, budget_bytes, fit = probe.traced_terms_bytes, profile.constraints.memory_budget_bytes, probe.feasible_max

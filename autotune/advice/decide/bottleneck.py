@@ -11,7 +11,7 @@ from autotune.base.model_work import position_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.config.train_config import TRIMMED_LAYOUTS
 from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import Run, StepRow, settings_of
 
@@ -44,13 +44,8 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     elif mfus:
         untold.append("kernel launches and GPU memory bandwidth (autotune workers measures them)")
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
-    loads_ahead = train is None or _loads_ahead(train)
+    loads_ahead = train is None or train.device == "cuda" or train.data.num_workers > 0
     return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
-
-
-def _loads_ahead(train: TrainConfig) -> bool:
-    """Return True if batches are loaded while the device computes earlier ones."""
-    return train.device == "cuda" or train.data.num_workers > 0
 
 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
@@ -101,8 +96,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
     mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
-    windows = len(row.padded_tokens_per_s)
-    return _weigh(parts, source, windows, untold, mfu, loads_ahead=_loads_ahead(train), launching=launching)
+    windows, loads_ahead = len(row.padded_tokens_per_s), train.device == "cuda" or train.data.num_workers > 0
+    return _weigh(parts, source, windows, untold, mfu, loads_ahead=loads_ahead, launching=launching)
 
 
 def _weigh(
@@ -111,7 +106,7 @@ def _weigh(
 ) -> Bottleneck:  # fmt: skip
     """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
-    Data loading ahead of the GPU and late kernel launches (``launching``, a share of the step) take precedence: they
+    Data loading ahead of the device and late kernel launches (``launching``, a share of the step) take precedence: they
     run concurrently with the GPU, so if other parts shrink, the wait for them grows by as much.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
@@ -122,8 +117,7 @@ def _weigh(
     first = [one for one in large if concurrent.get(one.cause)]
     limit = next(iter([*first, *large]), None)
     if limit is None:
-        highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
-        decided = highest < MATTERS_SHARE
+        decided = all((one.share if one.high is None else one.high) < MATTERS_SHARE for one in losses)
     else:
         low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
         others = [] if first else [one.share for one in losses if one is not limit]

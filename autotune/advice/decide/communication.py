@@ -20,9 +20,9 @@ _OTHER_NODE = "another node (exclude this one in the SLURM site file)"
 
 def gradient_sync(now: TrainingContext) -> Advice | None:
     """Find a gradient synchronisation that is faster than the profile's at 98 % confidence."""
-    if now.train is None or now.network is None:
+    if now.train is None or now.evidence.network is None:
         return None
-    parallel, rows = now.train.parallel, now.network.gradient_syncs
+    parallel, rows = now.train.parallel, now.evidence.network.gradient_syncs
     faster = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
     best = max(faster, key=lambda row: row.ratio_to_default or 0.0, default=None)
     same = (*_KEYS, "gradient_dtype")
@@ -36,29 +36,25 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"gradient synchronisation is faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
         evidence=(_gradient_sync_figure(mine, "current"), _gradient_sync_figure(best, "fastest at 98 % confidence")),
-        gain=Gain.measured(ratio),
-        cost="none measured; gradient sums are rounded in another order",
+        gain=Gain.measured(ratio), cost="none measured; gradient sums are rounded in another order",
         changes=tuple(
             SettingChange(key=f"parallel.{key}", old=old, new=new) for key, old, new in settings if old != new
         ),
-        would_change="another network, or another number of nodes",
-        safe=best.strategy == parallel.strategy,
-    )
+        would_change="another network, or another number of nodes", safe=best.strategy == parallel.strategy,
+    )  # fmt: skip
 
 
 def network_bound(now: TrainingContext) -> Advice | None:
     """Find ranks that wait for gradients, for which network tuning may help."""
     waits = now.loss("network", MATTERS_SHARE)
-    if now.train is None or waits is None:
-        return None
-    if now.network is not None and now.run is None:
+    if now.train is None or waits is None or (now.evidence.network is not None and now.run is None):
         return None
     return Advice(
         claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
         evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
         cost="15 minutes on two nodes; 16-bit gradients change the recipe and are used only if the loss stays equal",
-        command=now.network_command,
+        command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
         would_change="a larger global batch, which needs fewer synchronisations but changes the recipe",
     )
 
@@ -119,12 +115,12 @@ def slow_rank(now: TrainingContext) -> Advice | None:
     lost = now.loss("straggler", 0.02)
     if times < PERSISTENT_SHARE * len(rows) or ratio < 1.1 or lost is None:
         return None
-    slow = f"rank {rank}{on_host(now.run.header.hosts, rank)}"
+    slow, source = f"rank {rank}{on_host(now.run.header.hosts, rank)}", f"run {now.run.directory.name}"
     return Advice(
         claim=f"{slow} computes {ratio:.2f} times as long as the median rank and delays every step",
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(rows)),
-            figure("compute time relative to the median rank", ratio, "ratio", now.run_name, n=times),
+            figure("compute time relative to the median rank", ratio, "ratio", source, n=times),
         ),
         gain=without(lost),
         cost=f"{_OTHER_NODE}; first check its present node for heat, a power cap, or other jobs",
@@ -135,7 +131,7 @@ def slow_rank(now: TrainingContext) -> Advice | None:
 
 def _slow_matmuls(now: TrainingContext) -> Advice | None:
     """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
-    rates = now.network.matmul_flops_per_s if now.network is not None else []
+    rates = now.evidence.network.matmul_flops_per_s if now.evidence.network is not None else []
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
         return None
@@ -143,11 +139,9 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed and would delay every step",
         evidence=(figure("matmul speed relative to the median", share, "ratio", "autotune network", n=len(rates)),),
-        gain=Gain.between(1.0, 1 / share, 1 / share),
-        cost=_OTHER_NODE,
-        command="autotune doctor",
+        gain=Gain.between(1.0, 1 / share, 1 / share), cost=_OTHER_NODE, command="autotune doctor",
         would_change="a step that spends little of its time on compute",
-    )
+    )  # fmt: skip
 
 
 def uneven_ranks(now: TrainingContext) -> Advice | None:
@@ -188,12 +182,11 @@ def slow_link(now: TrainingContext) -> Advice | None:
         # A ring is as fast as its slowest link, so the wait shrinks at least in proportion to the transfer time.
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
-        command=now.network_command,
+        command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
         would_change="traffic of other jobs during the measurement: measure again before you exclude a node",
     )
 
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
-    rate = row.tokens_per_s or math.nan
-    return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)
+    return figure(f"{name}: {way}", row.tokens_per_s or math.nan, "tokens/s", "autotune network", n=row.steps)

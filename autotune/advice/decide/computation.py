@@ -3,7 +3,7 @@
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
-from autotune.base.model_work import LAYERS
+from autotune.base.model_work import LAYERS, of_model
 from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
@@ -83,12 +83,10 @@ def dense_head(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"the MLM head computes logits at all positions, but the loss uses {percent(masked)} of them",
         evidence=(figure("positions that the loss uses", masked, "share", "masking_probability", known="assumed"),),
-        gain=gain,
-        cost="none: the loss is the same, and the largest block of memory disappears",
-        changes=(SettingChange(key="mlm_head", old="dense", new="sparse"),),
-        would_change="a loss at every position",
+        gain=gain, cost="none: the loss is the same, and the largest block of memory disappears",
+        changes=(SettingChange(key="mlm_head", old="dense", new="sparse"),), would_change="a loss at every position",
         safe=True,
-    )
+    )  # fmt: skip
 
 
 def dense_last_layer(now: TrainingContext) -> Advice | None:
@@ -99,7 +97,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     train = now.train
     if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_layers:
         return None
-    layers = int(now.of_model("num_hidden_layers", LAYERS)) or LAYERS
+    layers = int(of_model(train, "num_hidden_layers", LAYERS)) or LAYERS
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
@@ -193,11 +191,9 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"kernels wait for GPU memory about {percent(waits.share)} of the step; Tensor Cores idle meanwhile",
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
-        gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
-        cost=_COST_OF_COMPILING,
-        changes=_COMPILE,
+        gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT), cost=_COST_OF_COMPILING, changes=_COMPILE,
         would_change="fp32 matmuls: then change to bf16 first, which halves the traffic",
-    )
+    )  # fmt: skip
 
 
 def eager_layers(now: TrainingContext) -> Advice | None:
@@ -206,13 +202,10 @@ def eager_layers(now: TrainingContext) -> Advice | None:
     if gain is None or gain.ratio < 1 + MATTERS_SHARE or launch_bound(now) or memory_bound(now):
         return None
     return Advice(
-        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels",
-        gain=gain,
-        cost=_COST_OF_COMPILING,
-        changes=_COMPILE,
-        command=now.probe_command(compile=True),
+        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels", gain=gain,
+        cost=_COST_OF_COMPILING, changes=_COMPILE, command=now.probe_command(compile=True),
         would_change="no compiler on the machine, or runs of a few minutes",
-    )
+    )  # fmt: skip
 
 
 def recomputation(now: TrainingContext) -> Advice | None:
@@ -241,13 +234,11 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
             claim=f"the optimizer step takes {percent(updating.share)} of the step, repeated on each of {ranks} ranks",
-            evidence=evidence,
-            gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
+            evidence=evidence, gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
             cost="an all-gather of the updated weights in every step",
-            changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),),
-            command=now.command("network"),
+            changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),), command=now.command("network"),
             would_change="a slow network, on which the all-gather may cost more than it saves: measure both",
-        )
+        )  # fmt: skip
     return Advice(
         severity="info",
         claim=f"the optimizer step takes {percent(updating.share)} of the step: the batch is small for this model",

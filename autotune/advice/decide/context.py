@@ -11,13 +11,12 @@ import numpy as np
 from autotune.advice.values import Bottleneck, Cause, EvidenceFigure, Gain, StepPart, figure
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, of_model
-from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.network.values import NetworkEvidence
+from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import command, probe_again
-from autotune.profiles.values import Profile
+from autotune.profiles.decide.follow_up import probe_again
+from autotune.profiles.values import Evidence, Profile
 from autotune.trials.values import FinishedTrial
-from autotune.workers.values import WorkersEvidence, WorkersRow
+from autotune.workers.values import WorkersRow
 from trainer.config.train_config import TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.record.run_record import Run
@@ -42,7 +41,6 @@ class DataFacts:
     prepared: bool
     """True if it holds token ids; otherwise raw files would have to be read and tokenised in every epoch."""
     kinds: tuple[str, ...] = ()
-    """Kinds of raw files that this project reads: ``elf``, ``text``, ``jsonl``, ``parquet``."""
     raw_bytes: int | None = None
     token_bytes: int | None = None
     filesystem: str | None = None
@@ -88,19 +86,9 @@ class TrainingContext:
     """Ratio of predicted tokens/s with a change of one setting to those without it, by setting."""
 
     @property
-    def probe(self) -> ProbeEvidence | None:
-        """Probe evidence of the profile."""
-        return self.profile.evidence.probe if self.profile is not None else None
-
-    @property
-    def workers(self) -> WorkersEvidence | None:
-        """Sweep of DataLoader workers in the profile."""
-        return self.profile.evidence.workers if self.profile is not None else None
-
-    @property
-    def network(self) -> NetworkEvidence | None:
-        """Network tuning in the profile."""
-        return self.profile.evidence.network if self.profile is not None else None
+    def evidence(self) -> Evidence:
+        """Measurements in the profile."""
+        return Evidence() if self.profile is None else self.profile.evidence
 
     @property
     def gpu_name(self) -> str | None:
@@ -119,20 +107,9 @@ class TrainingContext:
         """Return a command of this program for the profile."""
         return shlex.join(["autotune", *command.split(), self.profile_path, *words])
 
-    @property
-    def network_command(self) -> str:
-        """Command that tunes the network on the intended number of nodes."""
-        return self.command("network", *(("--slurm",) if self.nodes > 1 else ()))
-
-    @property
-    def run_name(self) -> str:
-        """Name of the run as a source of figures."""
-        return f"run {self.run.directory.name}" if self.run is not None else "run"
-
     def probe_command(self, **changes: object) -> str:
         """Return the probe command for the same settings except for these changes."""
-        if self.train is None:
-            return command("probe", model="MODEL", data=self.data_path)
+        assert self.train is not None
         batch = {"global_batch_tokens": self.global_batch_tokens}
         return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
 
@@ -148,8 +125,8 @@ class TrainingContext:
         """Number of nodes, intended or derived from the ranks, as runs do not record it."""
         if self.spread is not None:
             return self.spread.nodes
-        local = self.probe.local_ranks if self.probe is not None else self.ranks
-        return max(1, self.ranks // max(1, local))
+        probe = self.evidence.probe
+        return 1 if probe is None else max(1, self.ranks // max(1, probe.local_ranks))
 
     @property
     def global_batch_tokens(self) -> int | None:
@@ -208,11 +185,12 @@ class TrainingContext:
 
     def workers_row(self, count: int) -> WorkersRow | None:
         """Return the measurement at this number of DataLoader workers; None if there is none."""
-        return next((row for row in self.workers.rows if row.num_workers == count), None) if self.workers else None
+        workers = self.evidence.workers
+        return next((row for row in workers.rows if row.num_workers == count), None) if workers else None
 
     def point(self, rows: int) -> CurvePoint | None:
         """Return the probe's measurement at this micro-batch size; None if there is none."""
-        curve = self.probe.curve if self.probe is not None else []
+        curve = self.evidence.probe.curve if self.evidence.probe else []
         return next((point for point in curve if point.micro_batch_size == rows), None)
 
     def peak_bytes(self, rows: int) -> int | None:
@@ -231,14 +209,11 @@ class TrainingContext:
         """True if the layout of the model's layers is known: only such models can have a sparse last layer."""
         return self.train is not None and FAMILIES.get(self.train.model.config["model_type"]) is not None
 
-    def of_model(self, key: str, default: float) -> float:
-        """Return a number of the model's config; the default if nothing is known of the model."""
-        return default if self.train is None else of_model(self.train, key, default)
-
     @property
     def hidden_size(self) -> int:
         """Hidden size of the model."""
-        return int(self.of_model("hidden_size", HIDDEN_SIZE)) or HIDDEN_SIZE
+        size = HIDDEN_SIZE if self.train is None else of_model(self.train, "hidden_size", HIDDEN_SIZE)
+        return int(size) or HIDDEN_SIZE
 
     @property
     def attention_dropout(self) -> float:
@@ -266,9 +241,7 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
     gain = Gain.between(*(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends))
     if left is not None:  # the shares that are left are assumed
         return gain
-    if part.low is None:
-        return Gain(ratio=gain.ratio)
-    return replace(gain, confidence=SHOWN_CONFIDENCE)
+    return Gain(ratio=gain.ratio) if part.low is None else replace(gain, confidence=SHOWN_CONFIDENCE)
 
 
 def times(gain: Gain, factors: Range) -> Gain:
@@ -279,7 +252,7 @@ def times(gain: Gain, factors: Range) -> Gain:
 
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
     """Return the ratio of new to old tokens/s for two micro-batch sizes; None if too few were measured."""
-    curve = now.probe.curve if now.probe is not None else []
+    curve = now.evidence.probe.curve if now.evidence.probe else []
     if len(curve) < 2 or now.train is None:
         return None
     fixed, per_row = line([point.micro_batch_size for point in curve], [point.step_s for point in curve])

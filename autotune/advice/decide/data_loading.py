@@ -45,7 +45,7 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
 
 def staging(now: TrainingContext) -> Advice | None:
     """Find a dataset on a shared file system without a copy on the nodes' local disks."""
-    workers, data = now.workers, now.data
+    workers, data = now.evidence.workers, now.data
     on_network = (data is not None and data.on_network) or (workers is not None and workers.data_on_network)
     if now.train is None or now.train.data.stage_to is not None or not on_network:
         return None
@@ -76,7 +76,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
     waits = now.loss("data loading", STARVED_SHARE)
     if now.train is None or waits is None or starved_rank(now) is not None:
         return None
-    count, workers = now.train.data.num_workers, now.workers
+    count, workers = now.train.data.num_workers, now.evidence.workers
     evidence = now.part_figure(waits, "wait for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
     known = workers is not None and workers.keeps_up and not workers.undecided_between and workers.joint is None
@@ -95,12 +95,10 @@ def more_workers(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}",
-        evidence=(evidence,),
-        gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
-        cost="a few minutes on this machine; more workers take CPU cores and memory",
-        command=now.command("workers"),
+        evidence=(evidence,), gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
+        cost="a few minutes on this machine; more workers take CPU cores and memory", command=now.command("workers"),
         would_change="storage that is already at its limit: then copy the dataset to a local disk instead",
-    )
+    )  # fmt: skip
 
 
 def starved_rank(now: TrainingContext) -> Advice | None:
@@ -123,8 +121,8 @@ def starved_rank(now: TrainingContext) -> Advice | None:
         f"rank 0 only {format_seconds(own_s)}, and all ranks wait for the slowest",
         evidence=(
             now.part_figure(lost, "wait for data", len(rows)),
-            figure("longest wait of any rank", longest_s, "s", now.run_name, n=len(rows)),
-            figure("rank 0's wait", own_s, "s", now.run_name, n=len(rows)),
+            figure("longest wait of any rank", longest_s, "s", f"run {now.run.directory.name}", n=len(rows)),
+            figure("rank 0's wait", own_s, "s", f"run {now.run.directory.name}", n=len(rows)),
         ),
         gain=without(lost, (0.0, own_s / longest_s, 1.0)),
         cost="another node if its disk or CPU stays slow (exclude this one in the SLURM site file); more workers would "
@@ -136,7 +134,7 @@ def starved_rank(now: TrainingContext) -> Advice | None:
 
 def fewer_workers(now: TrainingContext) -> Advice | None:
     """Find more DataLoader workers than were verified to be needed."""
-    workers = now.workers
+    workers = now.evidence.workers
     if now.train is None or workers is None or workers.undecided_between:
         return None
     count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
@@ -147,19 +145,17 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
-        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
-        evidence=(_ratio_figure(chosen),),
+        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}", evidence=(_ratio_figure(chosen),),
         gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
         cost="none measured; the evidence has the confidence bounds",
         changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
-        would_change="slower storage or CPU than on the measured machine",
-        safe=now.run is None,
-    )
+        would_change="slower storage or CPU than on the measured machine", safe=now.run is None,
+    )  # fmt: skip
 
 
 def undecided_workers(now: TrainingContext) -> Advice | None:
     """Find a sweep of DataLoader workers that noise left undecided."""
-    workers = now.workers
+    workers = now.evidence.workers
     if workers is None or not workers.undecided_between:
         return None
     low, high = workers.undecided_between

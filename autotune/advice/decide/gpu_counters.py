@@ -23,10 +23,9 @@ LEAST_COMPUTING_SHARE = 0.05
 class Counters:
     """GPU counters while the GPUs had data, as shares of that time, 0 to 1."""
 
-    busy_share: float | None = None
+    busy_share: float
     tensor_share: float | None = None
     memory_share: float | None = None
-    """Share of the memory bandwidth in use."""
     source: str
 
 
@@ -38,19 +37,17 @@ def data_share(row: WorkersRow) -> float:
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
     """Return counters while the GPUs had data, at one worker count; None if the GPU has no counters."""
-    gpu, keeps_up = row.gpu, 1 - data_share(row)
+    gpu, train, keeps_up = row.gpu, profile.train, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
-    train = profile.train
-    on_tensor_cores = train.precision == "bf16" or train.tf32
 
     def when_fed(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / keeps_up)
 
     return Counters(
-        busy_share=when_fed(gpu.gpm_sm_share),
+        busy_share=min(1.0, gpu.gpm_sm_share / keeps_up),
         # Without matmuls on Tensor Cores, their counter does not measure compute.
-        tensor_share=when_fed(gpu.gpm_tensor_share) if on_tensor_cores else None,
+        tensor_share=when_fed(gpu.gpm_tensor_share) if train.precision == "bf16" or train.tf32 else None,
         memory_share=when_fed(gpu.gpm_dram_share),
         source=f"hardware counters, windows with num_workers={row.num_workers}",
     )
@@ -72,18 +69,16 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
     computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
-    waiting = 0.0
-    if gaps is not None:
-        waiting = computing * gaps + uneven
-        before = found["launch-bound"].share if "launch-bound" in found else 0.0
-        found["launch-bound"] = StepPart(cause="launch-bound", share=waiting + before, source=counters.source)
-        computing *= 1 - gaps
-        if "padding" in found:
-            found["padding"] = found["padding"].scaled(1 - gaps)
-        for cause in ("straggler", "network"):
-            if cause in found and (taken := min(uneven, found[cause].share)):
-                found[cause] = found[cause].scaled(1 - taken / found[cause].share)
-                uneven -= taken
+    waiting = computing * gaps + uneven
+    before = found["launch-bound"].share if "launch-bound" in found else 0.0
+    found["launch-bound"] = StepPart(cause="launch-bound", share=waiting + before, source=counters.source)
+    computing *= 1 - gaps
+    if "padding" in found:
+        found["padding"] = found["padding"].scaled(1 - gaps)
+    for cause in ("straggler", "network"):
+        if cause in found and (taken := min(uneven, found[cause].share)):
+            found[cause] = found[cause].scaled(1 - taken / found[cause].share)
+            uneven -= taken
     if moving is not None:
         waits = computing * moving
         padding = found.get("padding")
@@ -96,7 +91,7 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     return list(found.values()), waiting
 
 
-def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | None, float | None]:
+def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float, float | None]:
     """Return the share of compute without work on the GPU, and the share of the rest that waits for memory.
 
     Waits and optimizer steps are subtracted from the counters first. The second share is the mean of an upper estimate,
@@ -109,14 +104,12 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | N
     keeps_up = max(LEAST_COMPUTING_SHARE, 1 - part("data loading", "launch-bound"))
     updating = part("optimizer step") / keeps_up
     computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / keeps_up - updating)
-    gaps = moving = None
-    if counters.busy_share is not None:
-        busy = min(1.0, max(0.0, counters.busy_share - updating) / computing)
-        gaps = max(0.0, HEALTHY_BUSY_SHARE - busy) / HEALTHY_BUSY_SHARE
-    if counters.memory_share is not None and counters.tensor_share is not None:
-        running = max(LEAST_COMPUTING_SHARE, computing * (1 - (gaps or 0.0)))
-        matmuls = min(1.0, counters.tensor_share / running / PRODUCT_REACH)
-        traffic = max(0.0, counters.memory_share - MOVING_REACH * updating) / running
-        beyond = max(0.0, traffic - PRODUCT_TRAFFIC * matmuls) / MOVING_REACH
-        moving = min(1.0, (1 - matmuls + beyond) / 2)
-    return gaps, moving
+    busy = min(1.0, max(0.0, counters.busy_share - updating) / computing)
+    gaps = max(0.0, HEALTHY_BUSY_SHARE - busy) / HEALTHY_BUSY_SHARE
+    if counters.memory_share is None or counters.tensor_share is None:
+        return gaps, None
+    running = max(LEAST_COMPUTING_SHARE, computing * (1 - gaps))
+    matmuls = min(1.0, counters.tensor_share / running / PRODUCT_REACH)
+    traffic = max(0.0, counters.memory_share - MOVING_REACH * updating) / running
+    beyond = max(0.0, traffic - PRODUCT_TRAFFIC * matmuls) / MOVING_REACH
+    return gaps, min(1.0, (1 - matmuls + beyond) / 2)

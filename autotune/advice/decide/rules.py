@@ -16,55 +16,43 @@ from autotune.trials.values import Contaminated, FinishedTrial
 class AdviceRule:
     """Rule that checks a training for one possible problem."""
 
-    looks: Callable[[TrainingContext], Advice | None]
-    covers: tuple[str, ...] = ()
+    name: str
+    covers: tuple[str, ...]
     """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule covers."""
-
-    @property
-    def name(self) -> str:
-        """Name of the rule, such as ``too-many-nodes``."""
-        return self.looks.__name__.replace("_", "-")
-
-    @property
-    def looks_for(self) -> str:
-        """One-line description of the problem that the rule looks for."""
-        return (self.looks.__doc__ or "").splitlines()[0]
+    looks_for: str
+    looks: Callable[[TrainingContext], Advice | None]
 
 
 def thermal(now: TrainingContext) -> Advice | None:
     """Find trials that are invalid because heat or hardware slowed the GPU down."""
-    hot = _void_at_last(now, slowed=True)
+    hot, detail, discarded = _void_at_last(now, slowed=True)
     if not hot:
         return None
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
-        severity="error",
-        claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {_detail(hot)}",
-        evidence=(_void(hot, now), figure("time lost in these trials", lost_s, "s", "trial log")),
-        cost="another node, or better cooling of this one",
-        command="autotune doctor",
+        severity="error", claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
+        evidence=(discarded, figure("time lost in these trials", lost_s, "s", "trial log")),
+        cost="another node, or better cooling of this one", command="autotune doctor",
         would_change="throttling by the power cap only, which is normal under full load",
-    )
+    )  # fmt: skip
 
 
 def other_gpu_users(now: TrainingContext) -> Advice | None:
     """Find trials that are invalid because other processes used the GPU."""
-    shared = _void_at_last(now, slowed=False)
+    shared, detail, discarded = _void_at_last(now, slowed=False)
     if not shared:
         return None
     return Advice(
-        claim=f"another process used the GPU in {len(shared)} trials: {_detail(shared)}",
-        evidence=(_void(shared, now),),
-        cost="an exclusive node; with SLURM, set --exclusive in the site file",
-        command="autotune doctor",
+        claim=f"another process used the GPU in {len(shared)} trials: {detail}", evidence=(discarded,),
+        cost="an exclusive node; with SLURM, set --exclusive in the site file", command="autotune doctor",
         would_change="nothing: measurements on a shared GPU are not valid",
-    )
+    )  # fmt: skip
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
     """Find GPU utilisation near 100 % at a low MFU: kernels that wait count as utilisation."""
-    rows = now.workers.rows if now.workers is not None else []
+    rows = now.evidence.workers.rows if now.evidence.workers is not None else []
     read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
     busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
     if busy < 0.9 or mfu is None or mfu.value >= 0.35:
@@ -104,19 +92,17 @@ def not_measured(now: TrainingContext) -> Advice | None:
     )
 
 
-def _void_at_last(now: TrainingContext, *, slowed: bool) -> list[FinishedTrial]:
-    """Return invalid trials without a valid retry; ``slowed`` selects those of a throttled GPU, or the others."""
+def _void_at_last(now: TrainingContext, *, slowed: bool) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
+    """Return invalid trials without a valid retry, of a throttled GPU or not, the last detail, and their number."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
-    void = [one for one in now.trials if isinstance(one.outcome, Contaminated) and one.trial.key not in measured]
-    return [one for one in void if ("slowed down" in getattr(one.outcome, "detail", "")) == slowed]
-
-
-def _detail(trials: list[FinishedTrial]) -> str:
-    return str(getattr(trials[-1].outcome, "detail", ""))[:200]
-
-
-def _void(trials: list[FinishedTrial], now: TrainingContext) -> EvidenceFigure:
-    return figure("discarded trials", len(trials), "count", "trial log", n=len(now.trials))
+    details = [
+        (one, one.outcome.detail)
+        for one in now.trials
+        if isinstance(one.outcome, Contaminated) and one.trial.key not in measured
+    ]
+    void = [(one, detail) for one, detail in details if ("slowed down" in detail) == slowed]
+    number = figure("discarded trials", len(void), "count", "trial log", n=len(now.trials))
+    return [one for one, _ in void], void[-1][1][:200] if void else "", number
 
 
 _COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
@@ -135,7 +121,13 @@ _COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
     communication.uneven_ranks: "straggler", communication.slow_link: "network", thermal: "", other_gpu_users: "",
     utilisation: "", edited: "", not_measured: "",
 }  # fmt: skip
-RULES = tuple(AdviceRule(looks=one, covers=tuple(filter(None, covers.split(", ")))) for one, covers in _COVERS.items())
+RULES = tuple(
+    AdviceRule(
+        name=one.__name__.replace("_", "-"), covers=tuple(filter(None, covers.split(", "))),
+        looks_for=(one.__doc__ or "").splitlines()[0], looks=one,
+    )
+    for one, covers in _COVERS.items()
+)  # fmt: skip
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
@@ -158,20 +150,14 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
 def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
-            rule=TOO_LITTLE,
-            severity="info",
-            claim="the bottleneck is not known: too little was measured",
-            cost="minutes on this machine",
-            command=now.command("workers") if now.run is None else None,
+            rule=TOO_LITTLE, severity="info", claim="the bottleneck is not known: too little was measured",
+            cost="minutes on this machine", command=now.command("workers") if now.run is None else None,
             would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
-        )
+        )  # fmt: skip
     largest = now.bottleneck.parts[:1]
     return Advice(
-        rule=NOTHING,
-        severity="info",
-        claim="no change is expected to pay",
-        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest),
-        cost="none",
+        rule=NOTHING, severity="info", claim="no change is expected to pay",
+        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest), cost="none",
         command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset, or further measurements",
-    )
+    )  # fmt: skip

@@ -41,35 +41,30 @@ def _read_elf(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield the values of one column, a few rows in memory at a time."""
     import pyarrow
+    from pyarrow import parquet, types
 
     # The default pool reserves more memory than it uses, which counts towards the limit.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    field, texts = options.field, (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
     try:
-        yield from _rows(part, options.field)
+        with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
+            if field not in file.schema_arrow.names:
+                names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
+                raise base.UnusableFileError(f"column {field!r} not found; columns: {names}")
+            kind = file.schema_arrow.field(field).type
+            if not any(is_text(kind) for is_text in texts):
+                raise base.UnusableFileError(f"column {field!r} is {kind}, not text")
+            batches = file.iter_batches(batch_size=1024, columns=[field], use_threads=False)
+            for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+                if not isinstance(value, str):
+                    reason = "null" if value is None else f"{type(value).__name__}, not text"
+                    yield Reject(path=part.path, where=f"row {row}", reason=reason)
+                elif len(value) > base.MAX_SAMPLE_BYTES or len(value.encode()) > base.MAX_SAMPLE_BYTES:
+                    yield Reject(path=part.path, where=f"row {row}", reason=base.TOO_LONG)
+                elif value.strip():
+                    yield value
     except (pyarrow.ArrowException, OSError) as error:
         raise base.UnusableFileError(f"corrupt parquet: {error}") from error
-
-
-def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
-    from pyarrow import parquet, types
-
-    with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
-        if field not in file.schema_arrow.names:
-            names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
-            raise base.UnusableFileError(f"column {field!r} not found; columns: {names}")
-        kind = file.schema_arrow.field(field).type
-        texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
-        if not any(is_text(kind) for is_text in texts):
-            raise base.UnusableFileError(f"column {field!r} is {kind}, not text")
-        batches = file.iter_batches(batch_size=1024, columns=[field], use_threads=False)
-        for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
-            if not isinstance(value, str):
-                reason = "null" if value is None else f"{type(value).__name__}, not text"
-                yield Reject(path=part.path, where=f"row {row}", reason=reason)
-            elif len(value) > base.MAX_SAMPLE_BYTES or len(value.encode()) > base.MAX_SAMPLE_BYTES:
-                yield Reject(path=part.path, where=f"row {row}", reason=base.TOO_LONG)
-            elif value.strip():
-                yield value
 
 
 SOURCES = {
@@ -150,7 +145,13 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
             if not isinstance(error, FileNotFoundError):
                 unreadable.append(Reject(path=str(path), where="", reason=f"cannot be read: {error.strerror}"))
     if not files:
-        raise _nothing_found(source, place, other_files, len(unreadable))
+        what, next_step = f"{place} contains no files", f"Pass another path, such as {source.example}"
+        if unreadable:
+            what = f"none of the {len(unreadable) + other_files} files at {place} is a readable {source.kind} file"
+            next_step = f"You lack permission to read {len(unreadable)}: change it, or pass another directory."
+        elif other_files:
+            what = f"none of the {other_files} files at {place} is a {source.kind} file"
+        raise BadInput(what, next_step=next_step)
     files.sort(key=lambda file: _reading_order(file.path))
     unreadable.sort(key=lambda reject: _reading_order(Path(reject.path)))
     return Found(files=tuple(files), other_files=other_files, unreadable=tuple(unreadable))
@@ -184,11 +185,7 @@ class Input:
 
 
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
-    """Find the files of sources such as ``elf:/usr/bin``; ``update`` receives the progress, if there are many files.
-
-    Raise ``BadInput`` if a source is unknown or holds nothing, ``MachineLacks`` if a library that reads it is not
-    installed.
-    """
+    """Find files of sources; raise ``BadInput`` if one is unknown or empty, ``MachineLacks`` if it lacks a library."""
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
         missing = [name for name in source.libraries if importlib.util.find_spec(name) is None]
@@ -229,13 +226,3 @@ def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
 
 def _reading_order(path: Path) -> tuple[bytes, bytes]:
     return hashlib.sha256(os.fsencode(path.name)).digest(), os.fsencode(path)
-
-
-def _nothing_found(source: RawSource, place: str, other_files: int, unreadable: int) -> BadInput:
-    what, next_step = f"{place} contains no files", f"Pass another path, such as {source.example}"
-    if unreadable:
-        what = f"none of the {unreadable + other_files} files at {place} is a readable {source.kind} file"
-        next_step = f"You lack permission to read {unreadable}: change it, or pass another directory."
-    elif other_files:
-        what = f"none of the {other_files} files at {place} is a {source.kind} file"
-    return BadInput(what, next_step=next_step)

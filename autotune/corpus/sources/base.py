@@ -67,7 +67,6 @@ class SourceOptions:
     field: str = "text"
     """Field or column with the text, in jsonl and parquet; dots lead into nested objects of jsonl."""
     unit: Literal["line", "paragraph", "file"] = "line"
-    """Extent of one sample, in text files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,6 @@ class RawSource:
 
     kind: str
     libraries: tuple[str, ...] = ()
-    """Optional packages that reading requires."""
     takes: Callable[[Path, bool], bool]
     """Function that tests if a file is of this kind; its flag is True if you named the file, or a pattern for it."""
     cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: file.whole()
@@ -85,4 +83,3 @@ class RawSource:
     """Function that yields the samples that begin in a slice, and rejects. The file may be hostile: it runs in a child
     with limits and may raise anything; ``UnusableFileError`` if nothing of the file can be used."""
     example: str
-    """Example of a specification, for messages."""

@@ -26,9 +26,8 @@ def takes_text(path: Path, named: bool) -> bool:
             head = file.read(_HEAD_BYTES)
     except UnusableFileError:
         return True  # a corrupt archive of text: reading rejects it with its reason
-    decodable = len(head.decode(errors="ignore").encode())
     # Text in another encoding stays below this share, and its lines are rejected one by one.
-    return b"\0" not in head and len(head) - decodable <= 0.3 * len(head)
+    return b"\0" not in head and len(head) - len(head.decode(errors="ignore").encode()) <= 0.3 * len(head)
 
 
 def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
@@ -96,8 +95,7 @@ def _continues(part: Slice) -> bool:
         while end > 0:
             begin = max(0, end - _STEP_BYTES)
             file.seek(begin)
-            line_end = file.read(end - begin)
-            _, feed, last = line_end.rpartition(b"\n")
+            _, feed, last = file.read(end - begin).rpartition(b"\n")
             if last.strip():
                 return True
             if feed:

@@ -125,8 +125,8 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
 
     yield Scenario("fewer-workers", "sixteen workers where two are enough", many, starved, memory)
 
-    assert starved.profile is not None and starved.workers is not None
-    workers = starved.workers.model_copy(update={"undecided_between": [2, 4]})
+    assert starved.profile is not None and starved.evidence.workers is not None
+    workers = starved.evidence.workers.model_copy(update={"undecided_between": [2, 4]})
     undecided = replace(starved, profile=but(starved.profile, evidence={"workers": workers}))
     yield Scenario("undecided-workers", "a sweep that noise did not let end", undecided, many)
 

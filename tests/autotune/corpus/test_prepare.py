@@ -73,7 +73,7 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
     def recording(title):
         yield lambda done, total, note: last.update({title: (done, total)})
 
-    prepared = run(f"elf:{programs}", stages=recording, out=out)
+    manifest, *_ = run(f"elf:{programs}", stages=recording, out=out)
     assert list(last) == [
         "extract samples", "find duplicates", "count words", "merge words", "learn tokenizer", "encode",
         "assemble train",
@@ -83,25 +83,25 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
     everything = [line for name in read for line in functions(programs / name)]
     assert len(stored(out)) == len(set(stored(out)))
     assert set(stored(out)) == set(everything)
-    assert prepared.manifest == read_manifest(out)
-    source = prepared.manifest.source
+    assert manifest == read_manifest(out)
+    source = manifest.source
     assert (source.kinds, source.files, source.unknown_tokens) == (["elf"], 3, 0)
     assert source.duplicate_samples == len(everything) - len(stored(out))
     assert source.raw_bytes == sum((programs / name).stat().st_size for name in read)
-    assert source.token_bytes == 2 * prepared.manifest.train.tokens
+    assert source.token_bytes == 2 * manifest.train.tokens
 
 
 def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_keeping_the_work(programs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
-    prepared = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
+    manifest, first_rejects, other_files = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
     rejects = [Reject(**json.loads(line)) for line in (tmp_path / "data" / "rejects.jsonl").open()]
     assert {Path(one.path).name for one in rejects} == {"garbage", "truncated", "bad.jsonl"}
     assert [one.where for one in rejects if one.path.endswith("jsonl")] == ["line at byte 17"]
     assert all(one.reason for one in rejects)
-    assert prepared.manifest.source.rejected == 3
-    assert prepared.first_rejects == tuple(rejects)
+    assert manifest.source.rejected == 3
+    assert first_rejects == rejects
     # A script and an empty file beside the programs; everything else is no jsonl.
-    assert prepared.other_files >= 2
+    assert other_files >= 2
     with pytest.raises(BadInput, match=r"--strict is set.*(garbage|truncated)"):
         run(f"elf:{programs}", out=tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()
@@ -143,9 +143,9 @@ def test_a_bound_takes_the_first_distinct_samples_of_all(lines, tmp_path, worker
     distinct_lines = list(dict.fromkeys(lines.read_text().splitlines()))
     for bound in (1, 60, 170, 10**6):
         out = tmp_path / f"{workers}-{bound}"
-        prepared = run(f"text:{lines}", out=out, tokenizer="wordlevel", max_samples=bound, workers=workers)
+        manifest, *_ = run(f"text:{lines}", out=out, tokenizer="wordlevel", max_samples=bound, workers=workers)
         assert stored(out) == distinct_lines[:bound]
-        assert prepared.manifest.train.samples == min(bound, len(distinct_lines))
+        assert manifest.train.samples == min(bound, len(distinct_lines))
 
 
 LONG = "a b c d e f g\nh\nh\n"
@@ -162,9 +162,9 @@ CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "spl
 def test_fields_units_duplicates_and_lengths_are_as_asked_for(tmp_path, name, raw, options, samples, counts):
     path = tmp_path / name
     path.write_text(raw)
-    prepared = run(f"{path.suffix[1:]}:{path}", out=tmp_path / "data", tokenizer="wordlevel", **options)
+    manifest, *_ = run(f"{path.suffix[1:]}:{path}", out=tmp_path / "data", tokenizer="wordlevel", **options)
     assert stored(tmp_path / "data") == samples
-    source = prepared.manifest.source
+    source = manifest.source
     counted = ("truncated_samples", "split_samples", "duplicate_samples")
     assert {name: getattr(source, name) for name in counted if getattr(source, name)} == counts
 
@@ -177,8 +177,8 @@ def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_
     assert stored(tmp_path / "data") == stored(tmp_path / "small")
     other = tmp_path / "other.txt"
     other.write_text("words that no program holds\n")
-    prepared = run(f"text:{other}", out=tmp_path / "other", tokenizer=given)
-    assert prepared.manifest.source.unknown_tokens == 5
+    manifest, *_ = run(f"text:{other}", out=tmp_path / "other", tokenizer=given)
+    assert manifest.source.unknown_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_p
     if overwrite:
         run(f"text:{lines}", out=tmp_path / "data", max_samples=5)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("autotune.corpus.prepare.publish", publish_and_end)
+        patch.setattr("autotune.corpus.workplace.publish", publish_and_end)
         run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
     before = content(tmp_path / "data")
-    prepared = run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
-    assert prepared.manifest == read_manifest(tmp_path / "data")
+    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
+    assert manifest == read_manifest(tmp_path / "data")
     assert content(tmp_path / "data") == before
     assert not list(tmp_path.glob(".data.*"))
 
@@ -231,10 +231,10 @@ def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice
     run(f"text:{lines}", out=tmp_path / "data")
     path = tmp_path / "data" / "train-tokens-00000.npy"
     before, told = path.stat().st_mtime_ns, []
-    prepared = run(f"text:{lines}", out=tmp_path / "data", told=told)
+    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", told=told)
     assert path.stat().st_mtime_ns == before
     assert "already contains this dataset" in told[0]
-    assert prepared.manifest == read_manifest(tmp_path / "data")
+    assert manifest == read_manifest(tmp_path / "data")
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
     corrupt = content(tmp_path / "data")
