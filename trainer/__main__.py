@@ -7,6 +7,7 @@ itself returns 1 for any failure of its ranks.
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -27,7 +28,7 @@ from trainer.data.dataset import read_manifest
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
 from trainer.record.boards import check_installed
-from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
+from trainer.record.progress import ignore_closed_streams, progress, show_row
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE, RunExit, StartClock, process_started_s, read_exit
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
@@ -140,7 +141,7 @@ class _Job:
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
-                show = ProgressScreen(update, self.resolved.config.max_steps).show
+                show = functools.partial(show_row, update, self.resolved.config.max_steps)
                 ending = train(
                     self.resolved, ranks, writer, show, start=self.start, watch=self._watch, clock=self.clock,
                     environment=os.environ,
@@ -245,11 +246,11 @@ class _Job:
     def _keep_traceback(self) -> None:
         text = traceback.format_exc()
         sys.stderr.write(f"rank {self.rank}: {text}")
-        if self._watch.traceback_file is not None:
+        if (file := self._watch.traceback_file) is not None:
             try:
-                self._watch.traceback_file.write_text(text)
+                file.write_text(text)
             except OSError as error:
-                sys.stderr.write(f"cannot save the traceback to {self._watch.traceback_file}: {error.strerror}\n")
+                sys.stderr.write(f"cannot save the traceback to {file}: {error.strerror}\n")
 
 
 def _record(
@@ -260,9 +261,8 @@ def _record(
     if writer is None:
         return
     try:
-        newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
-        checkpoint = newest[0].name if newest else None
-        writer.finish(ending or clock.exit(code, reason, steps, checkpoint))
+        newest = next((path.name for path in list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)), None)
+        writer.finish(ending or clock.exit(code, reason, steps, newest))
     except OSError as error:
         sys.stderr.write(error_text(f"cannot write exit.json: {error.strerror}", "Check the disk of the run."))
 

@@ -18,7 +18,7 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
 from trainer.health.events import EventRow, happened
-from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_header, read_origin
+from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_first_header, read_header
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
@@ -145,7 +145,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
     """Start again as the run's first start did; raise ``BadConfig`` if all its own checkpoints are corrupt."""
-    origin = read_origin(directory)
+    origin = read_first_header(directory).resumed_from
     # Renamed by this start or an earlier one.
     corrupt = [path.name for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
     if corrupt and not gave_up and origin is None:
@@ -178,7 +178,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         return _go_on(run, resolved, opened)
     again = (out / RUN_FILE).is_file()
     if again:
-        origin = read_origin(out)
+        origin = read_first_header(out).resumed_from
         if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
             next_step = "Choose another --out, or resume that run with --resume auto"
             raise BadConfig(f"{out} already contains a run, which did not start from {path}", next_step=next_step)

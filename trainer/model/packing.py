@@ -99,12 +99,12 @@ def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
     # Outside of all modes, as a trace would record the probe, and with the generator left as it was.
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.random.fork_rng([]):
         model = fresh_model(config, torch.device("cpu")).eval()
-        for parameter in filter(lambda one: one.requires_grad, model.parameters()):
+        for values in (one.data for one in model.parameters() if one.requires_grad):
             # Away from zeros, ones and small values, which would hide an influence.
-            if parameter.dim() > 1:
-                parameter.data.normal_(std=2 * parameter.shape[-1] ** -0.5)
+            if values.dim() > 1:
+                values.normal_(std=2 * values.shape[-1] ** -0.5)
             else:
-                parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+                values.add_(torch.randn_like(values), alpha=0.2)
         return prove(model)
 
 
@@ -198,15 +198,9 @@ def _logits(model: PreTrainedModel, kind: AttentionKind, packing: Packing, first
 
 
 def _attend_plainly(
-    query_THE: torch.Tensor,
-    key_THE: torch.Tensor,
-    value_THE: torch.Tensor,
-    *,
-    query_edges: torch.Tensor,
-    window_tokens: int | None,
-    scale: float | None,
-    **_: object,
-) -> torch.Tensor:
+    query_THE: torch.Tensor, key_THE: torch.Tensor, value_THE: torch.Tensor, *, query_edges: torch.Tensor,
+    window_tokens: int | None, scale: float | None, **_: object,
+) -> torch.Tensor:  # fmt: skip
     """Compute ``attend_documents`` under a mask, on a CPU."""
     place_T = torch.arange(len(query_THE))
     document_T = torch.searchsorted(query_edges.long(), place_T, right=True)

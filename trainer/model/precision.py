@@ -251,19 +251,13 @@ class _Normalize(torch.autograd.Function):
     """Layer norm over the last dimension in fp32."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's own
-        input: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, input: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:  # noqa: ANN401 - torch's own
         variance, mean = torch.var_mean(input, -1, correction=0, keepdim=True)
         scale = torch.rsqrt(variance + eps)
         normal = (input - mean) * scale
         ctx.save_for_backward(normal.bfloat16(), scale, weight)
         ctx.has_bias = bias is not None
-        result = normal if weight is None else normal * weight
+        result: torch.Tensor = normal if weight is None else normal * weight
         return result if bias is None else result + bias
 
     @staticmethod

@@ -20,10 +20,8 @@ Show = Callable[[RunHeader | Row], None]
 """Callback on rank 0 that shows the run header, and then each row."""
 
 _FILES: Mapping[type[Row], str] = {
-    StepRow: run_record.STEPS_FILE,
-    EvaluationRow: run_record.EVALUATIONS_FILE,
-    EventRow: run_record.EVENTS_FILE,
-}
+    StepRow: run_record.STEPS_FILE, EvaluationRow: run_record.EVALUATIONS_FILE, EventRow: run_record.EVENTS_FILE,
+}  # fmt: skip
 _LOCK_TIMEOUT_S = 30.0
 
 
@@ -56,8 +54,7 @@ class RunWriter:
         self._told_trouble: str | None = None
         if not active:
             return
-        there = (directory / RUN_FILE).exists()
-        if there and not again:
+        if not again and (directory / RUN_FILE).exists():
             next_step = "Resume it with --resume auto, or choose another --out."
             raise BadConfig(f"{directory} already contains a run", next_step=next_step)
         directory.mkdir(parents=True, exist_ok=True)
@@ -135,9 +132,8 @@ class RunWriter:
             self._draw(row)
 
     def _draw(self, row: StepRow | EvaluationRow) -> None:
-        group = "train" if isinstance(row, StepRow) else "validation"
-        figures = row.model_dump(exclude={"step"}, exclude_none=True)
-        numbers = {f"{group}/{figure}": value for figure, value in figures.items()}
+        group, figures = "train" if isinstance(row, StepRow) else "validation", row.model_dump(exclude_none=True)
+        numbers = {f"{group}/{figure}": value for figure, value in figures.items() if figure != "step"}
         for board in list(self._boards):
             try:
                 board.add(row.step, numbers)
@@ -163,5 +159,4 @@ def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
 
 def default_run_directory(name: str) -> Path:
     """Return ``runs/<UTC>-<name>`` under the working directory."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("runs") / f"{stamp}-{name}"
+    return Path(f"runs/{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{name}")
