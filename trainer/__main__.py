@@ -138,14 +138,14 @@ class _Job:
             self._watch.timeout_s = self.resolved.config.parallel.timeout_s
             self._watch.heartbeat()
             self.clock.ended("process_group")
-            if self.start.finished is not None:
-                return self._leave_finished(writer, self.start.finished, leave_ranks)
-            with progress("train") as update:
-                show = functools.partial(show_row, update, self.resolved.config.max_steps)
-                ending = train(
-                    self.resolved, ranks, writer, show, start=self.start, watch=self._watch, clock=self.clock,
-                    environment=os.environ,
-                )  # fmt: skip
+            if (ending := self.start.finished) is not None:
+                told = f"train: nothing to do: the run finished at step {ending.steps}\n"
+                sys.stderr.write(told if self.rank == 0 else "")
+            else:
+                with progress("train") as update:
+                    show = functools.partial(show_row, update, self.resolved.config.max_steps)
+                    known: dict[str, Any] = {"start": self.start, "watch": self._watch, "clock": self.clock}
+                    ending = train(self.resolved, ranks, writer, show, **known, environment=os.environ)
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
             code, reason, next_step, docs = error.exit_code, error.message, error.next_step, error.docs
@@ -163,7 +163,7 @@ class _Job:
             code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
-            _print_result(self.writer)
+            print(f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}")
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
@@ -187,16 +187,6 @@ class _Job:
             self.writer.attempt = attempt
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
         return self.writer
-
-    def _leave_finished(self, writer: RunWriter, end: RunExit, leave: Callable[..., None]) -> int:
-        """Print the result of a run that has already finished; return the exit code."""
-        if self.rank == 0:
-            writer.finish(end)
-            sys.stderr.write(f"train: nothing to do: the run finished at step {end.steps}\n")
-            _print_result(writer)
-        code, _ = self._leave_together(0, leave)
-        self._watch.stop()
-        return code
 
     def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
@@ -268,10 +258,7 @@ def _record(
 
 
 def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Write a failure note of a rank that exits before it knows the run to torchrun's store, for rank 0 to record.
-
-    torchrun ends all ranks as soon as one fails, and rank 0 then only sees a signal.
-    """
+    """Write a rank's failure note to torchrun's store, as rank 0 only sees that torchrun signals all ranks to end."""
     with contextlib.suppress(Exception):  # optional: the error itself is already being reported
         store, key = _torchruns_store(environment)
         store.set(key, json.dumps([exit_code, reason]))
@@ -296,11 +283,6 @@ def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
     host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
     store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _print_result(writer: RunWriter) -> None:
-    print(f"run: {writer.directory}")
-    print(f"model: {writer.directory / MODEL_DIRECTORY}")
 
 
 class _Parser(argparse.ArgumentParser):

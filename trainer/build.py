@@ -118,7 +118,6 @@ class Training:
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
-    """Work per token, from which the FLOPs of a step are computed."""
     recipe_changes: tuple[str, ...]
     """Changes of the model's recipe for speed, as text, such as another attention dropout."""
 
@@ -182,10 +181,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """Return the work that a model's loss requires, counted from its matrices, independent of the configuration.
-
-    All matrices but the head's count as layers. The weights must not be sharded yet.
-    """
+    """Return the work of a model's loss, from its unsharded matrices; all but the head's count as layers."""
     config = model.config
     in_head = _weights(model_head(model))
     window = window_tokens(config)

@@ -20,10 +20,7 @@ def evaluate(
     module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, step: int, *,
     progressed: Callable[[], None] = lambda: None,
 ) -> EvaluationRow:  # fmt: skip
-    """Evaluate the model on the same sequences and masks every time, for any number of ranks; a collective.
-
-    ``module`` is not wrapped in DDP, as there are no gradients; ``progressed`` is called before each micro-batch.
-    """
+    """Evaluate the unwrapped model on the same sequences and masks every time, for any number of ranks; collective."""
     started_s = time.perf_counter()
     # All sequences as one optimizer step, without DataLoader workers, which take longer to start than they save.
     rows = min(config.evaluation.max_sequences, len(validation))

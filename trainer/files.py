@@ -21,7 +21,6 @@ _READ_AT_ONCE_BYTES = 2**20
 """Chunk size when reading, small enough to be in the CPU cache when its checksum is computed."""
 _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Error numbers of file systems without locks."""
 _POLL_S = 0.1
 
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}

@@ -55,10 +55,7 @@ class TensorEntry(StrictTable):
 
 
 class TrainingState(StrictTable):
-    """Training state other than tensors.
-
-    The learning rate follows from ``step`` and ``health``; dropout follows from the seed, the position and the rank.
-    """
+    """Training state without tensors, learning rate and dropout, which follows from seed, position and rank."""
 
     step: int
     """Number of optimizer steps taken."""

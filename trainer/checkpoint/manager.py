@@ -31,14 +31,10 @@ _ROUND_S = 0.5
 _ABANDONED_S = 20.0
 """Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after SIGTERM."""
 _ASSUMED_BYTES_PER_S = 100e6
-"""Assumed disk write speed before the first save."""
 
 
 class CheckpointManager:
-    """Saves and restores checkpoints of a run; every rank must call it at the same steps.
-
-    ``progressed`` is called while data is written or read.
-    """
+    """Saves and restores checkpoints of a run, at the same steps on every rank; ``progressed`` is called meanwhile."""
 
     def __init__(
         self, directory: Path, config: TrainConfig, training: Training, ranks: Ranks, *, attempt: int,

@@ -38,7 +38,6 @@ _DTYPE_NAMES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
-"""Names of AdamW's state tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +102,7 @@ def make_state(training: Training) -> None:
 
 
 class HostCopy:
-    """Host memory buffer for the tensors that this rank writes, laid out as a safetensors file.
-
-    Every copy must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
-    """
+    """Host buffer of a safetensors file for the tensors, always the same, that this rank writes; ``pinned`` for a GPU."""
 
     def __init__(self, kept: Sequence[TensorShard], file: str, *, pinned: bool) -> None:
         # Widest dtypes first, so that every tensor is aligned for its dtype.

@@ -40,10 +40,7 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
-    """Read a profile's tables; raise ``BadConfig`` if it lacks that table, or is of another schema version.
-
-    A profile of your own training code has the table ``subject`` instead of ``train``.
-    """
+    """Read a profile with a ``table``, ``subject`` for your own training code; raise ``BadConfig`` if it is invalid."""
     tables = read_toml(path, if_missing=_WRITE_ONE)
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:

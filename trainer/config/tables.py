@@ -46,10 +46,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: A
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate plain data, called ``where`` in messages, into a strict table.
-
-    Raise ``BadConfig`` with the first offending key, its value, and the nearest valid key if one is close.
-    """
+    """Validate data, called ``where`` in messages, into a table; raise ``BadConfig`` with the first wrong key."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

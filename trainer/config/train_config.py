@@ -38,7 +38,6 @@ class Tag(enum.Enum):
     PROBED = enum.auto()
     """Settings that the largest micro-batch size depends on."""
     LOADER = enum.auto()
-    """Settings of data loading."""
 
 
 class ModelSettings(StrictTable):

@@ -147,10 +147,7 @@ class Segments:
 
 
 class BatchPlan(BatchSplit):
-    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks.
-
-    Sequence j of an optimizer step goes to rank j mod world, so ranks differ by at most one sequence.
-    """
+    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks."""
 
     seed: int
     dataset_samples: int

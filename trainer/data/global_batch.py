@@ -16,11 +16,7 @@ _SAME_IN_PLAN = ("seed", "seq_length_tokens", "layout", "global_batch_size", "ma
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
-    """Return the configuration with its global batch in sequences.
-
-    A batch given in non-padding tokens or samples is converted by the mean of this dataset, estimated from a part of
-    it, the same on every rank.
-    """
+    """Return the configuration with its global batch in sequences, by means estimated from a part of the dataset."""
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
     tokens, samples = mean_row(config, dataset)

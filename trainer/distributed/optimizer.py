@@ -54,10 +54,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def set_scale(optimizer: torch.optim.Optimizer, *, divisor: torch.Tensor, skipped: torch.Tensor) -> None:
-    """Let the next update divide gradients, or skip both weights and state if a condition on the device is true.
-
-    Fused optimizers do both, for loss scaling, in their only pass over the gradients.
-    """
+    """Let the next update divide gradients, or skip weights and state, as fused optimizers do for loss scaling."""
     own: Any = own_optimizer(optimizer)
     own.grad_scale, own.found_inf = divisor.float(), skipped.float()
 

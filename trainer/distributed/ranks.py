@@ -92,10 +92,7 @@ class GradientTraffic:
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
-        """Return the squared L2 norm of this rank's own gradient, shape (), and the event before its last all-reduce.
-
-        The time from that event to the end of backward is spent waiting for the network.
-        """
+        """Return this rank's squared gradient norm, shape (), and the event before it waits for the last all-reduce."""
         square, self._square = self._square, torch.zeros((), device=self._device)
         departed, self._departed = self._departed, None
         return square, departed
@@ -238,20 +235,13 @@ def join_ranks(
 
 
 def longest_join_s(config: TrainConfig) -> float:
-    """Return the process group's timeout, in seconds, for the initial rendezvous and for each collective.
-
-    It exceeds the ``Watchdog``'s timeout, which exits cleanly, and the time that staging on another node may take.
-    """
+    """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S
     return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
 
 
 def leave_ranks(*, together: bool) -> None:
-    """Destroy the process group, if there is one.
-
-    With ``together``, ranks wait for each other first: destroying the group while a peer's last message is in flight
-    can crash that peer.
-    """
+    """Destroy the process group, if any; ``together`` waits for all ranks, as messages in flight could crash a peer."""
     if not dist.is_initialized():
         return
     if together:

@@ -66,12 +66,10 @@ class TrainStep:
         self._shared, self._optimizer, self._config, self._ranks = shared, optimizer, config, ranks
         self._weights_changed = weights_changed
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
-        """Trainable parameters; their gradients are clipped together."""
         # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
         # fragment up to 5 % of GPU memory.
         accumulates = config.device == "cuda" and gradient_accumulation_steps(config, ranks.world_size) > 1
         self.keeps_gradients = accumulates and config.parallel.strategy != "fsdp2"
-        """True if gradients keep their memory from step to step."""
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
@@ -81,11 +79,7 @@ class TrainStep:
         """Callback before each micro-batch."""
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """Run a forward and backward and discard the gradients, to compile layers and fix the layout of DDP's buckets.
-
-        DDP orders its buckets by the first backward; without this, a resumed run would reduce its first step in another
-        order than an uninterrupted run.
-        """
+        """Run a forward and backward without an update, to compile layers and order DDP's buckets alike on resume."""
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
             self._shared.module(batch).backward()

@@ -110,10 +110,7 @@ class HealthMonitor:
         return before.eased_share + (1 - before.eased_share) * done
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
-        """Restore the checkpoint's history, count the rollback and ease the learning rate.
-
-        ``at_step`` is the step with the trouble, counted from 1; ``to_step`` the steps finished at the checkpoint.
-        """
+        """Restore the history at ``to_step`` after trouble at ``at_step``, and ease the learning rate."""
         self._look_back(saved)
         self._skipped_in_a_row = 0
         recovery = self.recovery

@@ -65,10 +65,7 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
 def choose_attention(
     config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing | str
 ) -> ChosenAttention:
-    """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible.
-
-    ``packing`` is what ``prove_packing`` returned.
-    """
+    """Return the attention to use after ``prove_packing``; raise ``BadConfig`` if the configured one is impossible."""
     if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
             what = f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}"
@@ -113,10 +110,7 @@ def _against_varlen(
 
 
 def pin_kernels(kind: AttentionKind) -> None:
-    """Restrict attention on GPUs to the kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load.
-
-    Without a mask and in bf16 that is FlashAttention, else the memory-efficient kernel.
-    """
+    """Restrict attention on GPUs to kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load."""
     cuda = torch.backends.cuda
     # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
     # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
@@ -157,10 +151,7 @@ def attend_within_documents(
 
 
 def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding.
-
-    Both are computed on the device, without synchronisation.
-    """
+    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding."""
     shape, device = batch.ids_BS.shape, batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
     begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)

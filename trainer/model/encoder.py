@@ -45,10 +45,7 @@ def model_head(model: PreTrainedModel) -> list[nn.Module]:
 
 
 class HeadInputs:
-    """Context in which a model's own head gets only the hidden states of ``position_K``, int64, as one sequence.
-
-    Positions are those in the flattened sequences. None leaves the encoder's output as it is.
-    """
+    """Context in which a model's head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
 
     def __init__(self, model: PreTrainedModel, position_K: torch.Tensor | None) -> None:
         self._encoder, self._position_K = model.base_model, position_K

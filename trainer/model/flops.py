@@ -31,7 +31,6 @@ class ModelWork:
     reaches: tuple[int | None, ...]
     """Reach of each layer's attention to either side, in tokens; None for the whole document."""
     last_layer_narrow: bool = False
-    """True if the last layer is sparse."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""

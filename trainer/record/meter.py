@@ -149,9 +149,7 @@ class _Interval:
     partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """For each step: share of tokens in the part, squared norm of the part's gradient, and of the whole gradient."""
     known: dict[str, Any] = field(default_factory=dict)
-    """Row fields that the caller provides."""
     data_wait_s: float = 0.0
-    """Mean data wait per step, in seconds."""
     pace: tuple[float, float | None, float] | None = None
     """This rank's seconds per step in the last interval read before: wall time, compute, data wait."""
     ended: DeviceEvent | None = None
@@ -161,10 +159,7 @@ class _Interval:
 
 
 class Meter:
-    """Meter of training steps, which produces the rows of ``steps.jsonl``.
-
-    ``work`` gives the FLOPs of a step, ``peak_flops_per_s`` is the peak of one device, ``hosts`` the host of each rank.
-    """
+    """Meter of training steps, which produces the rows of ``steps.jsonl``; ``peak_flops_per_s`` is of one device."""
 
     def __init__(
         self, work: ModelWork, ranks: Ranks, *, peak_flops_per_s: float | None = None, hosts: Sequence[str] = ()

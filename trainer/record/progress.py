@@ -22,10 +22,7 @@ _RATE_LINES = 12
 
 @contextlib.contextmanager
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
-    """Show the progress of one phase until the block ends: a bar on a terminal, otherwise a line every 5 s.
-
-    ``most_s`` is the phase's time budget, if any; the displayed time left never exceeds it.
-    """
+    """Show a phase's progress: a bar on a terminal, else a line every 5 s; its time left never exceeds ``most_s``."""
     ends_s = None if most_s is None else time.monotonic() + most_s
     told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
     with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:

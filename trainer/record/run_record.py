@@ -286,7 +286,6 @@ class StartClock:
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
         """Start of the clock on the scale of ``time.monotonic``."""
         self.is_over = False
-        """True if the first step has ended."""
 
     def ended(self, phase: Phase) -> None:
         """Add the time since the last call, or since the start, to a phase."""
