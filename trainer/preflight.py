@@ -149,7 +149,7 @@ def check_directory(
     kept = config.checkpoint.keep_last
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
-    if ranks.leads and not writer.locked:
+    if ranks.leads and writer.lock is None:
         message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
         remarks.append(_remark(message, "Make sure that no other job resumes this run at the same time."))
     return remarks

@@ -143,9 +143,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def step_of(name: str) -> int:
     """Return the optimizer step in a checkpoint's name."""
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return int(match[1])
+    return int(name.split("-")[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class CheckpointManager:
         tell_event: Callable[[EventRow], None], progressed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._root = directory / disk.CHECKPOINTS_DIRECTORY
-        self._settings = config.checkpoint
+        self._settings, self.enabled = config.checkpoint, config.checkpoint.enabled
         self._training, self._ranks, self._tell_event = training, ranks, tell_event
         self._attempt, self._progressed = attempt, progressed
         # Below the process group's timeout, so that a waiting rank can still report which rank is late.
@@ -63,11 +63,6 @@ class CheckpointManager:
         if self.enabled and (kept := self._kept()):  # allocated now, so that the first save does not wait
             self._room = threading.Thread(target=self._take_room, args=(kept,), name="checkpoint buffers", daemon=True)
             self._room.start()
-
-    @property
-    def enabled(self) -> bool:
-        """True if checkpoints are enabled."""
-        return self._settings.enabled
 
     def owns(self, path: Path) -> bool:
         """Return whether a checkpoint belongs to this run."""
@@ -141,8 +136,8 @@ class CheckpointManager:
             self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
         stall_s = None if urgent else time.perf_counter() - began_s
-        arguments = (writer, self._copy, state, began_s, stall_s)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint writer", daemon=True)
+        known = (writer, self._copy, state, began_s, stall_s)
+        self._thread = threading.Thread(target=self._write, args=known, name="checkpoint writer", daemon=True)
         self._thread.start()
 
     def _join(self, within_s: float | None = None) -> None:
@@ -157,14 +152,13 @@ class CheckpointManager:
     ) -> None:
         if stall_s is not None:  # training does not wait for this save
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        problem: Exception | None = None
+        size, problem = len(copy.content), None
         try:
             writer.write(copy.content, copy.tensors, state)
         except Exception as error:  # noqa: BLE001 - border of this thread: training continues after any error, which is reported
             writer.give_up(error)
-            problem = error
-        size_bytes = 0 if problem else len(copy.content)
-        self._end(state.step, writer.name, began_s, stall_s, size=size_bytes, problem=problem)
+            size, problem = 0, error
+        self._end(state.step, writer.name, began_s, stall_s, size=size, problem=problem)
 
     def _end(
         self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
@@ -192,8 +186,8 @@ class CheckpointManager:
         message = f"cannot save step {step}: {why}; {kept}; training continues{told}"
         causes = ["the disk or a quota is full", "the file system failed or is unreachable"]
         next_step = "Free disk space or raise the quota before the next save; a crash until then loses more work."
-        advice = {"level": "error", "causes": causes, "next_step": next_step}
-        self._finished.append(happened(step, "save_failed", message, values=values, **advice))
+        told_more = {"level": "error", "causes": causes, "next_step": next_step}
+        self._finished.append(happened(step, "save_failed", message, values=values, **told_more))
 
     def tell_finished(self) -> None:
         """Report the events of finished saves."""
@@ -233,20 +227,15 @@ class CheckpointManager:
         found, corrupt = disk.newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in corrupt:
             message = f"checkpoint {passed_over.name} is corrupt and is skipped: {why}"
-            next_step = "Check that disk."
-            self._tell_event(happened(0, "corrupt", message, level="error", next_step=next_step))
+            self._tell_event(happened(0, "corrupt", message, level="error", next_step="Check that disk."))
         found = self._ranks.broadcast_object(found)
         if found is None:
-            raise TrainingFailed(
-                "cannot roll back: no good checkpoint exists",
-                next_step="Lower train.learning_rate or increase train.warmup_steps; "
-                "save more often with train.checkpoint.interval_steps.",
-            )
+            advice = "Lower train.learning_rate or increase train.warmup_steps"
+            next_step = f"{advice}; save more often with train.checkpoint.interval_steps."
+            raise TrainingFailed("cannot roll back: no good checkpoint exists", next_step=next_step)
         return found
 
 
 def state_bytes(training: Training) -> int:
     """Return the approximate size of a checkpoint: all weights, and two optimizer values per trained weight."""
-    parameters = list(training.module.parameters())
-    whole = sum(one.numel() * one.element_size() for one in parameters)
-    return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
+    return sum(one.nbytes * (3 if one.requires_grad else 1) for one in training.module.parameters())

@@ -149,10 +149,9 @@ def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) 
     # Renamed by this start or an earlier one.
     corrupt = [path.name for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
     if corrupt and not gave_up and origin is None:
-        raise BadConfig(
-            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*",
-            next_step="Check that disk. Start from scratch with another --out, or from another run: --resume PATH",
-        )
+        what = f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*"
+        next_step = "Check that disk. Start from scratch with another --out, or from another run: --resume PATH"
+        raise BadConfig(what, next_step=next_step)
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
         told = happened(0, "resumed", f"{directory} has {why}; starting from scratch", level="warning")
@@ -185,8 +184,8 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command was run again
     found, corrupt = (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
-    passed_over = "a checkpoint is corrupt and is skipped"
-    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in corrupt]
+    told = "a checkpoint is corrupt and is skipped: "
+    events = [happened(0, "resumed", told + why, level="error") for _, why in corrupt]
     if found is None:
         raise BadConfig(f"{root} has no intact checkpoint", next_step="Pass another run, or use --resume never")
     directory, manifest = found
@@ -208,10 +207,8 @@ def _compare(before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, w
     """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
-        raise BadConfig(
-            f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…",
-            next_step="Resume with that run's profile, or start from scratch with another --out.",
-        )
+        what = f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…"
+        raise BadConfig(what, next_step="Resume with that run's profile, or start from scratch with another --out.")
     now = resolved.config.model_dump(mode="json")
     for key in _SAME_DATA:
         old, new = _value(before.config, key), _value(now, key)

@@ -13,19 +13,19 @@ A dataset is one directory:
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a sequence.
 """
 
-import ast
 import contextlib
 import errno
+import io
 import itertools
 import os
-import re
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 from pydantic import Field, model_validator
 
 from trainer.config.tables import StrictTable, canonical_sha256, nearest, parse_table, read_json
@@ -260,10 +260,7 @@ class TokenDataset:
         return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
-        """Read ``tokens`` ids of each sample into ``ids`` (T,) from position ``places`` on; all others have shape (N,).
-
-        ``shards`` and ``begins`` are those of ``locate``. Raise ``BadConfig`` if a shard became shorter.
-        """
+        """Read ``tokens`` ids of located samples (N,) to ``places`` of ``ids`` (T,); raise ``BadConfig`` if a file is cut."""
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
         self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
@@ -330,9 +327,6 @@ def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -
     return waiting
 
 
-_NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
-
-
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     """Open a one-dimensional ``.npy`` file; return its descriptor and the first byte of its data.
 
@@ -345,21 +339,18 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     except OSError as error:
         raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=corrupt) from error
     try:
-        head = os.pread(fd, 4096, 0)
-        match = _NPY_HEADER.match(head)
-        if match is None:
+        head = io.BytesIO(os.pread(fd, 4096, 0))
+        versions = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if not head.getvalue().startswith(npy.MAGIC_PREFIX) or (version := npy.read_magic(head)) not in versions:
             raise ValueError("not an .npy file")
-        wide = match[1] == b"\x02"
-        (size,) = struct.unpack_from("<I" if wide else "<H", head, 8)
-        start = (12 if wide else 10) + size
-        header = ast.literal_eval(head[12 if wide else 10 : start].decode("latin1"))
-        if np.dtype(header["descr"]) != dtype or header["shape"] != (length,) or header["fortran_order"]:
-            raise ValueError(f"contains {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
-        if os.fstat(fd).st_size != start + length * dtype.itemsize:
+        shape, fortran_order, found = versions[version](head)
+        if found != dtype or shape != (length,) or fortran_order:
+            raise ValueError(f"contains {found.str} of shape {shape}, not {dtype.str} of ({length},)")
+        if os.fstat(fd).st_size != head.tell() + length * dtype.itemsize:
             raise ValueError("its size does not match its header")
         # Reads are random, so read-ahead would only evict other data from the page cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError) as error:
         os.close(fd)
         raise BadConfig(f"{path}: {error}", next_step=corrupt) from error
-    return fd, start
+    return fd, head.tell()

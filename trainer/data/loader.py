@@ -76,11 +76,9 @@ class MicroBatch:
         return self.ids_BS.to(torch.int64)
 
     def attention_BS(self) -> torch.Tensor:
-        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each.
-
-        An empty sequence attends to its first pad token, as a softmax over nothing would be NaN; it adds no loss.
-        """
+        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each."""
         rows, width = self.ids_BS.shape
+        # In an empty sequence the first pad token counts, as a softmax over nothing would be NaN; it adds no loss.
         lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
         lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
         return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)

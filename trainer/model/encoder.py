@@ -100,10 +100,7 @@ def build_config(
 
 
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
-    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match.
-
-    An architecture without SDPA uses ``eager`` attention, as ``model.config`` then shows.
-    """
+    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match."""
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
     model.train()
@@ -122,7 +119,7 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
             try:
                 model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
             except ValueError as error:
-                # transformers' error for an architecture without SDPA.
+                # transformers' error for an architecture without SDPA, which uses eager attention.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)

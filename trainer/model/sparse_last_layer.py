@@ -130,11 +130,9 @@ def _bert_answer(
     heads = (-1, attention.attention_head_size)
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     attended_KHE = asked.attend(
-        attention.query(asked_KD).unflatten(-1, heads),
-        attention.key(hidden_BSD).unflatten(-1, heads),
-        attention.value(hidden_BSD).unflatten(-1, heads),
-        dropout=attention.dropout.p if layer.training else 0.0,
-    )
+        attention.query(asked_KD).unflatten(-1, heads), attention.key(hidden_BSD).unflatten(-1, heads),
+        attention.value(hidden_BSD).unflatten(-1, heads), dropout=attention.dropout.p if layer.training else 0.0,
+    )  # fmt: skip
     answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
     fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
     return fed_KD.unsqueeze(0)
@@ -145,8 +143,7 @@ def _modernbert_answer(
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
     attention = layer.attn
-    heads = (-1, attention.head_dim)
-    hidden = hidden_BSD.shape[-1]
+    heads, hidden = (-1, attention.head_dim), hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
     asked_normed_KD = normed_BSD.flatten(0, 1).index_select(0, asked.position_K)
     query_KD = project(attention.Wqkv, asked_normed_KD, slice(hidden))
@@ -156,9 +153,8 @@ def _modernbert_answer(
     attended_KHE = asked.attend(
         _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
         _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
-        value_BSD.unflatten(-1, heads),
-        dropout=attention.attention_dropout if layer.training else 0.0,
-    )
+        value_BSD.unflatten(-1, heads), dropout=attention.attention_dropout if layer.training else 0.0,
+    )  # fmt: skip
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
     fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))

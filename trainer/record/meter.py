@@ -152,10 +152,10 @@ class _Interval:
     data_wait_s: float = 0.0
     pace: tuple[float, float | None, float] | None = None
     """This rank's seconds per step in the last interval read before: wall time, compute, data wait."""
-    ended: DeviceEvent | None = None
+    ended: DeviceEvent = field(init=False)
     fetched: Sequence[torch.Tensor] = ()
     """Host copies of the sums over ranks, the loss and the gradient norm."""
-    copied: DeviceEvent | None = None
+    copied: DeviceEvent = field(init=False)
 
 
 class Meter:
@@ -242,8 +242,6 @@ class Meter:
             yield self._read(self._pending.popleft())
 
     def _read(self, row: _Interval) -> StepRow:
-        assert row.copied is not None
-        assert row.ended is not None
         row.copied.wait()
         world, steps = self._ranks.world_size, len(row.results)
         fetched: list[Any] = [one.tolist() for one in row.fetched]

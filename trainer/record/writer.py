@@ -45,7 +45,8 @@ class RunWriter:
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
         self.directory, self.attempt, self._active = directory, 1, active
-        self._lock: int | None = None
+        self.lock: int | None = None
+        """Descriptor of the lock that keeps other processes from this run; None if the file system has no locks."""
         self._show: Show = lambda row: None
         self._boards: list[Board] = []
         self._waiting: dict[str, bytes] = {}
@@ -59,18 +60,13 @@ class RunWriter:
             raise BadConfig(f"{directory} already contains a run", next_step=next_step)
         directory.mkdir(parents=True, exist_ok=True)
         try:  # DataLoader workers of a killed process hold its lock for a moment
-            self._lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+            self.lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
         except LockHeld as error:
             next_step = "Wait until it ends, or choose another --out."
             raise BadConfig(f"another process is using {directory}", next_step=next_step) from error
         # The exit.json of a start that ended before its run.json counts as a start too.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
-
-    @property
-    def locked(self) -> bool:
-        """True if a lock keeps other processes from this run."""
-        return self._lock is not None
 
     def _put_earlier_aside(self) -> None:
         place = self.directory / run_record.EARLIER_DIRECTORY
