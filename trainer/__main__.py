@@ -158,9 +158,7 @@ class _Job:
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(error_text(f"rank {self.rank}: {reason}", next_step, docs))
         code = self._settle(code, reason, ending)
-        together = False
-        if ending is not None:
-            code, together = self._leave_together(code, leave_ranks)
+        code, together = (code, False) if ending is None else self._leave_together(code, leave_ranks)
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
             print(f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}")

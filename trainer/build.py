@@ -32,12 +32,8 @@ WARM_UP_STEPS = 3
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Set up activation checkpointing.
-
-    With compiled layers, ``selective`` does nothing: the compiler automatically keeps the results of matmuls and
-    recomputes cheap operations, and this cannot be configured within its graphs. Raises ``BadConfig`` for an
-    architecture without checkpointing.
-    """
+    """Set up activation checkpointing; raise ``BadConfig`` for an architecture without it."""
+    # Within its graphs, the compiler itself keeps the results of matmuls and recomputes cheap operations.
     if config.activation_checkpointing in ("none", "selective" if config.compiled else "none"):
         return
     if not model.supports_gradient_checkpointing:

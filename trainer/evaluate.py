@@ -37,8 +37,7 @@ def evaluate(
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()
-            # All ranks must agree on when to stop. Lanes alternate and end one by one: they have all ended after as
-            # many empty sequences as there are lanes.
+            # All ranks stop together. Lanes end one by one: all have after as many empty sequences as there are lanes.
             empty_rows = 0 if any(ranks.all_reduce_sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break

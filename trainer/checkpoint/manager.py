@@ -75,8 +75,7 @@ class CheckpointManager:
 
     def is_due_by_time(self) -> bool:
         """Return whether the save interval has passed on this rank's clock, and no save is being written."""
-        waited_s = time.monotonic() - self._last_s
-        return self.enabled and waited_s >= self._settings.interval_s and not self.busy
+        return self.enabled and time.monotonic() - self._last_s >= self._settings.interval_s and not self.busy
 
     def is_due(self, step: int, asked_at: int | None) -> bool:
         """Return whether to save after a step: its number is due, or rank 0 asked for it since the last save."""

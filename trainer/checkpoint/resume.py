@@ -1,7 +1,6 @@
 """Resuming: choose the run directory and the checkpoint to start from. No torch here.
 
-Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before it was
-restarted.
+Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before its restart.
 """
 
 import contextlib

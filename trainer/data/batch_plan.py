@@ -202,10 +202,7 @@ class BatchPlan(BatchSplit):
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
-    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence.
-
-    Packed sequences come in seeded random order: best fit leaves long samples in the first, short ones in the last.
-    """
+    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence."""
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = index.locate(samples)
     tokens = np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
@@ -216,6 +213,7 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
     packed = pack_rows(lengths, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
+    # In seeded random order, as best fit leaves long samples in the first sequences, short ones in the last.
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
     rows = np.argsort(np.argsort(drawn, kind="stable"))[packed]  # ranks of the draws
     order = np.argsort(rows, kind="stable")

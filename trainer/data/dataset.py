@@ -260,7 +260,7 @@ class TokenDataset:
         return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
-        """Read ``tokens`` ids of located samples (N,) to ``places`` of ``ids`` (T,); raise ``BadConfig`` if a file is cut."""
+        """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,); raise as ``locate``."""
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
         self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)

@@ -42,10 +42,7 @@ def most_predicted(places: int, probability: float) -> int:
 
 
 class Masker:
-    """Random choice of the tokens to predict and of their replacements; holds vocabulary tables and no state.
-
-    ``special_ids`` are never masked and never drawn; ``vocab_size`` is the number of the tokenizer's ids.
-    """
+    """Random choice of the tokens to predict and their replacements, never ``special_ids``; tables without a state."""
 
     def __init__(
         self, *, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], probability: float, seed: int

@@ -87,8 +87,7 @@ class GradientTraffic:
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
         self.synchronise = True
-        """False skips the all-reduce, to measure compute-only steps. Weights then differ between ranks, so it is for
-        measurements only."""
+        """False skips the all-reduce, to measure compute-only steps: weights then differ between ranks."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:

@@ -156,7 +156,7 @@ class HealthMonitor:
         self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool
     ) -> Diagnosis:
         is_loss = series.kind is Kind.SPIKE
-        limit = f"{series.limit:.4g}; the median of the last {len(series)} steps is {series.median:.4g}"
+        limit = f"{series.limit:.4g}; the median of the last {len(series.window)} steps is {series.median:.4g}"
         limit = "the limit of an earlier step" if lagging else limit
         message = f"the {'loss' if is_loss else 'gradient norm'} of step {vitals.step} is {value:.4g}, above {limit}; "
         message += f"the update was {'applied' if vitals.applied else 'skipped'}"
@@ -193,11 +193,8 @@ class _Series:
         """True if unusual values were reported and none was usual since; only with the policy ``warn``."""
         self._policy, self._sigmas, self._floor = policy, settings.spike_sigmas, floor
         self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
-        self._window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
+        self.window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
         self._measure()
-
-    def __len__(self) -> int:
-        return len(self._window)
 
     def judge(self, value: float, *, applied: bool) -> Action | None:
         """Return the action for a value, or None if it is usual or already reported."""
@@ -216,16 +213,16 @@ class _Series:
 
     def add(self, value: float) -> None:
         """Add a value to the window."""
-        self._window.append(value)
+        self.window.append(value)
         self._measure()
 
     def to_json(self) -> dict[str, Any]:
-        return {"window": list(self._window), "excursion": self.excursion}
+        return {"window": list(self.window), "excursion": self.excursion}
 
     def _measure(self) -> None:
         self.median, self.limit = math.nan, math.inf
-        if len(self._window) >= self._enough:
-            self.median, sigma = level_and_scatter(list(self._window))
+        if len(self.window) >= self._enough:
+            self.median, sigma = level_and_scatter(list(self.window))
             room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
             self.limit = max(self.median + room, self._floor)
 

@@ -189,10 +189,9 @@ class TimeBudget:
     """Time limit of the run, and the time needed to save and exit, estimated from past steps and evaluations."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
-        ends = [] if stop_after_s is None else [started_s + stop_after_s]
-        if slurm_left_s is not None:
-            ends.append(time.monotonic() + slurm_left_s)
-        self._end_s = min(ends, default=math.inf)
+        own_end_s = math.inf if stop_after_s is None else started_s + stop_after_s
+        slurm_end_s = math.inf if slurm_left_s is None else time.monotonic() + slurm_left_s
+        self._end_s = min(own_end_s, slurm_end_s)
         self.step_s: deque[float] = deque(maxlen=20)
         """Durations of the last steps, in seconds, without evaluations."""
         self.evaluation_s = 0.0

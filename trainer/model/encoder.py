@@ -88,7 +88,13 @@ def build_config(
         raise BadConfig(what, next_step="Correct the config.") from error
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
-    _check_positions(config, model_type, special_ids, seq_length_tokens)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:  # relative positions have no limit
+        usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
+        if seq_length_tokens > usable:
+            what = f"sequence length {seq_length_tokens} exceeds the {usable} positions of this {model_type}"
+            next_step = f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config."
+            raise BadConfig(what, next_step=next_step)
     if attention_dropout is not None:
         key = dropout_key(config)
         if key is None:
@@ -105,7 +111,12 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
     model = fresh_model(config, device)
     model.train()
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
-        _freeze_unused(model)
+        # Parameters that the loss does not depend on, such as ESM's contact head, are frozen: DDP would wait for them.
+        ids_BS = torch.arange(16, device=device).reshape(2, 8) % config.vocab_size
+        model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.grad is not None)
+        model.zero_grad(set_to_none=True)
     if implementation != "sdpa":
         model.config._attn_implementation = implementation
     return model
@@ -127,23 +138,3 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
         what = f"transformers cannot build the model: {error}"
         raise BadConfig(what, next_step="Correct the sizes in the config.") from error
     return model
-
-
-def _freeze_unused(model: PreTrainedModel) -> None:
-    """Freeze parameters that the loss does not depend on, such as ESM's contact head, as DDP would wait for them."""
-    ids_BS = torch.arange(16, device=model.device).reshape(2, 8) % model.config.vocab_size
-    model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter.grad is not None)
-    model.zero_grad(set_to_none=True)
-
-
-def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions <= 0:  # relative positions have no limit
-        return
-    usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
-    if seq_length > usable:
-        what = f"sequence length {seq_length} exceeds the {usable} positions of this {model_type}"
-        next_step = f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config."
-        raise BadConfig(what, next_step=next_step)

@@ -196,8 +196,7 @@ class MaskedLM(nn.Module):
 
     def _enough_segments(self, batch: MicroBatch) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
-        if self._segments is None:
-            self._segments = most_segments(documents, rows, packed=self._packed)
+        self._segments = self._segments or most_segments(documents, rows, packed=self._packed)
         segments = _enough(self._segments, documents + rows)
         self.overflows += segments > self._segments
         return segments

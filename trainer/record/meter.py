@@ -40,10 +40,7 @@ class NoiseScale:
         """Smoothed signal G² and noise S, which checkpoints store."""
 
     def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
-        """Add an estimate from squared norms of the mean gradient of all tokens, and of a part, averaged over parts.
-
-        ``part_share`` is the size of a part, in (0, 1), and ``tokens`` all tokens of the step.
-        """
+        """Add an estimate from squared norms of mean gradients, of all ``tokens`` and a share of them in (0, 1)."""
         if not (math.isfinite(whole_square) and math.isfinite(part_square)):
             return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
