@@ -261,8 +261,8 @@ class _Run:
         saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        newest = self._checkpoints.newest or self._start.origin
-        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest or 'the beginning'}")
+        newest = self._checkpoints.newest or self._start.origin or "the beginning"
+        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest}")
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export the model."""

@@ -134,8 +134,7 @@ class CheckpointManager:
             why = f"host memory is too small for a copy of the state: {str(error).partition(chr(10))[0][:200]}"
             self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
-        stall_s = None if urgent else time.perf_counter() - began_s
-        known = (writer, self._copy, state, began_s, stall_s)
+        known = writer, self._copy, state, began_s, None if urgent else time.perf_counter() - began_s
         self._thread = threading.Thread(target=self._write, args=known, name="checkpoint writer", daemon=True)
         self._thread.start()
 

@@ -21,7 +21,7 @@ TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["auto", "varlen", "fa3", "sdpa"]
-Computed = Literal["sparse", "dense"]
+Head = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
@@ -213,12 +213,12 @@ class TrainConfig(StrictTable):
     under a mask. ``auto`` uses ``varlen`` if possible; the run prints the choice."""
     attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
     """Dropout of attention weights, instead of the model's own: a change of recipe, recorded in every run."""
-    mlm_head: Annotated[Computed, Tag.SPEED] = "sparse"
+    mlm_head: Annotated[Head, Tag.SPEED] = "sparse"
     """Positions for which the MLM head computes logits: ``sparse``, masked tokens only; ``dense``, all. Same loss."""
     fused_cross_entropy: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
     """Compute the MLM head's last layer and its loss in pieces with Liger (``pip install '.[liger]'``), which saves the
     memory of logits. Requires a GPU and a sparse MLM head; the host waits for each micro-batch."""
-    last_layer: Annotated[Computed, Tag.SPEED] = "sparse"
+    last_layer: Annotated[Literal["sparse", "dense"], Tag.SPEED] = "sparse"
     """Positions for which the last layer computes queries and MLP: ``sparse``, masked tokens only; ``dense``, all. The
     loss is the same; ``sparse`` requires a sparse MLM head to have an effect."""
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"

@@ -71,18 +71,21 @@ class SequenceSampler:
         self._plan, self._rank = plan, rank
         self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.sequences_per_micro_batch
         self._position = position or Position.start(plan)
-        places = self._position.lanes
-        if unknown := [lane for lane in plan.lanes_of(rank) if places[lane] == UNKNOWN]:
-            raise ValueError(f"the position says nothing of lane {unknown[0]}, which holds rows of rank {rank}")
         # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
         packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer") if ahead else None
-        self._lanes = {lane: _Lane(plan, index, lane, places[lane], packer) for lane in plan.lanes_of(rank)}
+        self._lanes = {lane: _Lane(plan, index, lane, self._place(lane), packer) for lane in plan.lanes_of(rank)}
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
         steps = 1  # so that the first batch does not wait for others
         while True:
             yield from self._next_steps(steps)
             steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_size))
+
+    def _place(self, lane: int) -> int:
+        place = self._position.lanes[lane]
+        if place == UNKNOWN:
+            raise ValueError(f"the position says nothing of lane {lane}, which holds rows of rank {self._rank}")
+        return place
 
     def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
         plan = self._plan
@@ -119,7 +122,7 @@ class SequenceSampler:
         return self._position
 
     def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
-        """Return a lane's sequences of the next steps, numbered over all lanes in turn, and its position after each."""
+        """Return a lane's sequences of the next steps, numbered from 0 over all lanes in turn, and its positions."""
         rows, lanes = self._plan.global_batch_size, self._lanes_of_job
         first = (number - self._position.rows) % lanes
         before = lane.place

@@ -226,9 +226,8 @@ def join_ranks(
         timeout = datetime.timedelta(seconds=longest_join_s(config))
         # gloo for tensors on the host, so that agreeing on a number does not wait for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = None
-        if rendezvous is not None:
-            store = dist.FileStore(str(rendezvous), ranks.world_size)  # type: ignore[attr-defined]  # unlisted
+        file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
+        store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
     return ranks
 

@@ -44,10 +44,7 @@ def prove_packing(config: PretrainedConfig) -> Packing | str:
 
 
 def prove_copies(config: PretrainedConfig) -> str | None:
-    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can.
-
-    With copies in fp32, logits and gradients must be those without; with copies in bf16, autocast must accept them.
-    """
+    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can."""
     return cast("str | None", _found(_against_copies, config))
 
 
@@ -126,6 +123,7 @@ def _packing(model: PreTrainedModel) -> Packing | str:
 
 
 def _against_copies(model: PreTrainedModel) -> str | None:
+    # In fp32, logits and gradients must be those without copies; in bf16, autocast must accept them.
     wide, narrow = copy.deepcopy(model), copy.deepcopy(model)
     WorkingCopies(wide, dtype=torch.float32)
     for one, other in zip(_learned(model), _learned(wide), strict=True):
