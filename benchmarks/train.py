@@ -269,7 +269,7 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]: 
     validation = TokenDataset.open(match.data_dir, "validation")
     manifest = validation.manifest
     training = build_training(match.config, manifest.vocab_size, manifest.special_ids, match.ranks)
-    training.model.load_state_dict(theirs.model.state_dict())
+    training.module.model.load_state_dict(theirs.model.state_dict())
     found = evaluate(training.module, validation, match.config, match.ranks, 0)
     return {"ours": read_run(ours.directory).evaluations[-1].loss, "HF Trainer": found.loss}
 

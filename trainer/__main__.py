@@ -7,6 +7,7 @@ itself returns 1 for any failure of its ranks.
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -27,7 +28,7 @@ from trainer.data.dataset import read_manifest
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
 from trainer.record.boards import check_installed
-from trainer.record.progress import ProgressScreen, ignore_closed_streams, progress
+from trainer.record.progress import ignore_closed_streams, progress, show_row
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE, RunExit, StartClock, process_started_s, read_exit
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
@@ -137,14 +138,14 @@ class _Job:
             self._watch.timeout_s = self.resolved.config.parallel.timeout_s
             self._watch.heartbeat()
             self.clock.ended("process_group")
-            if self.start.finished is not None:
-                return self._leave_finished(writer, self.start.finished, leave_ranks)
-            with progress("train") as update:
-                show = ProgressScreen(update, self.resolved.config.max_steps).show
-                ending = train(
-                    self.resolved, ranks, writer, show, start=self.start, watch=self._watch, clock=self.clock,
-                    environment=os.environ,
-                )  # fmt: skip
+            if (ending := self.start.finished) is not None:
+                told = f"train: nothing to do: the run finished at step {ending.steps}\n"
+                sys.stderr.write(told if self.rank == 0 else "")
+            else:
+                with progress("train") as update:
+                    show = functools.partial(show_row, update, self.resolved.config.max_steps)
+                    known: dict[str, Any] = {"start": self.start, "watch": self._watch, "clock": self.clock}
+                    ending = train(self.resolved, ranks, writer, show, **known, environment=os.environ)
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
             code, reason, next_step, docs = error.exit_code, error.message, error.next_step, error.docs
@@ -157,12 +158,10 @@ class _Job:
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(error_text(f"rank {self.rank}: {reason}", next_step, docs))
         code = self._settle(code, reason, ending)
-        together = False
-        if ending is not None:
-            code, together = self._leave_together(code, leave_ranks)
+        code, together = (code, False) if ending is None else self._leave_together(code, leave_ranks)
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
-            _print_result(self.writer)
+            print(f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}")
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
@@ -186,16 +185,6 @@ class _Job:
             self.writer.attempt = attempt
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
         return self.writer
-
-    def _leave_finished(self, writer: RunWriter, end: RunExit, leave: Callable[..., None]) -> int:
-        """Print the result of a run that has already finished; return the exit code."""
-        if self.rank == 0:
-            writer.finish(end)
-            sys.stderr.write(f"train: nothing to do: the run finished at step {end.steps}\n")
-            _print_result(writer)
-        code, _ = self._leave_together(0, leave)
-        self._watch.stop()
-        return code
 
     def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
@@ -245,11 +234,11 @@ class _Job:
     def _keep_traceback(self) -> None:
         text = traceback.format_exc()
         sys.stderr.write(f"rank {self.rank}: {text}")
-        if self._watch.traceback_file is not None:
+        if (file := self._watch.traceback_file) is not None:
             try:
-                self._watch.traceback_file.write_text(text)
+                file.write_text(text)
             except OSError as error:
-                sys.stderr.write(f"cannot save the traceback to {self._watch.traceback_file}: {error.strerror}\n")
+                sys.stderr.write(f"cannot save the traceback to {file}: {error.strerror}\n")
 
 
 def _record(
@@ -260,18 +249,14 @@ def _record(
     if writer is None:
         return
     try:
-        newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
-        checkpoint = newest[0].name if newest else None
-        writer.finish(ending or clock.exit(code, reason, steps, checkpoint))
+        newest = next((path.name for path in list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)), None)
+        writer.finish(ending or clock.exit(code, reason, steps, newest))
     except OSError as error:
         sys.stderr.write(error_text(f"cannot write exit.json: {error.strerror}", "Check the disk of the run."))
 
 
 def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Write a failure note of a rank that exits before it knows the run to torchrun's store, for rank 0 to record.
-
-    torchrun ends all ranks as soon as one fails, and rank 0 then only sees a signal.
-    """
+    """Write a rank's failure note to torchrun's store, as rank 0 only sees that torchrun signals all ranks to end."""
     with contextlib.suppress(Exception):  # optional: the error itself is already being reported
         store, key = _torchruns_store(environment)
         store.set(key, json.dumps([exit_code, reason]))
@@ -296,11 +281,6 @@ def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
     host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
     store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _print_result(writer: RunWriter) -> None:
-    print(f"run: {writer.directory}")
-    print(f"model: {writer.directory / MODEL_DIRECTORY}")
 
 
 class _Parser(argparse.ArgumentParser):

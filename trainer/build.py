@@ -32,19 +32,13 @@ WARM_UP_STEPS = 3
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Set up activation checkpointing.
-
-    With compiled layers, ``selective`` does nothing: the compiler automatically keeps the results of matmuls and
-    recomputes cheap operations, and this cannot be configured within its graphs. Raises ``BadConfig`` for an
-    architecture without checkpointing.
-    """
+    """Set up activation checkpointing; raise ``BadConfig`` for an architecture without it."""
+    # Within its graphs, the compiler itself keeps the results of matmuls and recomputes cheap operations.
     if config.activation_checkpointing in ("none", "selective" if config.compiled else "none"):
         return
     if not model.supports_gradient_checkpointing:
-        raise BadConfig(
-            f"transformers has no activation checkpointing for {model.config.model_type!r}",
-            next_step="Use --set train.activation_checkpointing=none",
-        )
+        what = f"transformers has no activation checkpointing for {model.config.model_type!r}"
+        raise BadConfig(what, next_step="Use --set train.activation_checkpointing=none")
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
@@ -120,14 +114,8 @@ class Training:
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
-    """Work per token, from which the FLOPs of a step are computed."""
     recipe_changes: tuple[str, ...]
     """Changes of the model's recipe for speed, as text, such as another attention dropout."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """Encoder as a transformers model."""
-        return self.module.model
 
 
 def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks) -> Training:
@@ -138,10 +126,8 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     )  # fmt: skip
     missing = missing_for_compile("cuda") if config.compiled and ranks.device.type == "cuda" else None
     if config.attention == "fa3" and config.compiled and config.compile_mode == "reduce-overhead":
-        raise BadConfig(
-            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
-            next_step="Use --set train.compile_mode=default or --set train.attention=auto",
-        )
+        next_step = "Use --set train.compile_mode=default or --set train.attention=auto"
+        raise BadConfig("CUDA graphs need equal shapes, which attention = 'fa3' does not have", next_step=next_step)
     if missing is not None:
         raise BadConfig(f"layers cannot be compiled: {missing}", next_step="Use --set train.compile=false")
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
@@ -166,10 +152,10 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
             # float8 casts were slower combined even with their own.
             together = {"combo_kernels": config.float8 == "none", "combo_kernel_per_subkernel_blocks": True}
             options = torch._inductor.list_mode_options(config.compile_mode) | together
+        redraws = COMPILER_KEEPS_LITTLE and config.activation_checkpointing != "full"
         for layer in module.layers:  # identical layers share one graph
             for part in layer.modules():
-                full = config.activation_checkpointing == "full"
-                if type(part) is nn.Dropout and COMPILER_KEEPS_LITTLE and not full:
+                if redraws and type(part) is nn.Dropout:
                     part.__class__ = RedrawnDropout
             layer.compile(fullgraph=True, options=options)
     changes, key = [], dropout_key(own)
@@ -185,18 +171,13 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     shared = share_module(module, module.layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
     module.weights_changed()  # DDP has sent those of rank 0
-    return Training(
-        module=module, shared=shared, optimizer=optimizer,
-        step=TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed), work=work,
-        recipe_changes=tuple(changes),
-    )  # fmt: skip
+    step = TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed)
+    changed = tuple(changes)
+    return Training(module=module, shared=shared, optimizer=optimizer, step=step, work=work, recipe_changes=changed)
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """Return the work that a model's loss requires, counted from its matrices, independent of the configuration.
-
-    All matrices but the head's count as layers. The weights must not be sharded yet.
-    """
+    """Return the work of a model's loss, from its unsharded matrices; all but the head's count as layers."""
     config = model.config
     in_head = _weights(model_head(model))
     window = window_tokens(config)
@@ -207,11 +188,9 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     return ModelWork(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights_per_token=_weights([model]) - in_head - predicted_only,
-        weights_per_predicted_token=in_head + predicted_only,
-        attention_width=config.hidden_size,
-        reaches=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-        last_layer_narrow=narrow,
-    )
+        weights_per_predicted_token=in_head + predicted_only, attention_width=config.hidden_size,
+        reaches=tuple(window if kind == "sliding_attention" else None for kind in kinds), last_layer_narrow=narrow,
+    )  # fmt: skip
 
 
 def _weights(parts: Sequence[nn.Module]) -> int:

@@ -7,10 +7,7 @@ HOST_OUT_OF_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|b
 
 
 def printable(text: str) -> str:
-    """Return a text with control and direction characters escaped, except line breaks.
-
-    Messages quote untrusted files and names, which must not control your terminal.
-    """
+    """Escape control and direction characters of a text, which may quote untrusted files, except line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -20,10 +20,7 @@ def evaluate(
     module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, step: int, *,
     progressed: Callable[[], None] = lambda: None,
 ) -> EvaluationRow:  # fmt: skip
-    """Evaluate the model on the same sequences and masks every time, for any number of ranks; a collective.
-
-    ``module`` is not wrapped in DDP, as there are no gradients; ``progressed`` is called before each micro-batch.
-    """
+    """Evaluate the unwrapped model on the same sequences and masks every time, for any number of ranks; collective."""
     started_s = time.perf_counter()
     # All sequences as one optimizer step, without DataLoader workers, which take longer to start than they save.
     rows = min(config.evaluation.max_sequences, len(validation))
@@ -40,8 +37,7 @@ def evaluate(
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             progressed()
-            # All ranks must agree on when to stop. Lanes alternate and end one by one: they have all ended after as
-            # many empty sequences as there are lanes.
+            # All ranks stop together. Lanes end one by one: all have after as many empty sequences as there are lanes.
             empty_rows = 0 if any(ranks.all_reduce_sum(batch.non_padding_tokens)) else empty_rows + rows_at_once
             if empty_rows >= plan.lanes:
                 break

@@ -21,7 +21,6 @@ _READ_AT_ONCE_BYTES = 2**20
 """Chunk size when reading, small enough to be in the CPU cache when its checksum is computed."""
 _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Error numbers of file systems without locks."""
 _POLL_S = 0.1
 
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
@@ -46,16 +45,13 @@ class FileEntry(StrictTable):
 
 
 def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None) -> FileEntry:
-    """Write a file from scratch and sync it; ``progressed`` is called after each chunk.
-
-    If memory alignment and file system allow it, direct I/O bypasses the page cache, which would take memory bandwidth
-    and a CPU core from training.
-    """
+    """Write a file from scratch and sync it; ``progressed`` is called after each chunk."""
     import numpy as np
 
     checksum = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
+        # Direct I/O bypasses the page cache, which would take memory bandwidth and a CPU core from training.
         direct = len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
         for begin in range(0, len(content), _WRITTEN_AT_ONCE_BYTES):
             chunk = content[begin : begin + _WRITTEN_AT_ONCE_BYTES]

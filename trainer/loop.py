@@ -76,12 +76,11 @@ class _Run:
         header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
         peak = header.peak_flops_per_s
         self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
-        self._graphs = GraphCounter()
-        told, attempt = writer.append, writer.attempt
+        self._graphs, attempt = GraphCounter(), writer.attempt
         log_to = config.log_to if ranks.leads else ()
         writer.start(header, show, open_boards(log_to, writer.directory, header, attempt, remarks.append))
         self._checkpoints = CheckpointManager(
-            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=told,
+            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=writer.append,
             progressed=watch.heartbeat,
         )  # fmt: skip
         self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
@@ -129,8 +128,6 @@ class _Run:
             self._act(verdict)
         return verdict.trouble is not None
 
-    # Start.
-
     def _go_on(self) -> None:
         """Restore the checkpoint to start from, if there is one."""
         manifest, path = self._start.manifest, self._start.checkpoint
@@ -170,8 +167,6 @@ class _Run:
         self._clock.ended(phase)
         self._watch.heartbeat(self._done)
 
-    # A step.
-
     def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
@@ -180,13 +175,10 @@ class _Run:
         seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._controller.health.learning_rate_share(self._done)
-        save_s = self._checkpoints.seconds_of_a_save()
-        flags = tell(
-            rank=self._ranks.rank,
-            signal_number=self._watch.asked_by,
-            time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
-            save_is_due=self._ranks.leads and self._checkpoints.is_due_by_time(),
-        )
+        save_s, leads = self._checkpoints.seconds_of_a_save(), self._ranks.leads
+        over = leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due)
+        due, signalled = leads and self._checkpoints.is_due_by_time(), self._watch.asked_by
+        flags = tell(rank=self._ranks.rank, signal_number=signalled, time_is_over=over, save_is_due=due)
         limits = self._controller.health.limits()
         result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, values=flags)
         self._done = done
@@ -235,21 +227,18 @@ class _Run:
         undone, self._done = self._done, to.step
         self._meter.forget()
         self._loader.start_at(behind)
+        health = self._controller.health
+        share = health.learning_rate_share(to.step)
         values = {
             "from_step": undone, "to_step": to.step, "first_row_left_out": to.position.rows,
-            "first_row_after": behind.rows, "learning_rate_share": self._controller.health.learning_rate_share(to.step),
-            "rollbacks": self._controller.health.recovery.rollbacks,
+            "first_row_after": behind.rows, "learning_rate_share": share, "rollbacks": health.recovery.rollbacks,
         }  # fmt: skip
-        message = (
-            f"rolled back from step {undone} to {path.name}; sequences {to.position.rows:,} to {behind.rows:,} are "
-            f"skipped, and the learning rate is {values['learning_rate_share']:.3g} of its schedule for now"
-        )
-        done, next_step = "rolled_back", trouble.next_step
-        event = happened(to.step, done, message, level="error", action="rollback", next_step=next_step, values=values)
-        self._writer.append(event)
+        skipped = f"sequences {to.position.rows:,} to {behind.rows:,} are skipped"
+        eased = f"the learning rate is {share:.3g} of its schedule for now"
+        message = f"rolled back from step {undone} to {path.name}; {skipped}, and {eased}"
+        told = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
+        self._writer.append(happened(to.step, "rolled_back", message, values=values, **told))
         self._save()
-
-    # Saving and exit.
 
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
@@ -272,8 +261,8 @@ class _Run:
         saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        newest = self._checkpoints.newest or self._start.origin
-        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest or 'the beginning'}")
+        newest = self._checkpoints.newest or self._start.origin or "the beginning"
+        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest}")
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export the model."""
@@ -300,8 +289,6 @@ class _Run:
     def _ending(self, exit_code: int, reason: str) -> RunExit:
         return self._clock.exit(exit_code, reason, self._done, self._checkpoints.newest or self._start.origin)
 
-    # Records.
-
     def _close_row(self) -> None:
         self._meter.close(
             self._done, learning_rate=self._lr, head_overflows=self._training.module.overflows,
@@ -315,11 +302,9 @@ class _Run:
             self._writer.append(found.event(self._done))
 
     def _evaluate(self) -> None:
+        known = self._training.module, self._validation, self._config, self._ranks, self._done
         with self._graphs.elsewhere():
-            row = evaluate(
-                self._training.module, self._validation, self._config, self._ranks, self._done,
-                progressed=self._watch.heartbeat,
-            )  # fmt: skip
+            row = evaluate(*known, progressed=self._watch.heartbeat)
         self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 

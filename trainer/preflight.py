@@ -149,7 +149,7 @@ def check_directory(
     kept = config.checkpoint.keep_last
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
-    if ranks.leads and not writer.locked:
+    if ranks.leads and writer.lock is None:
         message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
         remarks.append(_remark(message, "Make sure that no other job resumes this run at the same time."))
     return remarks
@@ -202,11 +202,10 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     dataset = TokenDataset.open(resolved.data_dir)
     expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
     if expected is not None and expected != found:
-        raise BadConfig(
-            f"dataset {resolved.data_dir} does not match the profile: its hash is {found[:12]}…, not {expected[:12]}…",
-            next_step="Pass the profile's dataset with --data DIR, or tune again on this one: autotune tune --data DIR",
-            docs="dataset-mismatch",
-        )
+        hashes = f"its hash is {found[:12]}…, not {expected[:12]}…"
+        next_step = "Pass the profile's dataset with --data DIR, or tune again on this one: autotune tune --data DIR"
+        what = f"dataset {resolved.data_dir} does not match the profile: {hashes}"
+        raise BadConfig(what, next_step=next_step, docs="dataset-mismatch")
     if not len(dataset):
         raise BadConfig(f"dataset {resolved.data_dir} is empty", next_step="Pass another one with --data DIR.")
     return dataset

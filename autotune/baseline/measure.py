@@ -24,7 +24,7 @@ from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemo
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset
-from trainer.data.global_batch import in_rows, mean_row
+from trainer.data.global_batch import in_rows, sequence_statistics
 
 MIN_STEPS = 1
 """Fewest optimizer steps of a window: on a CPU, one padded step of four micro-batches is long enough."""
@@ -37,13 +37,14 @@ def compare_with(
 ) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
     """Return the recipes to compare, with limits as of ``paper``, and the share of non-padding tokens of each."""
     rows = in_rows(tuned, dataset).global_batch_size
-    tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
+    tokens = tuned.global_batch_tokens or round(rows * sequence_statistics(tuned, dataset).mean_non_padding_tokens) or 1
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
     configs: dict[RecipeName, TrainConfig] = {TUNED: tuned} | {one.name: one.config for one in others}
-    return others, {
-        name: None if config.layout in TRIMMED_LAYOUTS else mean_row(config, dataset)[0] / config.seq_length_tokens
-        for name, config in configs.items()
-    }
+    filled = {
+        name: sequence_statistics(config, dataset).mean_non_padding_tokens / config.seq_length_tokens
+        for name, config in configs.items() if config.layout not in TRIMMED_LAYOUTS
+    }  # fmt: skip
+    return others, {name: filled.get(name) for name in configs}
 
 
 @dataclass(slots=True, kw_only=True)

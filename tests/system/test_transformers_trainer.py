@@ -30,8 +30,8 @@ def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, 
         def get_train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, shuffle=False)
 
-    model = BertForMaskedLM(training.model.config)
-    model.load_state_dict(training.model.state_dict())
+    model = BertForMaskedLM(training.module.model.config)
+    model.load_state_dict(training.module.model.state_dict())
     arguments = TrainingArguments(
         output_dir=place, max_steps=STEPS, learning_rate=config.learning_rate, weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm, optim="adamw_torch_fused", use_cpu=True, report_to=[], save_strategy="no",

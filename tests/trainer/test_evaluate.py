@@ -87,7 +87,7 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
     for batch in micro_batches(dataset, config, steps=3):
         training.step.run([batch], 1e-2)
     # As a model trained on a GPU is.
-    training.model.config._attn_implementation = VARLEN_NAME
+    training.module.model.config._attn_implementation = VARLEN_NAME
     export_of(training, dataset, tmp_path / "model")
     export_of(training, dataset, tmp_path / "other", leads=False)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]  # only the rank that leads writes
@@ -95,7 +95,7 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     texts = tokenizer(["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt")
-    training.model.config._attn_implementation = "sdpa"
+    training.module.model.config._attn_implementation = "sdpa"
     training.module.eval()
     exact = training_of(config_of(family), dataset).module.eval()
     exact.load_state_dict(training.module.state_dict())
@@ -104,7 +104,7 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
         logits = loaded(**inputs).logits
         assert torch.equal(logits, exact.model(**inputs).logits)
         with training.module.autocast("cpu"):
-            torch.testing.assert_close(training.model(**inputs).logits.float(), logits, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(training.module.model(**inputs).logits.float(), logits, rtol=0.05, atol=0.05)
     # It learned that each word follows the one before it.
     predicted = loaded(**inputs).logits[0, 4].argmax()
     assert 5 <= int(predicted) < 65

@@ -55,10 +55,7 @@ class TensorEntry(StrictTable):
 
 
 class TrainingState(StrictTable):
-    """Training state other than tensors.
-
-    The learning rate follows from ``step`` and ``health``; dropout follows from the seed, the position and the rank.
-    """
+    """Training state without tensors, learning rate and dropout, which follows from seed, position and rank."""
 
     step: int
     """Number of optimizer steps taken."""
@@ -146,9 +143,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def step_of(name: str) -> int:
     """Return the optimizer step in a checkpoint's name."""
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return int(match[1])
+    return int(name.split("-")[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,21 +31,17 @@ _ROUND_S = 0.5
 _ABANDONED_S = 20.0
 """Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after SIGTERM."""
 _ASSUMED_BYTES_PER_S = 100e6
-"""Assumed disk write speed before the first save."""
 
 
 class CheckpointManager:
-    """Saves and restores checkpoints of a run; every rank must call it at the same steps.
-
-    ``progressed`` is called while data is written or read.
-    """
+    """Saves and restores checkpoints of a run, at the same steps on every rank; ``progressed`` is called meanwhile."""
 
     def __init__(
         self, directory: Path, config: TrainConfig, training: Training, ranks: Ranks, *, attempt: int,
         tell_event: Callable[[EventRow], None], progressed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._root = directory / disk.CHECKPOINTS_DIRECTORY
-        self._settings = config.checkpoint
+        self._settings, self.enabled = config.checkpoint, config.checkpoint.enabled
         self._training, self._ranks, self._tell_event = training, ranks, tell_event
         self._attempt, self._progressed = attempt, progressed
         # Below the process group's timeout, so that a waiting rank can still report which rank is late.
@@ -68,11 +64,6 @@ class CheckpointManager:
             self._room = threading.Thread(target=self._take_room, args=(kept,), name="checkpoint buffers", daemon=True)
             self._room.start()
 
-    @property
-    def enabled(self) -> bool:
-        """True if checkpoints are enabled."""
-        return self._settings.enabled
-
     def owns(self, path: Path) -> bool:
         """Return whether a checkpoint belongs to this run."""
         return path.parent.resolve() == self._root.resolve()
@@ -84,8 +75,7 @@ class CheckpointManager:
 
     def is_due_by_time(self) -> bool:
         """Return whether the save interval has passed on this rank's clock, and no save is being written."""
-        waited_s = time.monotonic() - self._last_s
-        return self.enabled and waited_s >= self._settings.interval_s and not self.busy
+        return self.enabled and time.monotonic() - self._last_s >= self._settings.interval_s and not self.busy
 
     def is_due(self, step: int, asked_at: int | None) -> bool:
         """Return whether to save after a step: its number is due, or rank 0 asked for it since the last save."""
@@ -144,9 +134,8 @@ class CheckpointManager:
             why = f"host memory is too small for a copy of the state: {str(error).partition(chr(10))[0][:200]}"
             self._end(state.step, name, began_s, None, size=0, problem=OSError(errno.ENOMEM, why))
             return
-        stall_s = None if urgent else time.perf_counter() - began_s
-        arguments = (writer, self._copy, state, began_s, stall_s)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint writer", daemon=True)
+        known = writer, self._copy, state, began_s, None if urgent else time.perf_counter() - began_s
+        self._thread = threading.Thread(target=self._write, args=known, name="checkpoint writer", daemon=True)
         self._thread.start()
 
     def _join(self, within_s: float | None = None) -> None:
@@ -161,14 +150,13 @@ class CheckpointManager:
     ) -> None:
         if stall_s is not None:  # training does not wait for this save
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        problem: Exception | None = None
+        size, problem = len(copy.content), None
         try:
             writer.write(copy.content, copy.tensors, state)
         except Exception as error:  # noqa: BLE001 - border of this thread: training continues after any error, which is reported
             writer.give_up(error)
-            problem = error
-        size_bytes = 0 if problem else len(copy.content)
-        self._end(state.step, writer.name, began_s, stall_s, size=size_bytes, problem=problem)
+            size, problem = 0, error
+        self._end(state.step, writer.name, began_s, stall_s, size=size, problem=problem)
 
     def _end(
         self, step: int, name: str, began_s: float, stall_s: float | None, *, size: int, problem: Exception | None
@@ -196,8 +184,8 @@ class CheckpointManager:
         message = f"cannot save step {step}: {why}; {kept}; training continues{told}"
         causes = ["the disk or a quota is full", "the file system failed or is unreachable"]
         next_step = "Free disk space or raise the quota before the next save; a crash until then loses more work."
-        advice = {"level": "error", "causes": causes, "next_step": next_step}
-        self._finished.append(happened(step, "save_failed", message, values=values, **advice))
+        told_more = {"level": "error", "causes": causes, "next_step": next_step}
+        self._finished.append(happened(step, "save_failed", message, values=values, **told_more))
 
     def tell_finished(self) -> None:
         """Report the events of finished saves."""
@@ -237,20 +225,15 @@ class CheckpointManager:
         found, corrupt = disk.newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
         for passed_over, why in corrupt:
             message = f"checkpoint {passed_over.name} is corrupt and is skipped: {why}"
-            next_step = "Check that disk."
-            self._tell_event(happened(0, "corrupt", message, level="error", next_step=next_step))
+            self._tell_event(happened(0, "corrupt", message, level="error", next_step="Check that disk."))
         found = self._ranks.broadcast_object(found)
         if found is None:
-            raise TrainingFailed(
-                "cannot roll back: no good checkpoint exists",
-                next_step="Lower train.learning_rate or increase train.warmup_steps; "
-                "save more often with train.checkpoint.interval_steps.",
-            )
+            advice = "Lower train.learning_rate or increase train.warmup_steps"
+            next_step = f"{advice}; save more often with train.checkpoint.interval_steps."
+            raise TrainingFailed("cannot roll back: no good checkpoint exists", next_step=next_step)
         return found
 
 
 def state_bytes(training: Training) -> int:
     """Return the approximate size of a checkpoint: all weights, and two optimizer values per trained weight."""
-    parameters = list(training.module.parameters())
-    whole = sum(one.numel() * one.element_size() for one in parameters)
-    return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
+    return sum(one.nbytes * (3 if one.requires_grad else 1) for one in training.module.parameters())

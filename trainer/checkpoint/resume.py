@@ -1,7 +1,6 @@
 """Resuming: choose the run directory and the checkpoint to start from. No torch here.
 
-Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before it was
-restarted.
+Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before its restart.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
 from trainer.health.events import EventRow, happened
-from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_header, read_origin
+from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_first_header, read_header
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
@@ -145,14 +144,13 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
     """Start again as the run's first start did; raise ``BadConfig`` if all its own checkpoints are corrupt."""
-    origin = read_origin(directory)
+    origin = read_first_header(directory).resumed_from
     # Renamed by this start or an earlier one.
     corrupt = [path.name for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
     if corrupt and not gave_up and origin is None:
-        raise BadConfig(
-            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*",
-            next_step="Check that disk. Start from scratch with another --out, or from another run: --resume PATH",
-        )
+        what = f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*"
+        next_step = "Check that disk. Start from scratch with another --out, or from another run: --resume PATH"
+        raise BadConfig(what, next_step=next_step)
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
         told = happened(0, "resumed", f"{directory} has {why}; starting from scratch", level="warning")
@@ -178,15 +176,15 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         return _go_on(run, resolved, opened)
     again = (out / RUN_FILE).is_file()
     if again:
-        origin = read_origin(out)
+        origin = read_first_header(out).resumed_from
         if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
             next_step = "Choose another --out, or resume that run with --resume auto"
             raise BadConfig(f"{out} already contains a run, which did not start from {path}", next_step=next_step)
         if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command was run again
     found, corrupt = (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
-    passed_over = "a checkpoint is corrupt and is skipped"
-    events = [happened(0, "resumed", f"{passed_over}: {why}", level="error") for _, why in corrupt]
+    told = "a checkpoint is corrupt and is skipped: "
+    events = [happened(0, "resumed", told + why, level="error") for _, why in corrupt]
     if found is None:
         raise BadConfig(f"{root} has no intact checkpoint", next_step="Pass another run, or use --resume never")
     directory, manifest = found
@@ -208,10 +206,8 @@ def _compare(before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, w
     """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
-        raise BadConfig(
-            f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…",
-            next_step="Resume with that run's profile, or start from scratch with another --out.",
-        )
+        what = f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…"
+        raise BadConfig(what, next_step="Resume with that run's profile, or start from scratch with another --out.")
     now = resolved.config.model_dump(mode="json")
     for key in _SAME_DATA:
         old, new = _value(before.config, key), _value(now, key)

@@ -38,7 +38,6 @@ _DTYPE_NAMES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
-"""Names of AdamW's state tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +102,7 @@ def make_state(training: Training) -> None:
 
 
 class HostCopy:
-    """Host memory buffer for the tensors that this rank writes, laid out as a safetensors file.
-
-    Every copy must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
-    """
+    """Host memory of a safetensors file for the tensors that this rank writes, always the same; ``pinned`` for GPUs."""
 
     def __init__(self, kept: Sequence[TensorShard], file: str, *, pinned: bool) -> None:
         # Widest dtypes first, so that every tensor is aligned for its dtype.
@@ -160,10 +156,9 @@ def restore(
         entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
         if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
             there = "missing" if entry is None else f"{entry.dtype} {entry.shape}"
-            raise BadConfig(
-                f"{directory} does not match the model: {one.name} is {there}, expected {dtype} {list(one.shape)} here",
-                next_step="Resume with the profile that the run was started with.",
-            )
+            what = f"{one.name} is {there}, expected {dtype} {list(one.shape)} here"
+            next_step = "Resume with the profile that the run was started with."
+            raise BadConfig(f"{directory} does not match the model: {what}", next_step=next_step)
     with torch.no_grad(), contextlib.ExitStack() as opened:
         open_file = functools.cache(lambda name: opened.enter_context(safe_open(directory / name, framework="pt")))
         for one in held:

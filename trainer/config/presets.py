@@ -18,13 +18,11 @@ _BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512, "
 _MODERNBERT: dict[str, Any] = {"model_type": "modernbert", "max_position_embeddings": 8192}
 
 
-def _shape(family: dict[str, Any], layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
-    return family | {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate,
-    }
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+def _shape(family: dict[str, Any], *sizes: int) -> dict[str, Any]:
+    return family | dict(zip(_SIZES, sizes, strict=True))
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -51,29 +49,21 @@ def model_settings(name: str) -> ModelSettings:
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
-    if path.suffix == ".json":
-        return _from_file(path)
-    match = nearest(name, list(PRESETS))
-    hint = f"Did you mean {match!r}? " if match else ""
-    raise BadConfig(
-        f"unknown model {name!r}",
-        next_step=f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM model.",
-    )
-
-
-def _from_file(path: Path) -> ModelSettings:
+    if path.suffix != ".json":
+        match = nearest(name, list(PRESETS))
+        hint = f"Did you mean {match!r}? " if match else ""
+        next_step = f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM model."
+        raise BadConfig(f"unknown model {name!r}", next_step=next_step)
     raw = read_json(path, max_bytes=2**20)
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise BadConfig(f"{path} is not a transformers config: no model_type", next_step="Pass a config.json.")
     if "auto_map" in raw:
-        raise BadConfig(
-            f"{path} requires custom code (auto_map), which is not supported",
-            next_step="Remove auto_map if transformers itself has this architecture; otherwise choose another model.",
-        )
+        next_step = "Remove auto_map if transformers itself has this architecture; otherwise choose another model."
+        raise BadConfig(f"{path} requires custom code (auto_map), which is not supported", next_step=next_step)
     shape = {key: value for key, value in raw.items() if key not in _NOT_SHAPE and not key.startswith("_")}
-    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    given = path.parent.resolve().name if path.name == "config.json" else path.stem
     settings = {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model",
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:128] or "model",
         "config": {key: value for key, value in shape.items() if value is not None},
         # TOML has no null, and a null may differ from the type's default.
         "null_keys": sorted(key for key, value in shape.items() if value is None),

@@ -40,36 +40,25 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
-    """Read a profile's tables; raise ``BadConfig`` if it lacks that table, or is of another schema version.
-
-    A profile of your own training code has the table ``subject`` instead of ``train``.
-    """
+    """Read a profile with a ``table``, ``subject`` for your own training code; raise ``BadConfig`` if it is invalid."""
     tables = read_toml(path, if_missing=_WRITE_ONE)
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
-        raise BadConfig(
-            f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}",
-            next_step=_WRITE_ONE,
-        )
+        what = f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}"
+        raise BadConfig(what, next_step=_WRITE_ONE)
     reject_infinite(tables, str(path))
     if not isinstance(tables.get(table), dict):
         if "subject" in tables:
-            raise BadConfig(
-                f"{path} is a profile of your own training code, not one of this project's trainer",
-                next_step=f"Use its values in your code: autotune profile show {path}",
-            )
+            what = f"{path} is a profile of your own training code, not one of this project's trainer"
+            raise BadConfig(what, next_step=f"Use its values in your code: autotune profile show {path}")
         raise BadConfig(f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE)
     return tables
 
 
 def resolve(
-    profile: Path,
-    *,
-    assignments: Sequence[str] = (),
-    data: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-    expect_sha256: str | None = None,
-) -> ResolvedConfig:
+    profile: Path, *, assignments: Sequence[str] = (), data: Path | None = None,
+    environment: Mapping[str, str] = os.environ, expect_sha256: str | None = None,
+) -> ResolvedConfig:  # fmt: skip
     """Combine a profile with the command line and the environment.
 
     ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is the
@@ -79,11 +68,9 @@ def resolve(
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # before assignments change the tables
     if expect_sha256 not in (None, said):
-        raise ProfileMismatch(
-            f"{profile} was modified: its SHA-256 is {said[:12]}…, expected {expect_sha256[:12]}…",
-            next_step=f"Undo the change; or review it, and start again after: autotune profile approve {profile}",
-            docs="profile-modified",
-        )
+        what = f"{profile} was modified: its SHA-256 is {said[:12]}…, expected {expect_sha256[:12]}…"
+        next_step = f"Undo the change; or review it, and start again after: autotune profile approve {profile}"
+        raise ProfileMismatch(what, next_step=next_step, docs="profile-modified")
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
     for assignment in assignments:
@@ -91,13 +78,13 @@ def resolve(
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, source = find_data(profile, config, data, environment)
     sources["train.data.path"] = source
-    for name in dotted(config.model_dump(mode="json"), "train."):
-        sources.setdefault(name, "default")
+    every = dotted(config.model_dump(mode="json"), "train.")
+    sources |= {name: "default" for name in every if name not in sources}
     found = tables.get("fingerprint")
-    fingerprint = found if isinstance(found, dict) else {}
     return ResolvedConfig(
-        config=config, sources=sources, data_dir=data_dir, profile_sha256=said, fingerprint=fingerprint
-    )
+        config=config, sources=sources, data_dir=data_dir, profile_sha256=said,
+        fingerprint=found if isinstance(found, dict) else {},
+    )  # fmt: skip
 
 
 def missing_for_compile(device: str) -> str | None:

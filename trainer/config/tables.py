@@ -5,6 +5,7 @@ Files may come from untrusted sources, so their size and nesting are checked bef
 
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -32,12 +33,8 @@ TableT = TypeVar("TableT", bound=StrictTable)
 
 
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
-    """Read a TOML file; raise ``BadConfig`` if it is missing, too large, too deep, or not TOML.
-
-    ``if_missing`` is the error's next step if neither the file nor one with a similar name exists.
-    """
-    value: dict[str, Any] = _read(path, max_bytes, if_missing, "TOML", tomllib.loads)
-    return value
+    """Read TOML; raise ``BadConfig`` if it is invalid, too large or deep, or missing, with next step ``if_missing``."""
+    return dict(_read(path, max_bytes, if_missing, "TOML", tomllib.loads))
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: ANN401 - JSON may hold anything
@@ -46,10 +43,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: A
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate plain data, called ``where`` in messages, into a strict table.
-
-    Raise ``BadConfig`` with the first offending key, its value, and the nearest valid key if one is close.
-    """
+    """Validate data, called ``where`` in messages, into a table; raise ``BadConfig`` with the first wrong key."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -78,8 +72,7 @@ def canonical_sha256(value: object) -> str:
 
 def nearest(name: str, known: list[str]) -> str | None:
     """Return the known name closest to a misspelt one, or None if none is close."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
 def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - as above
@@ -102,10 +95,8 @@ def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callabl
         depth += 1
         if depth > MAX_DEPTH:
             raise BadConfig(f"{path} exceeds the limit of {MAX_DEPTH} nested levels", next_step=CHECK_PATH)
-        tables = [
-            node.values() if isinstance(node, dict) else node for node in frontier if isinstance(node, dict | list)
-        ]
-        frontier = [child for table in tables for child in table]
+        tables = (one.values() if isinstance(one, dict) else one for one in frontier if isinstance(one, dict | list))
+        frontier = list(itertools.chain.from_iterable(tables))
     return value
 
 

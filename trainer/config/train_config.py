@@ -18,12 +18,10 @@ Precision = Literal["fp32", "bf16"]
 Layout = Literal["padded", "dynamic", "bucketed", "packed"]
 TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 """Layouts that pad each micro-batch only to its longest sample."""
-Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["auto", "varlen", "fa3", "sdpa"]
 Head = Literal["sparse", "dense"]
-LastLayer = Literal["sparse", "dense"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
@@ -40,7 +38,6 @@ class Tag(enum.Enum):
     PROBED = enum.auto()
     """Settings that the largest micro-batch size depends on."""
     LOADER = enum.auto()
-    """Settings of data loading."""
 
 
 class ModelSettings(StrictTable):
@@ -189,7 +186,7 @@ class TrainConfig(StrictTable):
     to be resumed. Under SLURM the job's time limit applies as well."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak learning rate (default: Devlin et al. 2018)."""
-    schedule: Schedule = "linear"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "linear"
     """Learning-rate schedule after warm-up. ``linear`` and ``cosine`` decay to the final rate by ``max_steps``, ``wsd``
     (warm-up, stable, decay) decays in the last part only, ``constant`` stays at the peak."""
     warmup_steps: NonNegative = 100
@@ -221,7 +218,7 @@ class TrainConfig(StrictTable):
     fused_cross_entropy: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
     """Compute the MLM head's last layer and its loss in pieces with Liger (``pip install '.[liger]'``), which saves the
     memory of logits. Requires a GPU and a sparse MLM head; the host waits for each micro-batch."""
-    last_layer: Annotated[LastLayer, Tag.SPEED] = "sparse"
+    last_layer: Annotated[Literal["sparse", "dense"], Tag.SPEED] = "sparse"
     """Positions for which the last layer computes queries and MLP: ``sparse``, masked tokens only; ``dense``, all. The
     loss is the same; ``sparse`` requires a sparse MLM head to have an effect."""
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
@@ -270,10 +267,8 @@ class TrainConfig(StrictTable):
     @classmethod
     def _reject_fp16(cls, value: object) -> object:
         if value == "fp16":
-            raise ValueError(
-                "fp16 is not supported, as its gradients overflow without loss scaling; "
-                "use bf16 on Ampere and newer GPUs, fp32 elsewhere"
-            )
+            use = "use bf16 on Ampere and newer GPUs, fp32 elsewhere"
+            raise ValueError(f"fp16 is not supported, as its gradients overflow without loss scaling; {use}")
         return value
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ its own position. Names in the code say ``row`` for a sequence.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +95,10 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
     occurring = 0
     for sample in np.argsort(-lengths, kind="stable").tolist():
         size = sizes[sample]
-        roomy = occurring >> size
-        if roomy:
+        if roomy := occurring >> size:
             free = size + (roomy & -roomy).bit_length() - 1
-            candidates = with_free[free]
-            row = candidates.pop()
-            if not candidates:
+            row = with_free[free].pop()
+            if not with_free[free]:
                 occurring ^= 1 << free
         else:
             row, free = opened, seq_length_tokens
@@ -121,15 +120,8 @@ SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens that frame a sample: [CLS] ids [SEP]."""
 
 
-class _Line:
-    """Descriptor of one line of the table of ``Segments``."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __get__(self, segments: "Segments", _: object = None) -> Int64:
-        line: Int64 = segments.table[self._number]
-        return line
+def _line(number: int) -> Any:  # noqa: ANN401 - a property of ``Int64``
+    return property(lambda segments: segments.table[number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +143,11 @@ class Segments:
     def __getitem__(self, chosen: "slice | npt.NDArray[np.bool_] | Int64") -> "Segments":
         return Segments(self.table[:, chosen])
 
-    rows = _Line(0)
-    columns = _Line(1)
-    epochs = _Line(2)
-    samples = _Line(3)
-    shards = _Line(4)
-    begins = _Line(5)
-    tokens = _Line(6)
+    rows, columns, epochs, samples, shards, begins, tokens = map(_line, range(7))
 
 
 class BatchPlan(BatchSplit):
-    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks.
-
-    Sequence j of an optimizer step goes to rank j mod world, so ranks differ by at most one sequence.
-    """
+    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks."""
 
     seed: int
     dataset_samples: int
@@ -175,8 +158,8 @@ class BatchPlan(BatchSplit):
     @property
     def padded_tokens(self) -> int:
         """Positions of one optimizer step over all ranks, padding and empty sequences included."""
-        sequences = self.sequences_per_micro_batch * self.gradient_accumulation_steps * self.world_size
-        return sequences * self.seq_length_tokens
+        micro_batches = self.gradient_accumulation_steps * self.world_size
+        return micro_batches * self.sequences_per_micro_batch * self.seq_length_tokens
 
     @property
     def lanes(self) -> int:
@@ -219,10 +202,7 @@ class BatchPlan(BatchSplit):
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
-    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence.
-
-    Packed sequences come in seeded random order: best fit leaves long samples in the first, short ones in the last.
-    """
+    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence."""
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = index.locate(samples)
     tokens = np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
@@ -233,10 +213,9 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
     packed = pack_rows(lengths, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
+    # In seeded random order, as best fit leaves long samples in the first sequences, short ones in the last.
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
-    place = np.empty_like(numbers)
-    place[np.argsort(drawn, kind="stable")] = numbers
-    rows = place[packed]
+    rows = np.argsort(np.argsort(drawn, kind="stable"))[packed]  # ranks of the draws
     order = np.argsort(rows, kind="stable")
     segments, lengths = segments[order], lengths[order]
     segments.rows[:] = rows[order]

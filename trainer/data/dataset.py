@@ -13,19 +13,19 @@ A dataset is one directory:
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a sequence.
 """
 
-import ast
 import contextlib
 import errno
+import io
 import itertools
 import os
-import re
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 from pydantic import Field, model_validator
 
 from trainer.config.tables import StrictTable, canonical_sha256, nearest, parse_table, read_json
@@ -155,10 +155,6 @@ class Manifest(StrictTable):
             raise ValueError(f"special ids must be below used_vocab_size {self.used_vocab_size}")
         return self
 
-    def split(self, name: SplitName) -> Split:
-        """Return a split by its name."""
-        return self.train if name == "train" else self.validation
-
     @property
     def dataset_hash(self) -> str:
         """SHA-256 of the manifest's canonical JSON; identifies the content, as the manifest holds every file's hash."""
@@ -181,10 +177,8 @@ def read_manifest(directory: Path) -> Manifest:
     raw = read_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != DATASET_SCHEMA_VERSION:
-        raise BadConfig(
-            f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}",
-            next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR",
-        )
+        message = f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}"
+        raise BadConfig(message, next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR")
     return parse_table(Manifest, raw, where=str(path))
 
 
@@ -201,7 +195,7 @@ class TokenDataset:
     def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
         self.directory, self.manifest, self._split = directory, manifest, split
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
-        self._shards = manifest.split(split).shards
+        self._shards = (manifest.train if split == "train" else manifest.validation).shards
         self._fds: list[int] = []
         # True if the last reads had to wait for the disk, as the first ones will.
         self._waited = True
@@ -250,9 +244,7 @@ class TokenDataset:
         shards, places = self._offsets_of(samples)
         pairs = np.empty((len(samples), 2), dtype="<u8")
         firsts = 16 * np.arange(len(samples))
-        short = self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
-        if short is not None:
-            raise self._corrupt(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
+        self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
         begins, ends = pairs.astype(np.int64).T.copy()
         wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
         if wrong.any():
@@ -268,21 +260,16 @@ class TokenDataset:
         return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
-        """Read ``tokens`` ids of each sample into ``ids`` (T,) from position ``places`` on; all others have shape (N,).
-
-        ``shards`` and ``begins`` are those of ``locate``. Raise ``BadConfig`` if a shard became shorter.
-        """
+        """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,); raise as ``locate``."""
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
-        short = self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
-        if short is not None:
-            raise self._corrupt(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
+        self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
 
-    def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
+    def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
 
         Reads that hit the page cache come first. The kernel prefetches the others together, so that a batch of reads
-        waits about as long as one. Return the number of a read that reached the end of its file, or None.
+        waits about as long as one. Raise ``BadConfig`` if a read reaches the end of its file.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
@@ -294,8 +281,9 @@ class TokenDataset:
         for number in waiting:
             fd, offset, first, end = reads[number]
             if os.preadv(fd, (view[first:end],), offset) != end - first:
-                return number
-        return None
+                shard, of_offsets = divmod(self._fds.index(fd), 2)
+                one = self._shards[shard]
+                raise self._corrupt(one.offsets_file if of_offsets else one.tokens_file, "became shorter while in use")
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
         """Return the ids of one sample, at most ``max_tokens``, without special tokens; raise as ``locate`` does."""
@@ -339,9 +327,6 @@ def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -
     return waiting
 
 
-_NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
-
-
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     """Open a one-dimensional ``.npy`` file; return its descriptor and the first byte of its data.
 
@@ -354,21 +339,18 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     except OSError as error:
         raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=corrupt) from error
     try:
-        head = os.pread(fd, 4096, 0)
-        match = _NPY_HEADER.match(head)
-        if match is None:
+        head = io.BytesIO(os.pread(fd, 4096, 0))
+        versions = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if not head.getvalue().startswith(npy.MAGIC_PREFIX) or (version := npy.read_magic(head)) not in versions:
             raise ValueError("not an .npy file")
-        wide = match[1] == b"\x02"
-        (size,) = struct.unpack_from("<I" if wide else "<H", head, 8)
-        start = (12 if wide else 10) + size
-        header = ast.literal_eval(head[12 if wide else 10 : start].decode("latin1"))
-        if np.dtype(header["descr"]) != dtype or header["shape"] != (length,) or header["fortran_order"]:
-            raise ValueError(f"contains {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
-        if os.fstat(fd).st_size != start + length * dtype.itemsize:
+        shape, fortran_order, found = versions[version](head)
+        if found != dtype or shape != (length,) or fortran_order:
+            raise ValueError(f"contains {found.str} of shape {shape}, not {dtype.str} of ({length},)")
+        if os.fstat(fd).st_size != head.tell() + length * dtype.itemsize:
             raise ValueError("its size does not match its header")
         # Reads are random, so read-ahead would only evict other data from the page cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError) as error:
         os.close(fd)
         raise BadConfig(f"{path}: {error}", next_step=corrupt) from error
-    return fd, start
+    return fd, head.tell()

@@ -16,22 +16,13 @@ _SAME_IN_PLAN = ("seed", "seq_length_tokens", "layout", "global_batch_size", "ma
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
-    """Return the configuration with its global batch in sequences.
-
-    A batch given in non-padding tokens or samples is converted by the mean of this dataset, estimated from a part of
-    it, the same on every rank.
-    """
+    """Return the configuration with its global batch in sequences, by means estimated from a part of the dataset."""
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
-    tokens, samples = mean_row(config, dataset)
-    asked = (config.global_batch_tokens or 0) / tokens or (config.global_batch_samples or 0) / samples
+    mean = sequence_statistics(config, dataset)
+    asked = (config.global_batch_tokens or 0) / mean.mean_non_padding_tokens
+    asked = asked or (config.global_batch_samples or 0) / mean.mean_samples
     return config.model_copy(update={"global_batch_size": max(1, round(asked))})
-
-
-def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
-    """Return the mean non-padding tokens and samples per sequence of this dataset."""
-    rows = sequence_statistics(config, dataset)
-    return rows.mean_non_padding_tokens, rows.mean_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

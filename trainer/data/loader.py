@@ -6,6 +6,7 @@ positions are copied in their small stored types, and widened on the device.
 Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the micro-batch, P tokens to predict.
 """
 
+import contextlib
 import itertools
 import multiprocessing
 import time
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
-from trainer.data.masking import IGNORED_LABEL, Masker, MaskingRule
+from trainer.data.masking import IGNORED_LABEL, Masker
 from trainer.data.sampler import MicroBatchPlan, Position, SequenceSampler, join_positions
 from trainer.distributed.ranks import DeviceEvent, Ranks
 from trainer.errors import BadConfig
@@ -75,11 +76,9 @@ class MicroBatch:
         return self.ids_BS.to(torch.int64)
 
     def attention_BS(self) -> torch.Tensor:
-        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each.
-
-        An empty sequence attends to its first pad token, as a softmax over nothing would be NaN; it adds no loss.
-        """
+        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each."""
         rows, width = self.ids_BS.shape
+        # In an empty sequence the first pad token counts, as a softmax over nothing would be NaN; it adds no loss.
         lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
         lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
         return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)
@@ -95,13 +94,11 @@ class MicroBatchSource(Dataset[MicroBatch]):
     """Micro-batches of one rank, made from their plans: the same in any process, in any order."""
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
-        manifest = dataset.manifest
-        self._dataset, self._plan, self._special = dataset, plan, manifest.special_ids
-        rule = MaskingRule(
-            vocab_size=manifest.used_vocab_size, mask_id=self._special.mask, special_ids=self._special.all(),
-            probability=config.masking_probability,
+        self._dataset, self._plan, self._special = dataset, plan, dataset.manifest.special_ids
+        self._masker = Masker(
+            vocab_size=dataset.manifest.used_vocab_size, mask_id=self._special.mask, special_ids=self._special.all(),
+            probability=config.masking_probability, seed=config.seed,
         )  # fmt: skip
-        self._masker = Masker(rule, config.seed)
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
         """Read a whole micro-batch, add special tokens and mask it; raise ``BadConfig`` if the dataset is corrupt."""
@@ -130,19 +127,13 @@ class MicroBatchSource(Dataset[MicroBatch]):
         )  # fmt: skip
 
     def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
-        segments = plan.segments
+        one, directory = plan.segments, self._dataset.directory
         # Checked here, as a GPU would read past the end of the embedding table.
         if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
-            try:
-                return self._masker.corrupt(
-                    ids, places, segments.tokens, epochs=segments.epochs, samples=segments.samples
-                )
-            except IndexError:
-                pass
-        raise BadConfig(
-            f"dataset {self._dataset.directory} contains ids that exceed its vocabulary",
-            next_step=f"The dataset is corrupt. Find all faults: autotune data verify {self._dataset.directory}",
-        )
+            with contextlib.suppress(IndexError):
+                return self._masker.corrupt(ids, places, one.tokens, epochs=one.epochs, samples=one.samples)
+        next_step = f"The dataset is corrupt. Find all faults: autotune data verify {directory}"
+        raise BadConfig(f"dataset {directory} contains ids that exceed its vocabulary", next_step=next_step)
 
 
 class Source(Protocol):
@@ -180,15 +171,12 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
         made = map(source.__getitems__, plans)
         return (batch.pin_memory() for batch in made) if pinned else made
     loader = DataLoader(
-        _ToldSource(source),
+        _ToldSource(source), num_workers=workers, prefetch_factor=config.data.prefetch_factor, pin_memory=pinned,
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan holds all samples of a batch
         collate_fn=lambda batch: batch,  # the source already returns a whole micro-batch
-        num_workers=workers,
-        prefetch_factor=config.data.prefetch_factor,
-        pin_memory=pinned,
         worker_init_fn=lambda _: ignore_signals(),
         multiprocessing_context="fork",  # Python's default since 3.14 would pickle the dataset
-    )
+    )  # fmt: skip
     return map(_or_raise, loader)
 
 
@@ -262,9 +250,8 @@ class MicroBatchLoader:
             self.samples = np.concatenate([plan.segments.samples for plan in plans])
             assert plans[-1].after is not None
             self.position = plans[-1].after
-            if self._config.max_epochs is None or any(
-                self._ranks.all_reduce_sum(sum(one.non_padding_tokens for one in batches))
-            ):
+            own_tokens = sum(one.non_padding_tokens for one in batches)
+            if self._config.max_epochs is None or any(self._ranks.all_reduce_sum(own_tokens)):
                 return batches
             # Lanes alternate and end one by one: all have ended after as many empty sequences as there are lanes.
             empty_rows += self._config.global_batch_size
@@ -321,17 +308,13 @@ class DataWait:
 
 
 def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """Raise ``BadConfig`` if two ranks compute the same sample.
-
-    ``samples`` are those of every rank's first optimizer step, as numbers that identify sample and epoch.
-    """
+    """Raise ``BadConfig`` if two ranks compute the same sample; numbers identify sample and epoch, for every rank."""
     everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):
         return
     for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
         if common := len(np.intersect1d(own, theirs)):
-            raise BadConfig(
-                f"ranks {other} and {rank} received {common} samples in common in their first step",
-                next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
-            )
+            message = f"ranks {other} and {rank} received {common} samples in common in their first step"
+            next_step = "This is a bug of the trainer, or ranks were started with the same RANK: check those."
+            raise BadConfig(message, next_step=next_step)
     raise BadConfig("a rank received a sample twice in its first step", next_step="This is a bug of the trainer.")

@@ -7,7 +7,6 @@ Shapes: N samples, T tokens of all of them, P tokens to predict.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,18 +29,6 @@ _SLOTS_SIGMAS = 6.0
 Ids = npt.NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskingRule:
-    """Rule for choosing and replacing tokens."""
-
-    vocab_size: int
-    """Number of the tokenizer's ids; random replacements are drawn from those that are not special."""
-    mask_id: int
-    special_ids: tuple[int, ...]
-    """Ids that are never masked and never drawn."""
-    probability: float
-
-
 def head_slots(places: int, probability: float) -> int:
     """Return the fixed number of slots for tokens to predict in this many positions, so that the head's shapes stay."""
     mean = places * probability
@@ -55,15 +42,17 @@ def most_predicted(places: int, probability: float) -> int:
 
 
 class Masker:
-    """Random choice of the tokens to predict and of their replacements; holds vocabulary tables and no state."""
+    """Random choice of the tokens to predict and their replacements, never ``special_ids``; tables without a state."""
 
-    def __init__(self, rule: MaskingRule, seed: int) -> None:
-        self._rule, self._seed = rule, seed
-        self._ordinary = np.ones(rule.vocab_size, dtype=bool)
-        self._ordinary[list(rule.special_ids)] = False
+    def __init__(
+        self, *, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], probability: float, seed: int
+    ) -> None:
+        self._mask_id, self._seed = mask_id, seed
+        self._ordinary = np.ones(vocab_size, dtype=bool)
+        self._ordinary[list(special_ids)] = False
         self._ordinary_ids = np.flatnonzero(self._ordinary)
-        edge = min(int(rule.probability * 2**16), 2**16 - 2)
-        share_at_edge = min(rule.probability * 2**16 - edge, 1 - 2.0**-53)
+        edge = min(int(probability * 2**16), 2**16 - 2)
+        share_at_edge = min(probability * 2**16 - edge, 1 - 2.0**-53)
         self._edge, self._share_at_edge = np.uint16(edge), np.uint64(int(share_at_edge * 2**64))
         self._counters = np.zeros(0, dtype=np.uint64)
 
@@ -124,7 +113,7 @@ class Masker:
 
     def _replacements(self, originals: Ids, words: Uint64) -> Ids:
         """Return the replacements: 80 % [MASK], 10 % an ordinary id, 10 % the original."""
-        result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._rule.mask_id), originals)
+        result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._mask_id), originals)
         random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
         drawn = to_unit(mix(words[random] - GOLDEN)) * len(self._ordinary_ids)
         result[random] = self._ordinary_ids[drawn.astype(np.int64)]

@@ -122,10 +122,7 @@ class SequenceSampler:
         return self._position
 
     def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
-        """Return a lane's sequences of the next steps, and its position after each of these.
-
-        Lanes take turns; sequences are numbered in that order over all lanes, from 0 at the first of these steps.
-        """
+        """Return a lane's sequences of the next steps, numbered from 0 over all lanes in turn, and its positions."""
         rows, lanes = self._plan.global_batch_size, self._lanes_of_job
         first = (number - self._position.rows) % lanes
         before = lane.place

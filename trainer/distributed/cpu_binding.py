@@ -27,11 +27,10 @@ def bind_to_nearest_cpus(
         return frozenset()
     # The kernel's list format, such as ``0-3,8``.
     ranges = re.findall(r"(\d+)(?:-(\d+))?", listed)
-    listed_cpus = {cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)}
-    near = listed_cpus & os.sched_getaffinity(0)
-    if near:
-        # Threads of libraries that are already loaded have their own masks.
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread.name), near)
+    near = {cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)}
+    near &= os.sched_getaffinity(0)
+    # Threads of libraries that are already loaded have their own masks.
+    for thread in Path("/proc/self/task").iterdir() if near else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), near)
     return frozenset(near)

@@ -32,23 +32,18 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
     """Create a fused AdamW that decays matrices and embeddings, but not biases and normalisation weights."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
     ]
-    options: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "betas": (config.adam_beta1, config.adam_beta2),
-        "eps": config.adam_epsilon,
-        "fused": True,
-    }
+    betas = config.adam_beta1, config.adam_beta2
+    options: dict[str, Any] = {"lr": config.learning_rate, "betas": betas, "eps": config.adam_epsilon, "fused": True}
     if config.parallel.strategy == "zero1" and ranks.world_size > 1:
         # Imported here, as importing it takes a second.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         # With views, each rank's weights are sent at once instead of one by one.
-        return ZeroRedundancyOptimizer(
-            groups, optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **options
-        )
+        options |= {"optimizer_class": torch.optim.AdamW, "parameters_as_bucket_view": True}
+        return ZeroRedundancyOptimizer(groups, **options)
     return torch.optim.AdamW(groups, **options)
 
 
@@ -59,10 +54,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def set_scale(optimizer: torch.optim.Optimizer, *, divisor: torch.Tensor, skipped: torch.Tensor) -> None:
-    """Let the next update divide gradients, or skip both weights and state if a condition on the device is true.
-
-    Fused optimizers do both, for loss scaling, in their only pass over the gradients.
-    """
+    """Let the next update divide gradients, or skip weights and state, as fused optimizers do for loss scaling."""
     own: Any = own_optimizer(optimizer)
     own.grad_scale, own.found_inf = divisor.float(), skipped.float()
 

@@ -30,24 +30,22 @@ from trainer.staging.stage import DEFAULT_TIMEOUT_S
 class DeviceEvent:
     """Point in time, on the host clock or in the device's work queue (a CUDA event)."""
 
-    moment: float | torch.cuda.Event
+    moment: Any
 
     def reached(self) -> bool:
         """Return whether the device has reached this event."""
-        return not isinstance(self.moment, torch.cuda.Event) or bool(self.moment.query())
+        return isinstance(self.moment, float) or bool(self.moment.query())
 
     def wait(self) -> None:
         """Wait until the device has reached this event."""
-        if isinstance(self.moment, torch.cuda.Event) and not self.moment.query():
+        if not isinstance(self.moment, float) and not self.moment.query():
             self.moment.synchronize()
 
     def seconds_since(self, earlier: "DeviceEvent") -> float:
         """Return the seconds since an earlier event; the device must have reached both."""
-        if isinstance(self.moment, torch.cuda.Event) and isinstance(earlier.moment, torch.cuda.Event):
-            return float(earlier.moment.elapsed_time(self.moment)) / 1e3
-        assert isinstance(self.moment, float)
-        assert isinstance(earlier.moment, float)
-        return self.moment - earlier.moment
+        if isinstance(self.moment, float):
+            return float(self.moment - earlier.moment)
+        return float(earlier.moment.elapsed_time(self.moment)) / 1e3
 
 
 def mark(device: torch.device) -> DeviceEvent:
@@ -89,15 +87,11 @@ class GradientTraffic:
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
         self.synchronise = True
-        """False skips the all-reduce, to measure compute-only steps. Weights then differ between ranks, so it is for
-        measurements only."""
+        """False skips the all-reduce, to measure compute-only steps: weights then differ between ranks."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
-        """Return the squared L2 norm of this rank's own gradient, shape (), and the event before its last all-reduce.
-
-        The time from that event to the end of backward is spent waiting for the network.
-        """
+        """Return this rank's squared gradient norm, shape (), and the event before it waits for the last all-reduce."""
         square, self._square = self._square, torch.zeros((), device=self._device)
         departed, self._departed = self._departed, None
         return square, departed
@@ -113,7 +107,7 @@ class GradientTraffic:
         travelling = gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
 
         def arrived(future: torch.futures.Future[Any]) -> torch.Tensor:
-            reduced: torch.Tensor = future.value()[0]
+            (reduced,) = future.value()
             return gradient if reduced is gradient else gradient.copy_(reduced)
 
         sent: torch.futures.Future[Any] = torch.futures.Future()
@@ -161,9 +155,8 @@ class Ranks:
     @property
     def device_memory_bytes(self) -> int | None:
         """Total GPU memory as torch reports it, in bytes; None on a CPU."""
-        if self.device.type != "cuda":
-            return None
-        return int(torch.cuda.get_device_properties(self.device).total_memory)
+        cuda = self.device.type == "cuda"
+        return int(torch.cuda.get_device_properties(self.device).total_memory) if cuda else None
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sums over all ranks, in double precision; this blocks the host, but waits for no device."""
@@ -205,10 +198,7 @@ class Ranks:
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start to sum a tensor over all ranks, overwriting it; return a function that makes its device wait."""
-        if self.world_size == 1:
-            return lambda: None
-        wait: Callable[[], object] = dist.all_reduce(tensor, async_op=True).wait
-        return wait
+        return (lambda: None) if self.world_size == 1 else dist.all_reduce(tensor, async_op=True).wait
 
 
 def join_ranks(
@@ -236,28 +226,20 @@ def join_ranks(
         timeout = datetime.timedelta(seconds=longest_join_s(config))
         # gloo for tensors on the host, so that agreeing on a number does not wait for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = None
-        if rendezvous is not None:
-            store = dist.FileStore(str(rendezvous), ranks.world_size)  # type: ignore[attr-defined]  # unlisted
+        file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
+        store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
     return ranks
 
 
 def longest_join_s(config: TrainConfig) -> float:
-    """Return the process group's timeout, in seconds, for the initial rendezvous and for each collective.
-
-    It exceeds the ``Watchdog``'s timeout, which exits cleanly, and the time that staging on another node may take.
-    """
+    """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S
     return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
 
 
 def leave_ranks(*, together: bool) -> None:
-    """Destroy the process group, if there is one.
-
-    With ``together``, ranks wait for each other first: destroying the group while a peer's last message is in flight
-    can crash that peer.
-    """
+    """Destroy the process group, if any; ``together`` waits for all ranks, as messages in flight could crash a peer."""
     if not dist.is_initialized():
         return
     if together:
@@ -304,10 +286,9 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     set_cuda_defaults(os.environ)
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        raise DeviceMissing(
-            f"process {local_rank} of this node requires a GPU, but torch sees {found}",
-            next_step="Start one process per GPU (--nproc-per-node), or use --set train.device=cpu",
-        )
+        message = f"process {local_rank} of this node requires a GPU, but torch sees {found}"
+        next_step = "Start one process per GPU (--nproc-per-node), or use --set train.device=cpu"
+        raise DeviceMissing(message, next_step=next_step)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
@@ -346,14 +327,12 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     unchanged_buffers: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
     wrapped = DistributedDataParallel(
-        module,
-        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        module, device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         # torch makes the first bucket small, to start gradient synchronisation early, only if no size is set.
         bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
-        gradient_as_bucket_view=parallel.gradient_as_bucket_view,
-        static_graph=parallel.static_graph,
+        gradient_as_bucket_view=parallel.gradient_as_bucket_view, static_graph=parallel.static_graph,
         **unchanged_buffers,
-    )
+    )  # fmt: skip
     return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
 
 
@@ -364,29 +343,23 @@ def give_up_gathered(module: nn.Module) -> None:
 
 
 def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
-    if config.parallel.gradient_dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
-        raise BadConfig(
-            f"gradient_dtype = {config.parallel.gradient_dtype!r} cannot be used with fsdp2 and gradient accumulation, "
-            "which would also be in 16 bits",
-            next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches large enough for one per step.",
-        )
+    dtype = config.parallel.gradient_dtype
+    if dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
+        why = "cannot be used with fsdp2 and gradient accumulation, which would also be in 16 bits"
+        next_step = "Use --set train.parallel.gradient_dtype=fp32, or micro-batches large enough for one per step."
+        raise BadConfig(f"gradient_dtype = {dtype!r} {why}", next_step=next_step)
     together = config.parallel.shard_ranks or ranks.world_size
-    if ranks.world_size % together:
-        raise BadConfig(
-            f"parallel.shard_ranks = {together} must divide the number of ranks, {ranks.world_size}",
-            next_step="Use a divisor, such as the number of GPUs per node.",
-        )
-    copies = ranks.world_size // together
+    copies, left = divmod(ranks.world_size, together)
+    if left:
+        message = f"parallel.shard_ranks = {together} must divide the number of ranks, {ranks.world_size}"
+        raise BadConfig(message, next_step="Use a divisor, such as the number of GPUs per node.")
     # One dimension is FSDP; a second one for copies makes it HSDP.
     shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
-    gradient_dtype = config.parallel.gradient_dtype
-    policy = MixedPrecisionPolicy(reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype])
-    of_layers = policy
+    of_layers = policy = MixedPrecisionPolicy(reduce_dtype=None if dtype == "fp32" else DTYPES[dtype])
     if config.precision == "bf16":
-        of_layers = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=DTYPES[gradient_dtype], cast_forward_inputs=False
-        )
+        options: dict[str, Any] = {"param_dtype": torch.bfloat16, "cast_forward_inputs": False}
+        of_layers = MixedPrecisionPolicy(reduce_dtype=DTYPES[dtype], **options)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=of_layers)
     fully_shard(module, mesh=mesh, mp_policy=policy)

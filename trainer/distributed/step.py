@@ -60,29 +60,16 @@ class TrainStep:
     """Optimizer step of a module and its optimizer."""
 
     def __init__(
-        self,
-        shared: SharedModule,
-        optimizer: torch.optim.Optimizer,
-        config: TrainConfig,
-        ranks: Ranks,
-        *,
+        self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks, *,
         weights_changed: Callable[[], None],
-    ) -> None:
-        self._shared = shared
-        self._optimizer = optimizer
-        self._config = config
-        self._ranks = ranks
+    ) -> None:  # fmt: skip
+        self._shared, self._optimizer, self._config, self._ranks = shared, optimizer, config, ranks
         self._weights_changed = weights_changed
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
-        """Trainable parameters; their gradients are clipped together."""
         # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
         # fragment up to 5 % of GPU memory.
-        self.keeps_gradients = (
-            config.device == "cuda"
-            and gradient_accumulation_steps(config, ranks.world_size) > 1
-            and config.parallel.strategy != "fsdp2"
-        )
-        """True if gradients keep their memory from step to step."""
+        accumulates = config.device == "cuda" and gradient_accumulation_steps(config, ranks.world_size) > 1
+        self.keeps_gradients = accumulates and config.parallel.strategy != "fsdp2"
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
@@ -92,11 +79,7 @@ class TrainStep:
         """Callback before each micro-batch."""
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """Run a forward and backward and discard the gradients, to compile layers and fix the layout of DDP's buckets.
-
-        DDP orders its buckets by the first backward; without this, a resumed run would reduce its first step in another
-        order than an uninterrupted run.
-        """
+        """Run a forward and backward without an update, to compile layers and order DDP's buckets alike on resume."""
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
             self._shared.module(batch).backward()
@@ -106,14 +89,9 @@ class TrainStep:
         self._learning = False
 
     def run(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        lr: float,
-        *,
-        part_of_it: bool = False,
-        limits: Limits = NO_LIMITS,
+        self, micro_batches: Sequence[MicroBatch], lr: float, *, part_of_it: bool = False, limits: Limits = NO_LIMITS,
         values: Sequence[float] = (),
-    ) -> StepResult:
+    ) -> StepResult:  # fmt: skip
         """Take one optimizer step.
 
         The loss of every token has the same weight: each rank divides by the number of predicted tokens of all ranks
@@ -170,32 +148,27 @@ class TrainStep:
                     all_summed = self._ranks.all_reduce_async(loss_sum)  # while the gradients are computed
                 # DDP averages over ranks, but the loss is already divided by the predicted tokens of all ranks.
                 (loss * (weight * self._ranks.world_size)).backward()
-            if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
-                partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
+            share = batch.predicted_tokens / max(1, own_tokens)
+            if part_of_it and number == 0 and not last and self._ranks.world_size == 1 and share:
+                # Until here it is the part's contribution to the mean over the whole step.
+                partial = PartialGradient(square=(gradient_norm(self.parameters) / share).square(), share=share)
         all_summed()
         return loss_sum, partial, asked, counted
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; return the norm before clipping, and whether the update was applied."""
         norm = gradient_norm(self.parameters)
-        whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # No number that is not finite is below these.
-        fine = (loss <= min(limits.loss, _LARGEST)) & (whole_norm <= min(limits.grad_norm, _LARGEST))
+        fine = (loss <= min(limits.loss, _LARGEST)) & (norm <= min(limits.grad_norm, _LARGEST))
         set_learning_rate(self._optimizer, lr)
         # As torch clips: a norm just below the limit is cut too.
-        divisor = ((whole_norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
+        divisor = ((norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
         set_scale(self._optimizer, divisor=divisor, skipped=~fine)
         self._optimizer.step()
         self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
-        return whole_norm, fine
-
-    def _first_part(self, share: float) -> PartialGradient | None:
-        if not share:
-            return None
-        # Until here it is the part's contribution to the mean over the whole step.
-        norm = gradient_norm(self.parameters) / share
-        return PartialGradient(square=norm.square(), share=share)
+        return norm, fine
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:

@@ -39,10 +39,8 @@ def happened(
     **more: Any,  # noqa: ANN401 - fields of the row
 ) -> EventRow:  # fmt: skip
     """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
-    shown = {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in (values or {}).items()
-    }
+    numbers = (values or {}).items()
+    shown = {name: str(one) if isinstance(one, float) and not math.isfinite(one) else one for name, one in numbers}
     return EventRow(step=step, utc=utc_now(), kind=kind, message=message, values=shown, **more)
 
 
@@ -90,9 +88,9 @@ class Diagnosis:
     def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
         """Return the event for the run record."""
         level = "error" if self.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning"
-        told: dict[str, Any] = {"level": level, "action": self.action.value, "samples": list(samples)}
-        told |= {"causes": list(ADVICE[self.kind][0]), "next_step": self.next_step}
-        return happened(step, self.kind.value, self.message, values=self.values, **told)
+        causes, next_step = ADVICE[self.kind]
+        told = {"level": level, "action": self.action.value, "samples": list(samples), "causes": list(causes)}
+        return happened(step, self.kind.value, self.message, values=self.values, next_step=next_step, **told)
 
 
 ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {

@@ -61,7 +61,7 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     if (code := _NCCL_CODE.search(told)) is not None:
         reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
         return 70, reason, "run it again with NCCL_DEBUG=INFO to see the call that failed"
-    if "DataLoader worker (pid" in str(error):  # killed or crashed; errors in the data are reported otherwise
+    if "DataLoader worker (pid" in told:  # killed or crashed; errors in the data are reported otherwise
         return REQUEUE, _first_line(error), f"{_AGAIN}; if memory was short, lower train.data.num_workers"
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
         return DiskTrouble.exit_code, str(error), f"{_AGAIN}, once the file system is available"

@@ -44,11 +44,11 @@ class StepMetrics:
 class Limits:
     """Limits above which the device skips an update; infinite if not known yet, or if nothing is to be skipped."""
 
-    loss: float
-    grad_norm: float
+    loss: float = math.inf
+    grad_norm: float = math.inf
 
 
-NO_LIMITS = Limits(loss=math.inf, grad_norm=math.inf)
+NO_LIMITS = Limits()
 
 
 class HealthMonitor:
@@ -110,10 +110,7 @@ class HealthMonitor:
         return before.eased_share + (1 - before.eased_share) * done
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
-        """Restore the checkpoint's history, count the rollback and ease the learning rate.
-
-        ``at_step`` is the step with the trouble, counted from 1; ``to_step`` the steps finished at the checkpoint.
-        """
+        """Restore the history at ``to_step`` after trouble at ``at_step``, and ease the learning rate."""
         self._look_back(saved)
         self._skipped_in_a_row = 0
         recovery = self.recovery
@@ -147,10 +144,11 @@ class HealthMonitor:
         self._usual = not above and blamed is None
         found = []
         for series, value in pairs:
-            action = Action.SKIP if series is blamed else series.judge(value, applied=vitals.applied)
+            lagging = series is blamed
+            action = Action.SKIP if lagging else series.judge(value, applied=vitals.applied)
             if action is not None:
-                found.append(self._described(series, action, vitals, value, lagging=series is blamed))
-            if not series.guarded or (series not in above and series is not blamed):
+                found.append(self._described(series, action, vitals, value, lagging=lagging))
+            if not series.guarded or (series not in above and not lagging):
                 series.add(value)
         return found
 
@@ -158,13 +156,10 @@ class HealthMonitor:
         self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool
     ) -> Diagnosis:
         is_loss = series.kind is Kind.SPIKE
-        name = "loss" if is_loss else "gradient norm"
-        message = f"the {name} of step {vitals.step} is {value:.4g}"
-        if lagging:
-            message += ", above the limit of an earlier step"
-        else:
-            message += f", above {series.limit:.4g}; the median of the last {len(series)} steps is {series.median:.4g}"
-        message += "; the update was applied" if vitals.applied else "; the update was skipped"
+        limit = f"{series.limit:.4g}; the median of the last {len(series.window)} steps is {series.median:.4g}"
+        limit = "the limit of an earlier step" if lagging else limit
+        message = f"the {'loss' if is_loss else 'gradient norm'} of step {vitals.step} is {value:.4g}, above {limit}; "
+        message += f"the update was {'applied' if vitals.applied else 'skipped'}"
         values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
         values |= {} if is_loss else {"clip": self._clip}
         return Diagnosis(kind=series.kind, action=action, message=message, values=values)
@@ -177,15 +172,12 @@ class HealthMonitor:
             message += f", as {self._skipped_in_a_row} in a row were"
         if action is not Action.ROLL_BACK:
             return one
-        before = self.recovery.without_progress
-        if before >= self._settings.max_rollbacks:
-            action = Action.GIVE_UP
-            message += f"; {before} earlier rollbacks did not help" if before else ""
-            most = self._settings.max_rollbacks
-            message += f"; training gives up, at train.health.max_rollbacks = {most}"
-        else:
-            message += "; training rolls back"
-        return dataclasses.replace(one, action=action, message=message)
+        before, most = self.recovery.without_progress, self._settings.max_rollbacks
+        if before < most:
+            return dataclasses.replace(one, action=action, message=f"{message}; training rolls back")
+        message += f"; {before} earlier rollbacks did not help" if before else ""
+        message += f"; training gives up, at train.health.max_rollbacks = {most}"
+        return dataclasses.replace(one, action=Action.GIVE_UP, message=message)
 
 
 class _Series:
@@ -199,15 +191,10 @@ class _Series:
         """True if the device skips unusual steps, which it does unless the policy is ``warn``."""
         self.excursion: bool = saved.get("excursion", False)
         """True if unusual values were reported and none was usual since; only with the policy ``warn``."""
-        self._policy = policy
-        self._sigmas = settings.spike_sigmas
-        self._floor = floor
+        self._policy, self._sigmas, self._floor = policy, settings.spike_sigmas, floor
         self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
-        self._window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
+        self.window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
         self._measure()
-
-    def __len__(self) -> int:
-        return len(self._window)
 
     def judge(self, value: float, *, applied: bool) -> Action | None:
         """Return the action for a value, or None if it is usual or already reported."""
@@ -226,16 +213,16 @@ class _Series:
 
     def add(self, value: float) -> None:
         """Add a value to the window."""
-        self._window.append(value)
+        self.window.append(value)
         self._measure()
 
     def to_json(self) -> dict[str, Any]:
-        return {"window": list(self._window), "excursion": self.excursion}
+        return {"window": list(self.window), "excursion": self.excursion}
 
     def _measure(self) -> None:
         self.median, self.limit = math.nan, math.inf
-        if len(self._window) >= self._enough:
-            self.median, sigma = level_and_scatter(list(self._window))
+        if len(self.window) >= self._enough:
+            self.median, sigma = level_and_scatter(list(self.window))
             room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
             self.limit = max(self.median + room, self._floor)
 

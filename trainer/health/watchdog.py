@@ -42,16 +42,12 @@ class Watchdog:
     """Watchdog for signals and progress; it has no effect until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
-        """Set the timeout and ``record``, a callback for the reason of an exit and the number of finished steps.
-
-        Its last argument is true if the exit is only likely: the process may be killed before it can record it.
-        """
+        """Set the timeout and ``record``, called with an exit's reason, finished steps, and if it is only likely."""
         self.timeout_s = timeout_s
         """Longest time without a heartbeat, in seconds."""
         self._record = record
         self._beat_s = time.monotonic()
         self.step = 0
-        """Number of finished steps."""
         self._first: tuple[int, float] | None = None
         self._told = False
         self.ending = False
@@ -193,14 +189,12 @@ class TimeBudget:
     """Time limit of the run, and the time needed to save and exit, estimated from past steps and evaluations."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
-        ends = [] if stop_after_s is None else [started_s + stop_after_s]
-        if slurm_left_s is not None:
-            ends.append(time.monotonic() + slurm_left_s)
-        self._end_s = min(ends, default=math.inf)
+        own_end_s = math.inf if stop_after_s is None else started_s + stop_after_s
+        slurm_end_s = math.inf if slurm_left_s is None else time.monotonic() + slurm_left_s
+        self._end_s = min(own_end_s, slurm_end_s)
         self.step_s: deque[float] = deque(maxlen=20)
         """Durations of the last steps, in seconds, without evaluations."""
         self.evaluation_s = 0.0
-        """Duration of the last evaluation, in seconds."""
 
     def over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Return whether to stop now to have enough time left for a save, and for an evaluation if one is due."""

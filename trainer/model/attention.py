@@ -65,17 +65,12 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
 def choose_attention(
     config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing | str
 ) -> ChosenAttention:
-    """Return the kind of attention to use; raise ``BadConfig`` if the configured one is not possible.
-
-    ``packing`` is what ``prove_packing`` returned.
-    """
+    """Return the attention to use after ``prove_packing``; raise ``BadConfig`` if the configured one is impossible."""
     if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
-            raise BadConfig(
-                f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}",
-                next_step="Use --set train.layout=bucketed --set train.attention=auto, or a bert, roberta or "
-                "modernbert model.",
-            )
+            what = f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}"
+            settings = "--set train.layout=bucketed --set train.attention=auto"
+            raise BadConfig(what, next_step=f"Use {settings}, or a bert, roberta or modernbert model.")
         return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}: {packing}")
     if config.attention == "sdpa":
         return ChosenAttention(kind="sdpa", reason="set by train.attention", packing=packing)
@@ -103,10 +98,8 @@ def _against_varlen(
         return "varlen requires bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
-        return (
-            f"varlen does not support attention dropout, and the model's is {dropout:g}",
-            "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa.",
-        )
+        next_step = "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa."
+        return f"varlen does not support attention dropout, and the model's is {dropout:g}", next_step
     head_dimensions = getattr(model_config, "head_dim", None)
     head_dimensions = head_dimensions or model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
@@ -117,10 +110,7 @@ def _against_varlen(
 
 
 def pin_kernels(kind: AttentionKind) -> None:
-    """Restrict attention on GPUs to the kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load.
-
-    Without a mask and in bf16 that is FlashAttention, else the memory-efficient kernel.
-    """
+    """Restrict attention on GPUs to kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load."""
     cuda = torch.backends.cuda
     # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
     # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
@@ -133,10 +123,9 @@ def pin_kernels(kind: AttentionKind) -> None:
         try:
             activate_flash_attention_impl("FA3")
         except (ImportError, OSError, RuntimeError) as error:
-            raise BadConfig(
-                f"train.attention = 'fa3' requires FlashAttention 3, which cannot be loaded: {error}",
-                next_step="Install flash_attn_interface (hopper/ in its source), or use --set train.attention=auto.",
-            ) from error
+            what = f"train.attention = 'fa3' requires FlashAttention 3, which cannot be loaded: {error}"
+            next_step = "Install flash_attn_interface (hopper/ in its source), or use --set train.attention=auto."
+            raise BadConfig(what, next_step=next_step) from error
 
 
 def attend_within_documents(
@@ -162,10 +151,7 @@ def attend_within_documents(
 
 
 def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding.
-
-    Both are computed on the device, without synchronisation.
-    """
+    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding."""
     shape, device = batch.ids_BS.shape, batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
     begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
@@ -200,10 +186,9 @@ def encoder_inputs(
     ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers. ``segments`` is
     the least number of segments for varlen; fa3 has no empty ones.
     """
-    if kind == "row":
-        arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
-        return EncoderInputs(arguments=arguments)
     ids_BS = batch.wide_ids_BS()
+    if kind == "row":
+        return EncoderInputs(arguments={"input_ids": ids_BS, "attention_mask": batch.attention_BS()})
     if kind in ("varlen", "fa3"):
         edges = document_edges(batch, segments if kind == "varlen" else 0)
         if kind == "fa3":  # its backward pass hangs on empty segments: flash-attention #1254
@@ -213,7 +198,7 @@ def encoder_inputs(
         begin_T = edges.index_select(0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1)
         # In each segment, padding included, which nothing else attends to.
         position_T = (place_T - begin_T + packing.first_position).to(torch.int64)
-        arguments = {"input_ids": ids_BS.reshape(1, -1), "position_ids": position_T.unsqueeze(0)}
+        arguments: dict[str, Any] = {"input_ids": ids_BS.reshape(1, -1), "position_ids": position_T.unsqueeze(0)}
         if packing.embeds_first:
             document_BS = document_places(batch)[0].reshape(1, -1)
             arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
@@ -263,15 +248,13 @@ def document_queries(
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
     if kind == "fa3":
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
-    seq_length_tokens = batch.ids_BS.shape[1]
+    slots, most_keys = len(position_K), batch.ids_BS.shape[1]
+    # Unused slots are spread evenly, so no document gets more of them than it has positions.
+    most_queries = min(slots, (2 + slots // batch.ids_BS.numel()) * most_keys)
     return DocumentQueries(
-        position_K=position_K,
-        query_edges=query_edges,
-        key_edges=inputs.edges,
-        # Unused slots are spread evenly, so no document gets more of them than it has positions.
-        most_queries=min(len(position_K), (2 + len(position_K) // batch.ids_BS.numel()) * seq_length_tokens),
-        most_keys=seq_length_tokens,
-    )
+        position_K=position_K, query_edges=query_edges, key_edges=inputs.edges, most_queries=most_queries,
+        most_keys=most_keys,
+    )  # fmt: skip
 
 
 def sequence_queries(
@@ -293,9 +276,8 @@ def sequence_queries(
     # An unused slot attends as its sequence's first position does, as a softmax over nothing would be NaN.
     none = document_BS.new_zeros(1)
     asking = torch.cat([document_BS[:, :1].expand(rows, sequence_slots).flatten(), none])
-    asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[position_K])[:-1].unflatten(
-        0, (rows, sequence_slots)
-    )
+    asking = asking.index_copy(0, slot_K, document_BS.flatten()[position_K])
+    asking_BR = asking[:-1].unflatten(0, (rows, sequence_slots))
     mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
     return SequenceQueries(position_K=position_K, slot_K=slot_K, mask_BRS=mask_BRS)
 

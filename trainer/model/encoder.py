@@ -29,10 +29,8 @@ _POSITIONS_START_AFTER_PAD = {
 
 def window_tokens(config: PretrainedConfig) -> int | None:
     """Return the reach of sliding-window layers to either side, in tokens; None without such layers."""
-    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
-        return None
-    window: int = config.sliding_window
-    return window
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return int(config.sliding_window) if slides else None
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
@@ -47,10 +45,7 @@ def model_head(model: PreTrainedModel) -> list[nn.Module]:
 
 
 class HeadInputs:
-    """Context in which a model's own head gets only the hidden states of ``position_K``, int64, as one sequence.
-
-    Positions are those in the flattened sequences. None leaves the encoder's output as it is.
-    """
+    """Context in which a model's head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
 
     def __init__(self, model: PreTrainedModel, position_K: torch.Tensor | None) -> None:
         self._encoder, self._position_K = model.base_model, position_K
@@ -69,13 +64,9 @@ class HeadInputs:
 
 
 def build_config(
-    settings: ModelSettings,
-    *,
-    vocab_size: int,
-    special_ids: SpecialIds,
-    seq_length_tokens: int,
+    settings: ModelSettings, *, vocab_size: int, special_ids: SpecialIds, seq_length_tokens: int,
     attention_dropout: float | None = None,
-) -> PretrainedConfig:
+) -> PretrainedConfig:  # fmt: skip
     """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
 
     Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the positions or that dropout.
@@ -84,10 +75,8 @@ def build_config(
     model_type = shape.pop("model_type")
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
-        raise BadConfig(
-            f"transformers has no masked-LM model of type {model_type!r}",
-            next_step=f"Did you mean {match!r}?" if match else "Choose an encoder such as bert, roberta or modernbert.",
-        )
+        next_step = f"Did you mean {match!r}?" if match else "Choose an encoder such as bert, roberta or modernbert."
+        raise BadConfig(f"transformers has no masked-LM model of type {model_type!r}", next_step=next_step)
     try:
         config = AutoConfig.for_model(
             model_type, **shape, vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
@@ -95,33 +84,39 @@ def build_config(
             cls_token_id=special_ids.cls, sep_token_id=special_ids.sep, mask_token_id=special_ids.mask,
         )  # fmt: skip
     except (TypeError, ValueError, StrictDataclassError) as error:
-        raise BadConfig(
-            f"transformers rejects the config of {settings.name!r}: {error}", next_step="Correct the config."
-        ) from error
+        what = f"transformers rejects the config of {settings.name!r}: {error}"
+        raise BadConfig(what, next_step="Correct the config.") from error
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
-    _check_positions(config, model_type, special_ids, seq_length_tokens)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:  # relative positions have no limit
+        usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
+        if seq_length_tokens > usable:
+            what = f"sequence length {seq_length_tokens} exceeds the {usable} positions of this {model_type}"
+            next_step = f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config."
+            raise BadConfig(what, next_step=next_step)
     if attention_dropout is not None:
         key = dropout_key(config)
         if key is None:
-            raise BadConfig(
-                f"train.attention_dropout cannot be used with {model_type!r}, which has no such setting",
-                next_step="Remove train.attention_dropout, and set dropout in the model's config.",
-            )
+            what = f"train.attention_dropout cannot be used with {model_type!r}, which has no such setting"
+            next_step = "Remove train.attention_dropout, and set dropout in the model's config."
+            raise BadConfig(what, next_step=next_step)
         setattr(config, key, attention_dropout)
     return config
 
 
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
-    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match.
-
-    An architecture without SDPA uses ``eager`` attention, as ``model.config`` then shows.
-    """
+    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match."""
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
     model.train()
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
-        _freeze_unused(model)
+        # Parameters that the loss does not depend on, such as ESM's contact head, are frozen: DDP would wait for them.
+        ids_BS = torch.arange(16, device=device).reshape(2, 8) % config.vocab_size
+        model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.grad is not None)
+        model.zero_grad(set_to_none=True)
     if implementation != "sdpa":
         model.config._attn_implementation = implementation
     return model
@@ -130,38 +125,16 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
 def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
     """Return transformers' model with fresh weights in fp32; raise ``BadConfig`` if its sizes do not match."""
     model: PreTrainedModel
-    with torch.device(device):
-        try:
+    try:
+        with torch.device(device):
             try:
                 model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
             except ValueError as error:
-                # transformers' error for an architecture without SDPA.
+                # transformers' error for an architecture without SDPA, which uses eager attention.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not match
-            raise BadConfig(
-                f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
-            ) from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not match
+        what = f"transformers cannot build the model: {error}"
+        raise BadConfig(what, next_step="Correct the sizes in the config.") from error
     return model
-
-
-def _freeze_unused(model: PreTrainedModel) -> None:
-    """Freeze parameters that the loss does not depend on, such as ESM's contact head, as DDP would wait for them."""
-    ids_BS = torch.arange(16, device=model.device).reshape(2, 8) % model.config.vocab_size
-    model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter.grad is not None)
-    model.zero_grad(set_to_none=True)
-
-
-def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions <= 0:  # relative positions have no limit
-        return
-    usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
-    if seq_length > usable:
-        raise BadConfig(
-            f"sequence length {seq_length} exceeds the {usable} positions of this {model_type}",
-            next_step=f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config.",
-        )

@@ -1,8 +1,8 @@
 """FLOPs of a training step, and peak rates of GPUs. No torch here.
 
-A step counts model FLOPs: matmuls of the layers for non-padding tokens, attention within
-documents, the MLM head at the tokens to predict, each once forward and twice backward. Not counted: padding,
-recomputation, embedding look-ups, normalisation, softmax, the optimizer.
+A step counts model FLOPs: matmuls of the layers for non-padding tokens, attention within documents, the MLM head at the
+tokens to predict, each once forward and twice backward. Not counted: padding, recomputation, embedding look-ups,
+normalisation, softmax, the optimizer.
 
 Peaks are those of dense matmuls and of links, from the vendors' data sheets, most of which print figures with
 structured sparsity; dense is half of that. Read in 2026.
@@ -31,7 +31,6 @@ class ModelWork:
     reaches: tuple[int | None, ...]
     """Reach of each layer's attention to either side, in tokens; None for the whole document."""
     last_layer_narrow: bool = False
-    """True if the last layer is sparse."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""
@@ -130,12 +129,6 @@ def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
     """Return the dense peak of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
     found = find_peak(device_name)
     return None if found is None else float(getattr(found, number_format))
-
-
-def peak_link_bytes_per_s(device_name: str) -> float | None:
-    """Return the bandwidth of a device's links, both directions together, or None if it is not in the table."""
-    found = find_peak(device_name)
-    return None if found is None else found.link_bytes_per_s
 
 
 def find_peak(device_name: str) -> Peak | None:

@@ -110,7 +110,8 @@ class MaskedLM(nn.Module):
         if sharded or self.residual_dtype == torch.bfloat16:
             set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
-            self.layers[0].register_forward_pre_hook(_in_bf16)  # embeddings may end without a layer norm
+            # Embeddings may end without a layer norm.
+            self.layers[0].register_forward_pre_hook(lambda _, args: (args[0].bfloat16(), *args[1:]))
         if config.compiled:
             keep_norms_in_bf16(self.layers, self.residual_dtype)
         if not sharded:
@@ -183,21 +184,19 @@ class MaskedLM(nn.Module):
     def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
         if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
-        asked = {"asked": self._asked(position_K, inputs, batch)} if self.narrow else {}
+        asked: dict[str, LastLayerQueries] = {}
+        if self.narrow and self.attention.by_document:
+            asked["asked"] = document_queries(inputs, batch, position_K, self.attention.kind)
+        elif self.narrow:
+            slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
+            asked["asked"] = sequence_queries(inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype)
         with HeadInputs(self.model, None if self.narrow else position_K):
             logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
         return logits.flatten(0, 1)
 
-    def _asked(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> LastLayerQueries:
-        if self.attention.by_document:
-            return document_queries(inputs, batch, position_K, self.attention.kind)
-        sequence_slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
-        return sequence_queries(inputs, batch, position_K, sequence_slots=sequence_slots, dtype=self._dtype)
-
     def _enough_segments(self, batch: MicroBatch) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
-        if self._segments is None:
-            self._segments = most_segments(documents, rows, packed=self._packed)
+        self._segments = self._segments or most_segments(documents, rows, packed=self._packed)
         segments = _enough(self._segments, documents + rows)
         self.overflows += segments > self._segments
         return segments
@@ -209,10 +208,6 @@ class MaskedLM(nn.Module):
 
 def _loss_and_hits(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
-
-
-def _in_bf16(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return (args[0].bfloat16(), *args[1:])
 
 
 def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:

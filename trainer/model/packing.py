@@ -44,10 +44,7 @@ def prove_packing(config: PretrainedConfig) -> Packing | str:
 
 
 def prove_copies(config: PretrainedConfig) -> str | None:
-    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can.
-
-    With copies in fp32, logits and gradients must be those without; with copies in bf16, autocast must accept them.
-    """
+    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can."""
     return cast("str | None", _found(_against_copies, config))
 
 
@@ -99,12 +96,12 @@ def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
     # Outside of all modes, as a trace would record the probe, and with the generator left as it was.
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.random.fork_rng([]):
         model = fresh_model(config, torch.device("cpu")).eval()
-        for parameter in filter(lambda one: one.requires_grad, model.parameters()):
+        for values in (one.data for one in model.parameters() if one.requires_grad):
             # Away from zeros, ones and small values, which would hide an influence.
-            if parameter.dim() > 1:
-                parameter.data.normal_(std=2 * parameter.shape[-1] ** -0.5)
+            if values.dim() > 1:
+                values.normal_(std=2 * values.shape[-1] ** -0.5)
             else:
-                parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+                values.add_(torch.randn_like(values), alpha=0.2)
         return prove(model)
 
 
@@ -126,6 +123,7 @@ def _packing(model: PreTrainedModel) -> Packing | str:
 
 
 def _against_copies(model: PreTrainedModel) -> str | None:
+    # In fp32, logits and gradients must be those without copies; in bf16, autocast must accept them.
     wide, narrow = copy.deepcopy(model), copy.deepcopy(model)
     WorkingCopies(wide, dtype=torch.float32)
     for one, other in zip(_learned(model), _learned(wide), strict=True):
@@ -198,15 +196,9 @@ def _logits(model: PreTrainedModel, kind: AttentionKind, packing: Packing, first
 
 
 def _attend_plainly(
-    query_THE: torch.Tensor,
-    key_THE: torch.Tensor,
-    value_THE: torch.Tensor,
-    *,
-    query_edges: torch.Tensor,
-    window_tokens: int | None,
-    scale: float | None,
-    **_: object,
-) -> torch.Tensor:
+    query_THE: torch.Tensor, key_THE: torch.Tensor, value_THE: torch.Tensor, *, query_edges: torch.Tensor,
+    window_tokens: int | None, scale: float | None, **_: object,
+) -> torch.Tensor:  # fmt: skip
     """Compute ``attend_documents`` under a mask, on a CPU."""
     place_T = torch.arange(len(query_THE))
     document_T = torch.searchsorted(query_edges.long(), place_T, right=True)

@@ -30,17 +30,13 @@ _AT_ONCE = 2**63 - 1
 
 
 class WorkingCopies:
-    """Working copies, of ``dtype``, of a model's linear layers; gradients reach the parameters of a layer together.
-
-    Linear layers in ``alone`` are not computed together with others.
-    """
+    """Working copies, of ``dtype``, of a model's linear layers; those in ``alone`` are not computed with others."""
 
     def __init__(self, model: nn.Module, alone: Sequence[nn.Module] = (), dtype: torch.dtype = torch.bfloat16) -> None:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         parts = (*itertools.chain(*lists), *model.children())  # layers, what else the encoder has, and the head
         links = [_Link(found, dtype) for part in parts if (found := _computed_together(part, alone))]
         self.memory = [link.memory for link in links]
-        """Block of each part."""
         self._copies = [copy for link in links for copy in link.views(link.copies)]
         self._parameters = [parameter for link in links for parameter in link.parameters]
         self.refresh()
@@ -97,10 +93,7 @@ def require(off: str, library: str, extra: str, conditions: Iterable[tuple[bool,
 
 
 def use_float8(layers: Iterable[nn.Module], recipe: Literal["tensorwise", "rowwise"], *, emulate: bool = False) -> None:
-    """Let linear layers with working copies compute forward and backward in float8, by a recipe of torchao.
-
-    ``emulate`` multiplies in fp32 what was rounded to float8, on any device.
-    """
+    """Let linear layers with copies compute in float8 by a recipe of torchao; ``emulate`` rounds, on any device."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
@@ -251,19 +244,13 @@ class _Normalize(torch.autograd.Function):
     """Layer norm over the last dimension in fp32."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's own
-        input: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, input: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:  # noqa: ANN401 - torch's own
         variance, mean = torch.var_mean(input, -1, correction=0, keepdim=True)
         scale = torch.rsqrt(variance + eps)
         normal = (input - mean) * scale
         ctx.save_for_backward(normal.bfloat16(), scale, weight)
         ctx.has_bias = bias is not None
-        result = normal if weight is None else normal * weight
+        result: torch.Tensor = normal if weight is None else normal * weight
         return result if bias is None else result + bias
 
     @staticmethod

@@ -110,55 +110,40 @@ def make_sparse_layer(layer: nn.Module, layout: LayerLayout) -> None:
 
 
 def _forward(
-    layer: Any,  # noqa: ANN401 - a layer of transformers
-    answer: Callable[..., torch.Tensor],
-    hidden_BSD: torch.Tensor,
-    *others: Any,  # noqa: ANN401 - passed by transformers
-    asked: LastLayerQueries | None = None,
-    **more: Any,  # noqa: ANN401 - the same
-) -> torch.Tensor:
+    layer: Any, answer: Callable[..., torch.Tensor], hidden_BSD: torch.Tensor, *others: Any,  # noqa: ANN401 - transformers'
+    asked: LastLayerQueries | None = None, **more: Any,  # noqa: ANN401 - passed by transformers
+) -> Any:  # noqa: ANN401 - what its layer returns  # fmt: skip
     if asked is None:
-        whole: torch.Tensor = type(layer).forward(layer, hidden_BSD, *others, **more)
-        return whole
+        return type(layer).forward(layer, hidden_BSD, *others, **more)
     narrow = functools.partial(answer, layer, asked, position_embeddings=more.get("position_embeddings"))
     # transformers checkpoints activations in the forward that is replaced here; earlier ones did in ``__call__``.
     if layer.gradient_checkpointing and layer.training and type(layer).__call__ is nn.Module.__call__:
-        answered: torch.Tensor = layer._gradient_checkpointing_func(narrow, hidden_BSD)
-        return answered
+        return layer._gradient_checkpointing_func(narrow, hidden_BSD)
     return narrow(hidden_BSD)
 
 
 def _bert_answer(
-    layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: LastLayerQueries,
-    hidden_BSD: torch.Tensor,
-    *,
+    layer: Any, asked: LastLayerQueries, hidden_BSD: torch.Tensor, *,  # noqa: ANN401 - a layer of transformers
     position_embeddings: None,  # BERT adds its positions to the embeddings
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     attention = layer.attention.self
     heads = (-1, attention.attention_head_size)
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     attended_KHE = asked.attend(
-        attention.query(asked_KD).unflatten(-1, heads),
-        attention.key(hidden_BSD).unflatten(-1, heads),
-        attention.value(hidden_BSD).unflatten(-1, heads),
-        dropout=attention.dropout.p if layer.training else 0.0,
-    )
+        attention.query(asked_KD).unflatten(-1, heads), attention.key(hidden_BSD).unflatten(-1, heads),
+        attention.value(hidden_BSD).unflatten(-1, heads), dropout=attention.dropout.p if layer.training else 0.0,
+    )  # fmt: skip
     answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
     fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
     return fed_KD.unsqueeze(0)
 
 
 def _modernbert_answer(
-    layer: Any,  # noqa: ANN401 - a layer of transformers
-    asked: LastLayerQueries,
-    hidden_BSD: torch.Tensor,
-    *,
+    layer: Any, asked: LastLayerQueries, hidden_BSD: torch.Tensor, *,  # noqa: ANN401 - a layer of transformers
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     attention = layer.attn
-    heads = (-1, attention.head_dim)
-    hidden = hidden_BSD.shape[-1]
+    heads, hidden = (-1, attention.head_dim), hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
     asked_normed_KD = normed_BSD.flatten(0, 1).index_select(0, asked.position_K)
     query_KD = project(attention.Wqkv, asked_normed_KD, slice(hidden))
@@ -168,9 +153,8 @@ def _modernbert_answer(
     attended_KHE = asked.attend(
         _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
         _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
-        value_BSD.unflatten(-1, heads),
-        dropout=attention.attention_dropout if layer.training else 0.0,
-    )
+        value_BSD.unflatten(-1, heads), dropout=attention.attention_dropout if layer.training else 0.0,
+    )  # fmt: skip
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
     fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))

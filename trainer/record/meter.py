@@ -5,11 +5,11 @@ Metrics are summed over ranks on the device and copied to the host while the nex
 
 import math
 import re
-import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,7 @@ class NoiseScale:
         """Smoothed signal G² and noise S, which checkpoints store."""
 
     def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
-        """Add an estimate.
-
-        ``whole_square`` is the squared norm of the mean gradient of all tokens, ``part_square`` that of a part of them,
-        averaged over parts, ``part_share`` the size of a part, in (0, 1), and ``tokens`` all tokens of the step.
-        """
+        """Add an estimate from squared norms of mean gradients, of all ``tokens`` and a share of them in (0, 1)."""
         if not (math.isfinite(whole_square) and math.isfinite(part_square)):
             return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
@@ -57,7 +53,7 @@ class NoiseScale:
     def tokens(self) -> float | None:
         """Noise scale in tokens; None if unknown, or if noise hides the signal."""
         signal, noise = self.parts
-        return None if signal <= 0 or noise <= 0 else noise / signal
+        return noise / signal if min(signal, noise) > 0 else None
 
 
 STARVED_SHARE = 0.1
@@ -91,15 +87,15 @@ class PaceMonitor:
         if not self._starved.look(share > STARVED_SHARE):
             return []
         rank = data_wait_s.index(wait_s)
-        message = f"{self._named(rank)} waits for data {share:.0%} of the time: "
-        message += f"{wait_s:.4g} of {step_s:.4g} s per step"
+        waits = f"{self._named(rank)} waits for data {share:.0%} of the time"
+        message = f"{waits}: {wait_s:.4g} of {step_s:.4g} s per step"
         values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
         return [Diagnosis(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
 
     def _stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
         """Return a finding on the slowest rank that was slow for ``ROWS`` rows, and the other such ranks."""
         known_s = [seconds for seconds in compute_s if seconds is not None]
-        median_s = statistics.median_low(known_s) if known_s else 0.0
+        median_s = median_low(known_s) if known_s else 0.0
         if len(known_s) < len(compute_s) or median_s <= 0:
             return []
         ratios = [seconds / median_s for seconds in known_s]
@@ -128,12 +124,9 @@ class _Streak:
     def look(self, is_bad: bool) -> bool:
         self._bad_rows = self._bad_rows + 1 if is_bad else 0
         self._fine_rows = 0 if is_bad else self._fine_rows + 1
-        if self._fine_rows >= ROWS:
-            self._is_told = False
-        if self._is_told or self._bad_rows < ROWS:
-            return False
-        self._is_told = True
-        return True
+        was_told = self._is_told and self._fine_rows < ROWS
+        self._is_told = was_told or self._bad_rows >= ROWS
+        return self._is_told and not was_told
 
 
 _FIELDS = ("non_padding_tokens", "padded_tokens", "flops", "part_square", "whole_square")
@@ -153,30 +146,24 @@ class _Interval:
     partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """For each step: share of tokens in the part, squared norm of the part's gradient, and of the whole gradient."""
     known: dict[str, Any] = field(default_factory=dict)
-    """Row fields that the caller provides."""
     data_wait_s: float = 0.0
-    """Mean data wait per step, in seconds."""
     pace: tuple[float, float | None, float] | None = None
     """This rank's seconds per step in the last interval read before: wall time, compute, data wait."""
-    ended: DeviceEvent | None = None
+    ended: DeviceEvent = field(init=False)
     fetched: Sequence[torch.Tensor] = ()
     """Host copies of the sums over ranks, the loss and the gradient norm."""
-    copied: DeviceEvent | None = None
+    copied: DeviceEvent = field(init=False)
 
 
 class Meter:
-    """Meter of training steps, which produces the rows of ``steps.jsonl``.
-
-    ``work`` gives the FLOPs of a step, ``peak_flops_per_s`` is the peak of one device, ``hosts`` the host of each rank.
-    """
+    """Meter of training steps, which produces the rows of ``steps.jsonl``; ``peak_flops_per_s`` is of one device."""
 
     def __init__(
         self, work: ModelWork, ranks: Ranks, *, peak_flops_per_s: float | None = None, hosts: Sequence[str] = ()
     ) -> None:
         self._work, self._peak, self._ranks = work, peak_flops_per_s, ranks
-        self.noise = NoiseScale()
+        self.noise, self._monitor = NoiseScale(), PaceMonitor(hosts)
         self._pace: tuple[float, float | None, float] | None = None
-        self._monitor = PaceMonitor(hosts)
         self._findings: list[Diagnosis] = []
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
@@ -229,9 +216,8 @@ class Meter:
         peak_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else status_bytes("VmHWM")
         of_ranks[2, self._ranks.rank] = peak_bytes
         if interval.pace is not None:
-            _, compute_s, data_wait_s = interval.pace
-            # If the compute time is unknown on one rank, it is on all.
-            of_ranks[:2, self._ranks.rank] = math.nan if compute_s is None else compute_s, data_wait_s
+            # If the compute time is unknown (NaN) on one rank, it is on all.
+            of_ranks[:2, self._ranks.rank] = interval.pace[1:]
         counts = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
         squares = torch.zeros(2, dtype=torch.float64, device=device)
         if interval.partials:
@@ -253,8 +239,6 @@ class Meter:
             yield self._read(self._pending.popleft())
 
     def _read(self, row: _Interval) -> StepRow:
-        assert row.copied is not None
-        assert row.ended is not None
         row.copied.wait()
         world, steps = self._ranks.world_size, len(row.results)
         fetched: list[Any] = [one.tolist() for one in row.fetched]
@@ -263,11 +247,15 @@ class Meter:
         computed_s, waits_s, peaks_bytes = np.reshape(numbers[len(_FIELDS) :], (3, world)).tolist()
         told = self._look_at_pace(row, computed_s, waits_s)
         seconds = row.ended.seconds_since(row.began)
-        compute_s = _mean(row.results, _computed_s)
-        communication_s = _communication_s(row.results, world)
+        counting_s = fmean(one.counted.seconds_since(one.asked) for one in row.results)
+        sent = [(one, one.departed or one.reduced) for one in row.results]
+        compute_s = fmean(departed.seconds_since(one.began) for one, departed in sent) - counting_s
+        communication_s: float | None = 0.0 if world == 1 else None
+        if world > 1 and all(one.departed for one in row.results):
+            communication_s = counting_s + fmean(one.reduced.seconds_since(departed) for one, departed in sent)
         # Without the moment of departure, compute and communication cannot be told apart.
         self._pace = seconds / steps, None if communication_s is None else compute_s, row.data_wait_s
-        if row.partials and 0 < (share := statistics.fmean(share for share, _, _ in row.partials)) < 1:
+        if row.partials and 0 < (share := fmean(share for share, _, _ in row.partials)) < 1:
             tokens = sums["non_padding_tokens"] / steps
             self.noise.update(sums["whole_square"] / world, sums["part_square"] / world, share, tokens)
         flops_per_s = sums["flops"] / seconds / world
@@ -276,7 +264,7 @@ class Meter:
         return StepRow(
             **row.known, loss=_finite(loss), grad_norm=_finite(grad_norm), step_s=seconds / steps,
             data_wait_s=row.data_wait_s, compute_s=compute_s, communication_s=communication_s,
-            optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
+            optimizer_s=fmean(one.updated.seconds_since(one.reduced) for one in row.results),
             non_padding_tokens=round(sums["non_padding_tokens"] / steps),
             padded_tokens=round(sums["padded_tokens"] / steps), tokens_per_s=sums["non_padding_tokens"] / seconds,
             packing_efficiency=sums["non_padding_tokens"] / max(1.0, sums["padded_tokens"]),
@@ -304,28 +292,7 @@ class Meter:
         if len(known_s) < world or min(known_s) <= 0:
             return said
         slowest = max(range(world), key=known_s.__getitem__)
-        return said | {"slowest_rank": slowest, "slowest_rank_ratio": known_s[slowest] / statistics.median_low(known_s)}
-
-
-def _computed_s(result: StepResult) -> float:
-    """Return the seconds of forward and backward, without the wait for the token count of other ranks."""
-    waited_s = result.counted.seconds_since(result.asked)
-    return (result.departed or result.reduced).seconds_since(result.began) - waited_s
-
-
-def _communication_s(results: Sequence[StepResult], world_size: int) -> float | None:
-    if world_size == 1:
-        return 0.0
-    if any(result.departed is None for result in results):
-        return None
-    return _mean(
-        results,
-        lambda one: one.reduced.seconds_since(one.departed or one.reduced) + one.counted.seconds_since(one.asked),
-    )
-
-
-def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float]) -> float:
-    return sum(map(seconds, results)) / len(results)
+        return said | {"slowest_rank": slowest, "slowest_rank_ratio": known_s[slowest] / median_low(known_s)}
 
 
 def _finite(value: float) -> float | None:

@@ -22,10 +22,7 @@ _RATE_LINES = 12
 
 @contextlib.contextmanager
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
-    """Show the progress of one phase until the block ends: a bar on a terminal, otherwise a line every 5 s.
-
-    ``most_s`` is the phase's time budget, if any; the displayed time left never exceeds it.
-    """
+    """Show a phase's progress: a bar on a terminal, else a line every 5 s; its time left never exceeds ``most_s``."""
     ends_s = None if most_s is None else time.monotonic() + most_s
     told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
     with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:
@@ -93,32 +90,26 @@ def ignore_closed_streams() -> None:
     sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
 
 
-class ProgressScreen:
-    """Output of rank 0: layout and attention of the run, then every logged step, evaluation and event."""
-
-    def __init__(self, update: Update, steps: int) -> None:
-        self._update, self._steps = update, steps
-
-    def show(self, row: RunHeader | StepRow | EvaluationRow | EventRow) -> None:
-        """Advance the bar for a step; write lines for all other rows."""
-        if isinstance(row, StepRow):
-            mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
-            loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-            note = f"step {row.step}/{self._steps} loss {loss} {row.tokens_per_s:,.0f} non-padding tokens/s{mfu}"
-            self._update(row.step, self._steps, note)
-            return
-        if isinstance(row, RunHeader):
-            batch = f"{row.global_batch_size} {row.layout} sequences per step"
-            lines = [f"train: {batch}; attention: {row.attention} ({row.attention_reason})"]
-            if row.config["compile"]:
-                lines.append("train: compiling layers before the first step; this takes minutes")
-            lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
-        elif isinstance(row, EvaluationRow):
-            said = f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
-            lines = [f"validation: step {row.step} {said}"]
-        elif row.level == "info":
-            lines = [f"train: {row.message}"]
-        else:
-            lines = [f"{row.level}: {row.message}", *(f"  likely: {cause}" for cause in row.causes[:2])]
-            lines += [f"  next: {row.next_step}"] if row.next_step else []
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+def show_row(update: Update, steps: int, row: RunHeader | StepRow | EvaluationRow | EventRow) -> None:
+    """Advance the bar for a logged step of ``steps``; write lines for the header of a run and all other rows."""
+    if isinstance(row, StepRow):
+        mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
+        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
+        note = f"step {row.step}/{steps} loss {loss} {row.tokens_per_s:,.0f} non-padding tokens/s{mfu}"
+        update(row.step, steps, note)
+        return
+    if isinstance(row, RunHeader):
+        batch = f"{row.global_batch_size} {row.layout} sequences per step"
+        lines = [f"train: {batch}; attention: {row.attention} ({row.attention_reason})"]
+        if row.config["compile"]:
+            lines.append("train: compiling layers before the first step; this takes minutes")
+        lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
+    elif isinstance(row, EvaluationRow):
+        said = f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
+        lines = [f"validation: step {row.step} {said}"]
+    elif row.level == "info":
+        lines = [f"train: {row.message}"]
+    else:
+        lines = [f"{row.level}: {row.message}", *(f"  likely: {cause}" for cause in row.causes[:2])]
+        lines += [f"  next: {row.next_step}"] if row.next_step else []
+    sys.stderr.write("".join(f"{line}\n" for line in lines))

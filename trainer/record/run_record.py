@@ -48,7 +48,6 @@ EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
 RUN_SCHEMA_VERSION: Literal[5] = 5
 
-
 RowT = TypeVar("RowT", bound=StrictTable)
 
 
@@ -227,11 +226,6 @@ def read_header(directory: Path) -> RunHeader:
     return parse_table(RunHeader, read_json(path), where=str(path))
 
 
-def read_origin(directory: Path) -> str | None:
-    """Return the checkpoint that a run's first start resumed from; None if it started from scratch."""
-    return read_first_header(directory).resumed_from
-
-
 def read_first_header(directory: Path) -> RunHeader:
     """Read the ``run.json`` of a run's first start; raise ``BadConfig`` as ``read_header`` does."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
@@ -292,7 +286,6 @@ class StartClock:
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
         """Start of the clock on the scale of ``time.monotonic``."""
         self.is_over = False
-        """True if the first step has ended."""
 
     def ended(self, phase: Phase) -> None:
         """Add the time since the last call, or since the start, to a phase."""
@@ -311,10 +304,10 @@ class StartClock:
 
     def exit(self, code: int, reason: str, steps: int, checkpoint: str | None) -> RunExit:
         """Return the content of ``exit.json`` for a run that ends now."""
-        when: dict[str, Any] = {"seconds": self.total_s(), "finished_utc": utc_now()}
         return RunExit(
-            exit_code=code, reason=reason, requeue=code == REQUEUE, steps=steps, checkpoint=checkpoint, **when
-        )
+            exit_code=code, reason=reason, requeue=code == REQUEUE, steps=steps, checkpoint=checkpoint,
+            seconds=self.total_s(), finished_utc=utc_now(),
+        )  # fmt: skip
 
     def startup(self) -> StartUp:
         """Return the time of all phases; 0 for those that did not happen."""

@@ -20,10 +20,8 @@ Show = Callable[[RunHeader | Row], None]
 """Callback on rank 0 that shows the run header, and then each row."""
 
 _FILES: Mapping[type[Row], str] = {
-    StepRow: run_record.STEPS_FILE,
-    EvaluationRow: run_record.EVALUATIONS_FILE,
-    EventRow: run_record.EVENTS_FILE,
-}
+    StepRow: run_record.STEPS_FILE, EvaluationRow: run_record.EVALUATIONS_FILE, EventRow: run_record.EVENTS_FILE,
+}  # fmt: skip
 _LOCK_TIMEOUT_S = 30.0
 
 
@@ -47,7 +45,8 @@ class RunWriter:
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
         self.directory, self.attempt, self._active = directory, 1, active
-        self._lock: int | None = None
+        self.lock: int | None = None
+        """Descriptor of the lock that keeps other processes from this run; None if the file system has no locks."""
         self._show: Show = lambda row: None
         self._boards: list[Board] = []
         self._waiting: dict[str, bytes] = {}
@@ -56,24 +55,18 @@ class RunWriter:
         self._told_trouble: str | None = None
         if not active:
             return
-        there = (directory / RUN_FILE).exists()
-        if there and not again:
+        if not again and (directory / RUN_FILE).exists():
             next_step = "Resume it with --resume auto, or choose another --out."
             raise BadConfig(f"{directory} already contains a run", next_step=next_step)
         directory.mkdir(parents=True, exist_ok=True)
         try:  # DataLoader workers of a killed process hold its lock for a moment
-            self._lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+            self.lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
         except LockHeld as error:
             next_step = "Wait until it ends, or choose another --out."
             raise BadConfig(f"another process is using {directory}", next_step=next_step) from error
         # The exit.json of a start that ended before its run.json counts as a start too.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
-
-    @property
-    def locked(self) -> bool:
-        """True if a lock keeps other processes from this run."""
-        return self._lock is not None
 
     def _put_earlier_aside(self) -> None:
         place = self.directory / run_record.EARLIER_DIRECTORY
@@ -135,9 +128,8 @@ class RunWriter:
             self._draw(row)
 
     def _draw(self, row: StepRow | EvaluationRow) -> None:
-        group = "train" if isinstance(row, StepRow) else "validation"
-        figures = row.model_dump(exclude={"step"}, exclude_none=True)
-        numbers = {f"{group}/{figure}": value for figure, value in figures.items()}
+        group, figures = "train" if isinstance(row, StepRow) else "validation", row.model_dump(exclude_none=True)
+        numbers = {f"{group}/{figure}": value for figure, value in figures.items() if figure != "step"}
         for board in list(self._boards):
             try:
                 board.add(row.step, numbers)
@@ -163,5 +155,4 @@ def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
 
 def default_run_directory(name: str) -> Path:
     """Return ``runs/<UTC>-<name>`` under the working directory."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("runs") / f"{stamp}-{name}"
+    return Path(f"runs/{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{name}")

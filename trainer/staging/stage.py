@@ -163,10 +163,9 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
     verify = f"The source is corrupt. Find all faults: autotune data verify {source}"
     try:
         source_s = seconds_per_sample(source)
-    except BadConfig as error:
-        raise BadConfig(error.message, next_step=verify) from error
-    except OSError as error:
-        raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
+    except (BadConfig, OSError) as error:
+        unreadable = f"cannot read {source}: {getattr(error, 'strerror', None) or error}"
+        raise BadConfig(getattr(error, "message", unreadable), next_step=verify) from error
     partial = place.new_partial()
     with place.writing(files):
         try:

@@ -84,7 +84,7 @@ def trace_steps(
         _without_kernels(training, config, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
-        own_by_module(tape, training.module, model_head(training.model), inside)
+        own_by_module(tape, training.module, model_head(training.module.model), inside)
         _tell_phases(training, parameters, tape, inside)
         shared = _shared(training, config, ranks, tape, inside, bf16=rules.bf16)
         tape.owner = Term.OPTIMIZER

@@ -11,7 +11,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
+from trainer.model.flops import Format, find_peak, peak_flops_per_s, product_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -40,7 +40,8 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
             return
         if rate.of == "links":
             # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
-            limit, unit = peak_link_bytes_per_s(gpu_name), "TB/s of links"
+            peak = find_peak(gpu_name)
+            limit, unit = peak and peak.link_bytes_per_s, "TB/s of links"
         else:
             limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:

@@ -189,16 +189,16 @@ def test_a_replayed_step_hands_on_what_the_loader_gave():
 def test_a_training_step_really_trains_and_refuses_a_loss_that_is_no_number(patterned_dataset):
     dataset, config = TokenDataset.open(patterned_dataset), config_of(micro_batch_size=4)
     built, batches = training_of(config, dataset), iter(micro_batches(dataset, config, steps=4))
-    before = [parameter.detach().clone() for parameter in built.model.parameters()]
+    before = [parameter.detach().clone() for parameter in built.module.model.parameters()]
     consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     for _ in range(3):
         (batch,) = consumer.step(batches)
         assert batch.non_padding_tokens > 0
     consumer.finish()
-    assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
+    assert any(not torch.equal(old, new) for old, new in zip(before, built.module.model.parameters(), strict=True))
     assert consumer.wait.read() > 0
     with torch.no_grad():
-        for parameter in built.model.parameters():
+        for parameter in built.module.model.parameters():
             parameter.fill_(float("nan"))
     consumer.step(batches)
     with pytest.raises(ValueError, match="the loss is nan"):

@@ -78,7 +78,7 @@ def write_run(directory: Path, config: TrainConfig, steps=(5, 10), *, job="", en
 
 def leave(writer: RunWriter) -> None:
     """Let go of the run, as a process that ends does."""
-    lock, writer._lock = writer._lock, None
+    lock, writer.lock = writer.lock, None
     if lock is not None:
         with contextlib.suppress(OSError):
             os.close(lock)

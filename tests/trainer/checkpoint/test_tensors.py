@@ -108,16 +108,16 @@ def test_weights_that_are_tied_are_kept_once_and_stay_tied(dataset, batches, tmp
     training, other = trained(dataset, batches[:1]), training_of(config_of(seed=7), dataset)
     restore(other, *written(training, tmp_path), RANKS)
     for one in (training, other):
-        assert one.model.get_output_embeddings().weight is one.model.get_input_embeddings().weight
+        assert one.module.model.get_output_embeddings().weight is one.module.model.get_input_embeddings().weight
     held = [one for one in tensor_shards(training, RANKS) if one.name.startswith("weights.")]
-    assert [one.shape for one in held].count(tuple(training.model.get_input_embeddings().weight.shape)) == 1
+    assert [one.shape for one in held].count(tuple(training.module.model.get_input_embeddings().weight.shape)) == 1
     assert len({one.local.data_ptr() for one in held}) == len(held)
 
 
 def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches, tmp_path):
     def frozen(seed):
         training = training_of(config_of(seed=seed), dataset)
-        training.model.get_submodule("bert.embeddings.position_embeddings").requires_grad_(False)
+        training.module.model.get_submodule("bert.embeddings.position_embeddings").requires_grad_(False)
         optimizer = make_optimizer(training.module, CONFIG, RANKS)
         return replace(
             training,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.masking import Masker, MaskingRule
+from trainer.data.masking import Masker
 
-RULE = MaskingRule(vocab_size=1000, mask_id=4, special_ids=(0, 1, 2, 3, 4), probability=0.15)
+RULE = {"vocab_size": 1000, "mask_id": 4, "special_ids": (0, 1, 2, 3, 4), "probability": 0.15}
 
 
 def mask(ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None) -> tuple[np.ndarray, np.ndarray]:
@@ -17,7 +17,7 @@ def mask(ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None) -> t
     lengths = np.array(tokens if tokens is not None else [len(corrupted)], dtype=np.int64)
     places = np.cumsum(lengths) - lengths
     of = {"epochs": np.array(epochs, dtype=np.int64), "samples": np.array(samples, dtype=np.int64)}
-    predicted, originals = Masker(rule, seed).corrupt(corrupted, places, lengths, **of)
+    predicted, originals = Masker(**rule, seed=seed).corrupt(corrupted, places, lengths, **of)
     labels = np.full(len(corrupted), -100, dtype=np.int64)
     labels[predicted] = originals
     return corrupted.astype(np.int64), labels
@@ -38,13 +38,13 @@ def test_fifteen_per_cent_are_predicted_and_split_80_10_10_where_ordinary_words_
     ids, corrupted, labels = _many()
     chosen = labels != -100
     assert _within(chosen.sum(), len(ids), 0.15)
-    masked = (corrupted == RULE.mask_id) & chosen
+    masked = (corrupted == RULE["mask_id"]) & chosen
     assert _within(masked.sum(), chosen.sum(), 0.8)
     replaced = corrupted[chosen & ~masked & (corrupted != ids)]
     # One replacement in 995 draws the word that stood there.
     assert _within(len(replaced), chosen.sum(), 0.1 * 994 / 995)
-    assert not np.isin(replaced, RULE.special_ids).any()
-    assert replaced.max() < RULE.vocab_size
+    assert not np.isin(replaced, RULE["special_ids"]).any()
+    assert replaced.max() < RULE["vocab_size"]
     counts = np.histogram(replaced, bins=5, range=(5, 1000))[0]
     assert all(_within(count, len(replaced), 0.2) for count in counts)
 
@@ -59,7 +59,7 @@ def test_every_place_of_a_sample_is_as_likely_to_be_predicted_whatever_its_neigh
 
 
 def test_special_ids_in_the_middle_of_the_vocabulary_are_never_drawn():
-    rule = MaskingRule(vocab_size=8, mask_id=3, special_ids=(1, 3, 5, 7), probability=0.99)
+    rule = {"vocab_size": 8, "mask_id": 3, "special_ids": (1, 3, 5, 7), "probability": 0.99}
     corrupted, _ = mask([0, 2, 4, 6] * 300, rule)
     assert set(corrupted.tolist()) == {0, 2, 3, 4, 6}
 
@@ -85,7 +85,7 @@ def test_special_tokens_are_left_alone_labels_are_the_original_words_and_a_cut_k
     original = np.array(ids)
     corrupted, labels = mask(original, samples=[sample])
     chosen = labels != -100
-    assert not chosen[np.isin(original, RULE.special_ids)].any()
+    assert not chosen[np.isin(original, RULE["special_ids"])].any()
     assert (labels[chosen] == original[chosen]).all()
     assert (corrupted[~chosen] == original[~chosen]).all()
     half = len(ids) // 2

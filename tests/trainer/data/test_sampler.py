@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, micro_batches
 from trainer.data import batch_plan
-from trainer.data.global_batch import in_rows, mean_row
+from trainer.data.global_batch import in_rows, sequence_statistics
 from trainer.data.sampler import UNKNOWN, Position, SequenceSampler, join_positions
 
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
@@ -290,7 +290,8 @@ def test_a_rows_mean_is_that_of_what_is_trained_on_and_turns_tokens_or_samples_i
     config = config_of(layout=layout, micro_batch_size=400, global_batch_size=400, max_epochs=1)
     (batch,) = micro_batches(dataset, config)
     rows = len((batch.starts_N // batch.ids_BS.shape[1]).unique())
-    means = mean_row(config, dataset)
+    found = sequence_statistics(config, dataset)
+    means = found.mean_non_padding_tokens, found.mean_samples
     assert means == pytest.approx((batch.non_padding_tokens / rows, len(batch.starts_N) / rows))
     for name, mean in zip(("global_batch_tokens", "global_batch_samples"), means, strict=True):
         assert in_rows(config.model_copy(update={name: round(20 * mean)}), dataset).global_batch_size == 20

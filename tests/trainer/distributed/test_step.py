@@ -162,12 +162,12 @@ def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer
     config = oracles.config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
     training = oracles.training_of(config, dataset)
     groups = training.optimizer.param_groups
-    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    names = {id(parameter): name for name, parameter in training.module.model.named_parameters()}
     decayed, plain = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
-    assert decayed == set(Trainer.get_decay_parameter_names(None, training.model)) & set(names.values())
+    assert decayed == set(Trainer.get_decay_parameter_names(None, training.module.model)) & set(names.values())
     assert decayed | plain == set(names.values())
     assert [group["weight_decay"] for group in groups] == [config.weight_decay, 0.0]
-    norms = [module for module in training.model.modules() if isinstance(module, nn.LayerNorm)]
+    norms = [module for module in training.module.model.modules() if isinstance(module, nn.LayerNorm)]
     assert {names[id(norm.weight)] for norm in norms} <= plain
     assert [(group["fused"], group["betas"], group["eps"]) for group in groups] == [(True, (0.9, 0.98), 1e-6)] * 2
 
@@ -247,7 +247,8 @@ def test_hits_and_loss_of_training_and_evaluation_are_those_of_the_library(famil
     (batch,) = oracles.micro_batches(dataset, config)
     labels = batch.labels_BS()
     with torch.no_grad():
-        expected = training.model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=labels)
+        inputs = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
+        expected = training.module.model(**inputs, labels=labels)
         loss, hits = training.module.evaluate(batch)
     assert int(hits) == int((expected.logits.argmax(-1) == labels)[labels != IGNORED_LABEL].sum())
     for one in (loss / batch.predicted_tokens, training.step.run([batch], 1e-3).loss):

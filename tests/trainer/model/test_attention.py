@@ -53,7 +53,7 @@ def test_a_document_never_influences_another(family, way, dataset, monkeypatch):
     config = oracles.config_of(family, mlm_head="dense", micro_batch_size=2, global_batch_size=2)
     training = oracles.training_of(config, dataset)
     if way == "varlen":
-        training.model.config._attn_implementation = attention.VARLEN_NAME
+        training.module.model.config._attn_implementation = attention.VARLEN_NAME
     training.module.attention = dataclasses.replace(training.module.attention, kind=way)
     training.module.eval()
     (batch,) = oracles.micro_batches(dataset, config)
@@ -168,7 +168,7 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
     config = oracles.config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
     training = oracles.training_of(config, dataset)
     assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
-    assert training.model.config.attention_probs_dropout_prob == 0
+    assert training.module.model.config.attention_probs_dropout_prob == 0
     assert oracles.training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
 
 
@@ -236,9 +236,9 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
         loss.backward()
     # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
     assert max(kept["full"], kept["selective"]) < kept["none"]
-    training.model.supports_gradient_checkpointing = False
+    training.module.model.supports_gradient_checkpointing = False
     with pytest.raises(BadConfig, match="no activation checkpointing"):
-        checkpoint_activations(training.model, config)
+        checkpoint_activations(training.module.model, config)
 
 
 def _check_compiled(config, dataset):

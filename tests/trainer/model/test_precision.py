@@ -77,9 +77,9 @@ def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
     plain, training = (
         oracles.training_of(oracles.config_of(precision=precision), dataset) for precision in ("fp32", "bf16")
     )
-    assert training.model.state_dict().keys() == plain.model.state_dict().keys()
+    assert training.module.model.state_dict().keys() == plain.module.model.state_dict().keys()
     assert all(parameter.dtype == torch.float32 for parameter in training.module.parameters())
-    first, last = (layer.attention.self for layer in training.model.bert.encoder.layer)
+    first, last = (layer.attention.self for layer in training.module.model.bert.encoder.layer)
     assert (first.query.compute_weight.shape, last.key.compute_weight.shape) == ((96, 32), (64, 32))
     training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
     expected = torch.cat([one.weight for one in (first.query, first.key, first.value)]).bfloat16()

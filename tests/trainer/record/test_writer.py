@@ -132,7 +132,7 @@ def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no
     assert [{path.name for path in (earlier / start).iterdir()} for start in ("1", "2")] == [
         {"exit.json"}, {"exit.json", "run.json"}
     ]  # fmt: skip
-    assert run_record.read_origin(tmp_path / "r") == "/other/checkpoint"
+    assert run_record.read_first_header(tmp_path / "r").resumed_from == "/other/checkpoint"
 
 
 def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_and_in_order(tmp_path, monkeypatch):
