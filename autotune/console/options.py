@@ -134,6 +134,7 @@ NODES = option("N", "Nodes to train on.", min=1, max=8192)
 SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 Reports = Annotated[Path, option("DIR", "Directory for trial logs and reports.", advanced=True)]
+RequireApproved = Annotated[bool, flag("--require-approved", "Fail unless this exact content was approved.")]
 OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML).", autocompletion=profiles)]
 Data = Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA")]
 ProfileData = Annotated[

@@ -28,9 +28,7 @@ class TrainOptions:
     assignments: Annotated[
         list[str] | None, opt.option("train.KEY=VALUE", "Override a setting; repeatable.", "--set")
     ] = None
-    require_approved: Annotated[
-        bool, opt.flag("--require-approved", "Fail unless this exact content was approved.")
-    ] = False
+    require_approved: opt.RequireApproved = False
     reports: opt.Reports = opt.REPORTS
 
     def request(

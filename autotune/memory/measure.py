@@ -266,32 +266,22 @@ def probe_model(
     limit = with_headroom(feasible_max, probe.request.headroom_share)
     curve = [] if runner.pretended else search.curve(curve_sizes(limit))
     choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit)
+    chosen = [point for point in curve if point.micro_batch_size == choice.micro_batch_size]
+    sustained = search.sustained(chosen[0]) if chosen else None  # before ``seconds``, which includes its time
+    rows = probe.rows
     evidence = ProbeEvidence(
-        feasible_max=feasible_max,
-        infeasible_min=found.infeasible_min,
+        feasible_max=feasible_max, infeasible_min=found.infeasible_min, not_traced=search.not_traced,
         # The higher of two trials of a size.
         feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
         traced_peak_bytes=None if prediction is None else round(prediction.peak_bytes(feasible_max)),
         traced_micro_batch_size=None if estimate is None else estimate.max_micro_batch_size,
-        traced_terms_bytes=search.terms_bytes(feasible_max),
-        parameters=None if estimate is None else estimate.parameters,
-        not_traced=search.not_traced,
-        local_ranks=probe.local_ranks,
-        gradient_accumulation_steps=probe.micro_batches,
-        search_trials=len(search.tried),
-        # Evaluated before ``seconds``, which includes its time.
-        sustained=next(
-            (search.sustained(point) for point in curve if point.micro_batch_size == choice.micro_batch_size), None
-        ),
-        seconds=round(runner.seconds, 3),
-        mean_tokens_per_sequence=probe.config.seq_length_tokens
-        if probe.rows is None
-        else probe.rows.mean_non_padding_tokens,
-        curve=curve,
-        knee_micro_batch_sizes=list(knee_interval(curve) or ()),
-        choice=choice.reason,
-    )
+        traced_terms_bytes=search.terms_bytes(feasible_max), local_ranks=probe.local_ranks,
+        parameters=None if estimate is None else estimate.parameters, search_trials=len(search.tried),
+        gradient_accumulation_steps=probe.micro_batches, sustained=sustained, seconds=round(runner.seconds, 3),
+        mean_tokens_per_sequence=probe.config.seq_length_tokens if rows is None else rows.mean_non_padding_tokens,
+        curve=curve, knee_micro_batch_sizes=list(knee_interval(curve) or ()), choice=choice.reason,
+    )  # fmt: skip
     return probe.config.model_copy(update={"micro_batch_size": choice.micro_batch_size}), evidence
 
 

@@ -127,12 +127,9 @@ def find_target(asked: PredictionRequest) -> Target:
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _gpu_here() if budget is None else None
     if gpu_model is not None:
-        return Target(
-            name=gpu_model.name,
-            budget_bytes=gpu_model.budget_bytes(budget),
-            reserve_bytes=0 if budget else RESERVE_BYTES,
-            expected=expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes),
-        )
+        expected = expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes)
+        reserve, size = 0 if budget else RESERVE_BYTES, gpu_model.budget_bytes(budget)
+        return Target(name=gpu_model.name, budget_bytes=size, reserve_bytes=reserve, expected=expected)
     if budget is None:
         next_step = f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB."
         raise UsageError("no known GPU detected: --gpu or --memory is required", next_step=next_step)
@@ -348,13 +345,11 @@ def traced(
     basis: Basis = "assumed" if contents.assumed else "predicted"
     return MemoryPlan(
         parameters=PlanFigure(value=parameters, basis=basis, source=f"counted in the traced model{told}"),
-        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes),
-        micro_batch_size=rows,
-        max_micro_batch_size=fitting,
+        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes), micro_batch_size=rows,
+        max_micro_batch_size=fitting, work=estimate.work_near(rows),
         largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
-        work=estimate.work_near(rows),
         source="a trace of the trainer's step, with assumed overheads",
-    )
+    )  # fmt: skip
 
 
 def shared(

@@ -90,16 +90,12 @@ class Trace:
     def of(cls, value: Mapping[str, Any]) -> "Trace":
         """Read the result of ``to_json``; of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``."""
         terms: Sequence[str] = value["terms"]
+        made = zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
         return cls(
-            work=StepWork.of(value["work"]),
-            predicted_tokens=value["predicted_tokens"],
-            allocations=tuple(
-                Allocation(size_bytes=size, term=terms[term], stream=stream)
-                for size, term, stream in zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
-            ),
-            events=tuple(value["events"]),
-            repeats_from=value["repeats_from"],
-        )
+            work=StepWork.of(value["work"]), predicted_tokens=value["predicted_tokens"],
+            allocations=tuple(Allocation(size_bytes=size, term=terms[term], stream=on) for size, term, on in made),
+            events=tuple(value["events"]), repeats_from=value["repeats_from"],
+        )  # fmt: skip
 
 
 class StepRequest(TrialRequest):

@@ -11,7 +11,7 @@ import typer
 
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_count
-from autotune.console.options import NODES, REPORTS, AsJson, NodeRanks, OneProfile, ProfileData, Reports, flag, option
+from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_
 @app.command("show")
 def show(
     *,
-    profile: OneProfile,
+    profile: opt.OneProfile,
     key: Annotated[
         str | None, typer.Argument(metavar="KEY", help="Setting, such as data.num_workers, or a group of settings.")
     ] = None,
-    explain: Annotated[bool, flag("--explain", "Show the measurements behind every setting.")] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    explain: Annotated[bool, opt.flag("--explain", "Show the measurements behind every setting.")] = False,
+    reports: opt.Reports = opt.REPORTS,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show a profile's settings and their evidence.
 
@@ -69,13 +69,11 @@ def show(
 @app.command("verify")
 def verify(
     *,
-    profile: OneProfile,
-    data: ProfileData = None,
-    require_approved: Annotated[
-        bool, flag("--require-approved", "Fail unless this exact content was approved.")
-    ] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    profile: opt.OneProfile,
+    data: opt.ProfileData = None,
+    require_approved: opt.RequireApproved = False,
+    reports: opt.Reports = opt.REPORTS,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Check that a profile matches this machine.
 
@@ -118,13 +116,15 @@ def verify(
 @app.command("approve")
 def approve(
     *,
-    profile: OneProfile,
-    by: Annotated[str | None, option("NAME", "Reviewer name. Default: only show the approval.")] = None,
-    reject: Annotated[bool, flag("--reject", "Reject the profile.")] = False,
-    note: Annotated[str | None, option("TEXT", "Comment, up to 2,000 characters.")] = None,
-    as_edited: Annotated[bool, flag("--as-edited", "Approve although it was modified after it was measured.")] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
+    profile: opt.OneProfile,
+    by: Annotated[str | None, opt.option("NAME", "Reviewer name. Default: only show the approval.")] = None,
+    reject: Annotated[bool, opt.flag("--reject", "Reject the profile.")] = False,
+    note: Annotated[str | None, opt.option("TEXT", "Comment, up to 2,000 characters.")] = None,
+    as_edited: Annotated[
+        bool, opt.flag("--as-edited", "Approve although it was modified after it was measured.")
+    ] = False,
+    reports: opt.Reports = opt.REPORTS,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Approve or reject a profile, or show its approval.
 
@@ -153,18 +153,18 @@ def approve(
 @app.command("export")
 def export(
     *,
-    profile: OneProfile,
+    profile: opt.OneProfile,
     to: Annotated[
         Literal["hf-trainer", "accelerate", "lightning"],
-        option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
+        opt.option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
     ],
     out: Annotated[
-        Path | None, option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
+        Path | None, opt.option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
     ] = None,
-    nodes: Annotated[int, NODES] = 1,
-    ranks: NodeRanks = None,
-    data: ProfileData = None,
-    as_json: AsJson = False,
+    nodes: Annotated[int, opt.NODES] = 1,
+    ranks: opt.NodeRanks = None,
+    data: opt.ProfileData = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Export a profile to another trainer.
 
@@ -217,17 +217,10 @@ def _write_own(arguments: "dict[str, Value]", calls: tuple[str, ...], out: Path 
 def _export_text(export: "Export") -> str:
     """Format what the settings file cannot express; settings that mean the same are only counted."""
     same = sum(one.equivalence == "same" and one.value is not None for one in export.settings)
-    near = [
-        [
-            one.setting,
-            one.argument or "" if one.value is None else f"{one.argument} = {json.dumps(one.value)}",
-            one.remark,
-        ]
-        for one in export.settings
-        if one.equivalence == "near"
-    ]
+    near, batch = [one for one in export.settings if one.equivalence == "near"], export.batch
+    values = [f"{one.argument} = {json.dumps(one.value)}" if one.value is not None else one.argument for one in near]
+    differ = [[one.setting, value or "", one.remark] for one, value in zip(near, values, strict=True)]
     lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
-    batch = export.batch
     tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_tokens_per_step))
     return "\n\n".join(
         [
@@ -235,7 +228,7 @@ def _export_text(export: "Export") -> str:
             f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
             f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
             f"{same} settings mean the same. These differ:",
-            text_table(("profile", export.written_for.partition(" ")[0], "difference"), near),
+            text_table(("profile", export.written_for.partition(" ")[0], "difference"), differ),
             "No equivalent:",
             text_table(("profile", "instead"), lost),
             "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),

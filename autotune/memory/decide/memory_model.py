@@ -114,11 +114,10 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     return MemoryModel(
         rows=np.array([trace.micro_batch_size for trace in ordered], dtype=np.int64),
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
-        term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
-        terms=tuple(terms),
+        term_of=np.array([number[term] for term in of_terms], dtype=np.int64), terms=tuple(terms),
         streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
-    )
+    )  # fmt: skip
 
 
 def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:

@@ -99,9 +99,8 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
-    copied = Block(
-        sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
-    )
+    narrow = [operand for operand in (one, other) if operand.dtype != wider and operand.dim()]
+    copied = Block(sum(operand.numel() * wider.itemsize for operand in narrow))
     return (OUTPUTS, copied, copied)
 
 

@@ -130,12 +130,14 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
 @functools.cache
 def _name_of(function: Any) -> tuple[str, bool]:  # noqa: ANN401 - an operator
     """Return the name of an operator, and whether it launches a kernel."""
-    schema = function._schema
-    name = schema.name.split("::")[-1]
-    views = bool(schema.returns) and all(
-        one.alias_info is not None and not one.alias_info.is_write for one in schema.returns
-    )
-    return name, not views and name not in _MOVES_NOTHING
+    name = function._schema.name.split("::")[-1]
+    return name, not is_view(function) and name not in _MOVES_NOTHING
+
+
+def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
+    """Return whether all results of an operator share the memory of its arguments, none of which it changes."""
+    returns = function._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - arguments, nested

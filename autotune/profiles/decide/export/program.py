@@ -32,32 +32,42 @@ PROGRAM_NAMES: Mapping[str, str] = {
     "final_learning_rate_share": "get_scheduler(scheduler_specific_kwargs)",
     "activation_checkpointing": "activation_checkpointing_enable(activation_checkpointing_kwargs)",
 }  # fmt: skip
+NO_RECORD, OTHER_ORDER = "without run record, steps and events", "a different permutation of each epoch"
+HSDP = "HSDP: all ranks share one copy of the weights"
 _TORCHS_BUCKET_CAP_MIB = 25
 """Default of torch: if no size is given, it makes the first bucket smaller, so that it is sent early."""
+
+
+def ddp_names(form: str) -> dict[str, str]:
+    """Return the names of DDP's settings, each in the place of ``{}``."""
+    names = {
+        "parallel.bucket_cap_mib": "bucket_cap_mb", "parallel.static_graph": "static_graph",
+        "every parameter is used": "find_unused_parameters", "no synchronisation of buffers": "broadcast_buffers",
+    }  # fmt: skip
+    return {setting: form.replace("{}", name) for setting, name in names.items()}
 
 
 def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings whose values only code around a loop takes."""
     betas, tf32 = (train.adam_beta1, train.adam_beta2), train.device == "cuda" and train.precision == "fp32"
     again: Value = {"use_reentrant": False} if train.activation_checkpointing != "none" and not fsdp else None
-    bucketed = train.layout == "bucketed" and "mixes all lengths in a micro-batch"
+    said, bucketed = remarks(train, fsdp=fsdp), train.layout == "bucketed" and "mixes all lengths in a micro-batch"
     values: tuple[tuple[str, Value, str | bool], ...] = (
         ("adam_beta1", Code(betas), ""), ("fused AdamW", True, ""), ("steps of the schedule", train.max_steps, ""),
         ("tf32", ("high" if train.tf32 else "highest") if tf32 else None, ""),
-        ("order of the data", True, "a different permutation of each epoch"),
-        ("activation_checkpointing", again, recomputes(train)),
+        ("order of the data", True, OTHER_ORDER), ("activation_checkpointing", again, said["activation_checkpointing"]),
     )  # fmt: skip
     rows = (row(setting, PROGRAM_NAMES[setting], value, near=near) for setting, value, near in values)
-    return (*rows, row("adam_beta2"), row("layout", lost=unpacked(train) or bucketed))
+    return (*rows, row("adam_beta2"), row("layout", lost=said["layout"] or bucketed))
 
 
 def hooked_rows(train: TrainConfig, call: str, hook: str, dtype: str, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings of gradients that DDP takes as arguments of ``call``: the hook to compress, and the view."""
     parallel = train.parallel
     half = Code(dtype) if parallel.gradient_dtype != "fp32" and not fsdp else None
-    view = None if fsdp else parallel.gradient_as_bucket_view
+    view, lost = None if fsdp else parallel.gradient_as_bucket_view, fsdp and remarks(train, fsdp=True)
     return (
-        row("parallel.gradient_dtype", f"{call}({hook})", half, lost=fsdp and gradients_differ(train, fsdp=True)),
+        row("parallel.gradient_dtype", f"{call}({hook})", half, lost=lost and lost["parallel.gradient_dtype"]),
         row("parallel.gradient_as_bucket_view", f"{call}(gradient_as_bucket_view)", view),
     )
 
@@ -155,24 +165,19 @@ def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
     return "warmup_stable_decay", {"num_decay_steps": steps, "decay_type": "1-sqrt", "min_lr_ratio": share}
 
 
-def recomputes(train: TrainConfig) -> str | bool:
-    """Return how activation checkpointing differs."""
-    return train.activation_checkpointing == "selective" and "recomputes matmuls as well"
-
-
-def unpacked(train: TrainConfig) -> str | bool:
-    """Return what replaces packed sequences."""
-    return train.layout == "packed" and "packing would allow cross-document attention: one padded sample per sequence"
-
-
-def plain_ddp(train: TrainConfig, *, fsdp: bool) -> str | bool:
-    """Return what replaces a parallel strategy that the other trainer lacks."""
-    return train.parallel.strategy != "ddp" and not fsdp and "plain DDP: every rank holds the whole optimizer state"
-
-
-def gradients_differ(train: TrainConfig, *, fsdp: bool) -> str | bool:
-    """Return the dtype in which gradients are synchronised without a hook, if it is another one."""
-    dtype = train.parallel.gradient_dtype
-    if fsdp and train.precision == "bf16":
-        return dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
-    return dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
+def remarks(train: TrainConfig, *, fsdp: bool) -> dict[str, str | bool]:
+    """Return remarks that several targets share, by setting; false if they do not apply."""
+    dtype, gathered = train.parallel.gradient_dtype, fsdp and train.precision == "bf16"
+    gradients: str | bool = dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
+    if gathered:
+        gradients = dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
+    packed = "packing would allow cross-document attention: one padded sample per sequence"
+    replaced = train.parallel.strategy != "ddp" and not fsdp
+    return {
+        "activation_checkpointing": train.activation_checkpointing == "selective" and "recomputes matmuls as well",
+        "layout": train.layout == "packed" and packed,
+        "parallel.strategy": replaced and "plain DDP: every rank holds the whole optimizer state",
+        "parallel.gradient_dtype": gradients,  # without a hook
+        "stop_after_s": train.stop_after_s is not None and "does not save and exit before the time limit",
+        "weights": gathered and "with bf16 it gathers weights and reduces gradients in bf16",
+    }
