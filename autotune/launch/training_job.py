@@ -44,7 +44,6 @@ class TrainRequest:
     directory: Path
     nodes: int = 1
     chain: int = 1
-    """Number of jobs in the chain."""
     time: str | None = None
     """Time limit of the job; None for the site's."""
     python: str = sys.executable

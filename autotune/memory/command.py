@@ -3,7 +3,7 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,14 +78,11 @@ def probe(
         probe_own(context, own, asked_step, options.device, job, out=out, time_limit_s=time_limit_s)
         return
     options.require()
+    settings = {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
     requests = options.probes(
-        job.reports,
-        {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
-        | {"parallel": {"strategy": strategy}},
+        job.reports, settings | {"parallel": {"strategy": strategy}}, accumulate=accumulate, headroom_share=headroom,
         as_gpu=None if gpu is None else find_gpu_model(gpu),
-        accumulate=accumulate,
-        headroom_share=headroom,
-    )
+    )  # fmt: skip
     names = [request.config.model.name for request in requests]
     one = out.stem if out is not None and out.suffix == ".toml" else None
     asked = JobRequest(
@@ -93,11 +90,9 @@ def probe(
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
         trial_log=", ".join(str(job.reports / (one or f"{name}-*") / "trials") for name in names),
         expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
-        trial_timeout_s=options.trial_timeout_s,
-        ranks=options.ranks,
-        on_gpus=options.device != "cpu",
+        trial_timeout_s=options.trial_timeout_s, ranks=options.ranks, on_gpus=options.device != "cpu",
         reports=job.reports,
-    )
+    )  # fmt: skip
     if job.submitted_or_rejected(context, asked):
         return
     with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
@@ -150,11 +145,9 @@ def estimate(
     length = options.seq_length
     of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing", "compile")
     step = {name: context.params[name] for name in of_step}
-    configs = [
-        settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
-        for one in named.values()
-    ]
-    asked = opt.make_request(PredictionRequest, context, configs=tuple(configs), vocab_size=vocab_size or VOCAB_SIZE)
+    more: dict[str, Any] = {"seq_length_tokens": length, "attention": attention, "mlm_head": mlm_head}
+    configs = tuple(settings_of_step(one, device, **more, **step) for one in named.values())
+    asked = opt.make_request(PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE)
     target = find_target(asked)
     with progress("estimate") as update:
         answer, rejected = predict(asked, target, what_if=what_if, update=update)

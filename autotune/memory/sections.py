@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts, plain, table_of, told
+from autotune.base.document import facts, line, plain, table_of, told
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -154,12 +154,8 @@ def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
 def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Chart:
     terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
     whole, parts = sum(terms.values()), _parts(terms)
-    sizes = [
-        *sorted(terms.items(), key=lambda item: -item[1]),
-        ("all terms, predicted", whole),
-        (f"peak, {known}", measured),
-        ("memory budget per rank", budget),
-    ]
+    sizes = sorted(terms.items(), key=lambda item: -item[1])
+    sizes += [("all terms, predicted", whole), (f"peak, {known}", measured), ("memory budget per rank", budget)]
     predicted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
     return doc.Chart(
         title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
@@ -196,16 +192,14 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
 
 def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the section on throughput by micro-batch size, with its knee and the size in use."""
-    probe = one.profile.evidence.probe
+    probe, again = one.profile.evidence.probe, (probe_command(one.profile, one.path),)
+    missing = doc.Missing(what="Throughput by micro-batch size", commands=again)
     if probe is None:
-        return (doc.Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)),)
+        return (missing,)
     rows = one.profile.train.micro_batch_size
     used = told([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
     if not probe.curve:
-        return (
-            used,
-            doc.Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)),
-        )
+        return (used, missing)
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
     said = [f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}" for one in (first, last, best)]
@@ -247,14 +241,14 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     if not (answer.models or answer.what_if):
         return ""
     reserve = f" ({format_bytes(answer.reserve_bytes)} of its memory stay free)" if answer.reserve_bytes else ""
-    blocks = [_line(f"Predicted for {answer.target}{reserve}; nothing was measured.")]
+    blocks: list[doc.Block] = [line(f"Predicted for {answer.target}{reserve}; nothing was measured.")]
     if answer.models:
         blocks += [_summary(answer.models), *(block for one in answer.models for block in _one(one))]
     if answer.what_if:
         blocks.append(_what_if_table(answer.what_if))
         if any(one["attention"] == "varlen" for one in answer.what_if):
-            blocks.append(_line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
-    blocks += [_line(f"next: measure it on that machine: {next_command}")] if answer.models else []
+            blocks.append(line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
+    blocks += [line(f"next: measure it on that machine: {next_command}")] if answer.models else []
     return console_text(blocks)
 
 
@@ -270,10 +264,6 @@ def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
         ("total", "r", lambda one: format_bytes(one.total_bytes)),
         ("fits", "l", lambda one: "yes" if one.fits else "no"),
     )  # fmt: skip
-
-
-def _line(text: str) -> doc.Block:
-    return doc.Paragraph(words=(text,))
 
 
 def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
@@ -296,7 +286,7 @@ def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
 
 def _one(one: PredictedModel) -> Iterator[doc.Block]:
     config = one.config
-    yield _line(
+    yield line(
         f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens} tokens, {config.precision}, "
         f"{one.attention} attention ({one.attention_reason}), activation checkpointing "
         f"{config.activation_checkpointing}, {config.mlm_head} MLM head, budget {format_bytes(one.budget_bytes)}"
@@ -304,11 +294,11 @@ def _one(one: PredictedModel) -> Iterator[doc.Block]:
     yield _breakdown(one)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
-        yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
+        yield line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     if one.speed is not None:
         yield speed_table(one.speed, one.micro_batch_size)
     else:
-        yield _line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
+        yield line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
     if one.shares:
         yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 

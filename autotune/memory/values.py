@@ -50,7 +50,6 @@ class Allocation:
 
     size_bytes: int
     term: str
-    """Line of the memory breakdown to which it belongs."""
     stream: int = 0
     """CUDA stream; 0 computes. The allocator keeps separate blocks for each."""
 
@@ -237,7 +236,6 @@ class Share:
     """True if this project's trainer supports it; the others are formulas for comparison."""
     total_bytes: int
     fits: bool
-    """True if the total is within the budget."""
     held: StateBytes
 
 

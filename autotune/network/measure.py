@@ -187,12 +187,11 @@ class NetworkTuning:
     def load(self) -> Load:
         """Return the workload: the measured compute and the global batch."""
         assert self.compute is not None
+        asked, compute = self.request, replace(self.compute.of_rank, slowdown_share=self.slowdown_share)
         return Load(
-            compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
-            global_batch_size=self.request.config.global_batch_size,
-            tokens_per_sequence=self.request.tokens_per_sequence,
-            max_micro_batch_size=self.request.max_micro_batch_size,
-        )
+            compute=compute, global_batch_size=asked.config.global_batch_size,
+            tokens_per_sequence=asked.tokens_per_sequence, max_micro_batch_size=asked.max_micro_batch_size,
+        )  # fmt: skip
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
         """Return the default, then the predicted best of each strategy and dtype, the fastest first."""
@@ -241,13 +240,10 @@ class NetworkTuning:
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
         """Measure rounds of all candidates that still run, until the budget is used up or three rounds are done."""
         load, network = self.load(), self.network()
+        further = [further_s(load.compute, one.split, one.sync, network) for one in candidates]
         self.tried = [
-            MeasuredGradientSync(
-                candidate=one,
-                non_padding_tokens=load.non_padding_tokens,
-                further_s=further_s(load.compute, one.split, one.sync, network),
-            )
-            for one in candidates
+            MeasuredGradientSync(candidate=one, non_padding_tokens=load.non_padding_tokens, further_s=more_s)
+            for one, more_s in zip(candidates, further, strict=True)
         ]
         try:
             for number in range(ROUNDS):
@@ -290,11 +286,8 @@ class NetworkTuning:
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
         """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
-        faster = [
-            (one, ratio)
-            for one, ratio in ratios
-            if ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
-        ]
+        known = [(one, ratio) for one, ratio in ratios if ratio is not None and ratio.value >= 1 + WORTHWHILE_SHARE]
+        faster = [(one, ratio) for one, ratio in known if (ratio.low or 0.0) > 1.0]
         return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:

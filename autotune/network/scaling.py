@@ -224,9 +224,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
         scaling = predict_scaling(config.model.name, known, counts or powers)
-        more |= {
-            "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
-        }  # fmt: skip
+        more |= {"scaling": [*scaling.rows], "useful_nodes": scaling.useful_nodes, "levers": [*scaling.levers]}
     return NetworkEvidence(
         links=list(tuning.fits.values()), all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),

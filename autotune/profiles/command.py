@@ -15,7 +15,7 @@ from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.decide.export.table import Export, Value
+    from autotune.profiles.decide.export.table import Export
 
 app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -178,40 +178,26 @@ def export(
     from autotune.profiles.decide.export import export_profile, own_export
     from autotune.profiles.store import read_profile
 
-    if is_own(profile):
-        own, calls = own_export(to, read_own(profile).profile.tuned)
-        _write_own(own, calls, out, as_json=as_json)
-        return
-    stored = read_profile(profile)
-    ranks_per_node = ranks or default_ranks(stored.profile)
-    means = sequence_means(stored, data)
-    found = export_profile(stored.profile, means, to, nodes=nodes, ranks_per_node=ranks_per_node)
-    answer, arguments = answer_json(found), json.dumps(found.arguments, indent=2)
-    if not as_json:
-        sys.stderr.write(_export_text(found) + "\n")
-    if out is not None:
-        remarks = out.with_name(f"{out.stem}.remarks.json")
-        write_atomically(out, arguments + "\n")
-        write_atomically(remarks, answer + "\n")
-        print(answer if as_json else f"settings: {out}\nremarks:  {remarks}")
+    own = is_own(profile)
+    if own:
+        arguments, calls = own_export(to, read_own(profile).profile.tuned)
+        answer = answer_json({"arguments": arguments, "calls": calls})
+        said = "Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls) if calls else ""
     else:
-        print(answer if as_json else arguments)
-
-
-def _write_own(arguments: "dict[str, Value]", calls: tuple[str, ...], out: Path | None, *, as_json: bool) -> None:
-    """Print the values found for your own code, or write them; the code for your program goes to standard error."""
-    from autotune.base.document import answer_json
-    from autotune.base.files import write_atomically
-
+        stored = read_profile(profile)
+        each, means = ranks or default_ranks(stored.profile), sequence_means(stored, data)
+        found = export_profile(stored.profile, means, to, nodes=nodes, ranks_per_node=each)
+        arguments, answer, said = found.arguments, answer_json(found), "" if as_json else f"{_export_text(found)}\n"
+    sys.stderr.write(said)
     text = json.dumps(arguments, indent=2)
-    if calls:
-        sys.stderr.write("Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls))
     if out is not None:
-        write_atomically(out, text + "\n")
-    if as_json:
-        print(answer_json({"arguments": arguments, "calls": calls}))
-    else:
-        print(text if out is None else f"settings: {out}")
+        write_atomically(out, f"{text}\n")
+        text = f"settings: {out}"
+        if not own:
+            remarks = out.with_name(f"{out.stem}.remarks.json")
+            write_atomically(remarks, f"{answer}\n")
+            text += f"\nremarks:  {remarks}"
+    print(answer if as_json else text)
 
 
 def _export_text(export: "Export") -> str:

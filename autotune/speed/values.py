@@ -61,11 +61,6 @@ class StepWork:
         """Return the bytes that kernels of these kinds read and write."""
         return sum(kernel.moved_bytes * count for kernel, count in self.kernels if kernel.kind in kinds)
 
-    @property
-    def launches(self) -> int:
-        """Number of kernels that are launched."""
-        return sum(count for kernel, count in self.kernels if kernel.kind != "graph call")
-
 
 class MatmulRates(StrictTable):
     """Time of a matmul: its FLOPs at one rate, its operands and result at another, and a fixed part."""
@@ -134,7 +129,6 @@ class SpeedPrediction:
 
     device: str
     source: str
-    """Origin of the machine's constants."""
     micro_batch_size: int
     step_s: Interval
     padded_tokens_per_s: Interval

@@ -130,11 +130,9 @@ class MultirankMachine(StartedMachine):
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                continue
-            break
+                break
 
 
 def _read(file: Path) -> dict[str, Any]:

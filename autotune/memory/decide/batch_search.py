@@ -133,8 +133,7 @@ def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart
 def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
     """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
 
-    Each size is evaluated once. Needs should grow roughly linearly; if they cross the limit several times, one of the
-    crossings is found.
+    Each size is evaluated once. Needs should grow roughly linearly; of several crossings of the limit, one is found.
     """
     known: dict[int, float] = {}
     high = top + 1

@@ -6,8 +6,7 @@ sizes each allocation is interpolated separately; the sequence is then replayed 
 The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded to 512
 bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that is large
 enough is taken; the last block of a segment counts with the size to which it could grow. If none is large enough, the
-segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Pages are only given back when memory runs out,
-which counts as not fitting.
+segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Having to give pages back counts as not fitting.
 """
 
 import bisect

@@ -26,8 +26,7 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
     """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage; divisions round up.
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
-    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, and its whole gradient
-    before it is reduced.
+    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
     among = {name: 1 if stage < first else ranks for first, name in enumerate(_SHARDED, start=1)}
     gathered_bytes = largest_layer_bytes if among["parameters_bytes"] > 1 else 0

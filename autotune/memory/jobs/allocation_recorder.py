@@ -1,7 +1,6 @@
 """Recorder of a computation on the meta device: every new storage, its owner and its release; and kernels.
 
-Nothing is computed. Allocations inside of operators are invisible here; the rules of a device list what its kernels
-request, and when.
+Nothing is computed. Allocations inside of operators are invisible here; a device's rules list its kernels' requests.
 """
 
 import functools
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -117,21 +117,14 @@ class AllocationRecorder(TorchDispatchMode):
     @contextmanager
     def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
         """Record allocations within the block as this owner's, on this stream."""
-        before = self.owner, self.stream
-        self.owner, self.stream = owner, stream
-        try:
+        with mock.patch.multiple(self, owner=owner, stream=stream):
             yield
-        finally:
-            self.owner, self.stream = before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record no allocations within the block, except tensors passed to ``keep``."""
-        before, self._paused = self._paused, True
-        try:
+        with mock.patch.object(self, "_paused", new=True):
             yield
-        finally:
-            self._paused = before
 
     def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
         """Record tensors that were computed while recording was paused."""

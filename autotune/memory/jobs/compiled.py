@@ -162,8 +162,7 @@ class _Plan:
     def _reuses(self) -> dict[fx.Node, fx.Node]:
         """Return the earlier values over which later ones of the same size and type are written, by the later one.
 
-        A pointwise kernel writes over its inputs, and any kernel over values for which the kernel before was the last
-        reader.
+        A pointwise kernel writes over its inputs, and any kernel over values that the one before was last to read.
         """
         free: dict[Any, list[tuple[int, fx.Node]]] = {}
         reused: dict[fx.Node, fx.Node] = {}

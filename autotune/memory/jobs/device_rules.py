@@ -112,8 +112,7 @@ class DeviceRules(TorchFunctionMode):
         return answer
 
     def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
-        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not. For any other
-        # tensor torch raises an error.
+        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not.
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -34,10 +34,7 @@ META = torch.device("meta")
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Trace each micro-batch size of a ``TraceRequest``.
-
-    Return ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention`` and ``attention_reason``.
-    """
+    """Return ``traces`` of all sizes of a ``TraceRequest``, ``parameters``, ``attention``, ``attention_reason``."""
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
         global_batch_size = rows * measured["micro_batches"] * measured["ranks"]

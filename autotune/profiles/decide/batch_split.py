@@ -90,12 +90,6 @@ def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
     return split.gradient_accumulation_steps * float(micro_s)
 
 
-def choose_untimed(rows: int) -> MicroBatchChoice:
-    """Return the choice for a pretended GPU, which has no throughput: the largest micro-batch size with headroom."""
-    reason = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
-    return MicroBatchChoice(micro_batch_size=rows, reason=reason)
-
-
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return bounds of the smallest micro-batch size within 2 % of the best; None if the steps show no spread."""
     ends = [(point.micro_batch_size, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]

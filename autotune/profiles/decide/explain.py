@@ -24,9 +24,8 @@ trainer's. ``changed``: none of these, edited by hand or by ``autotune advise``.
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = tagged(DataSettings, Tag.LOADER)
-_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model") | dict.fromkeys(
-    ("data.path", "data.dataset_hash"), "dataset"
-)
+_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model")
+_ASKED_FOR |= dict.fromkeys(("data.path", "data.dataset_hash"), "dataset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +119,10 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
         figures += _micro_batch(profile, probe).evidence
     chosen, because = getattr(found.chosen, key), f"joint search of the step's settings: {found.choice}"
     return Explanation(
-        origin="measured" if chosen == value else "changed",
+        origin="measured" if chosen == value else "changed", evidence=tuple(figures),
         because=because if chosen == value else f"{chosen} was chosen; {because}",
-        evidence=tuple(figures),
         rejected=tuple(_best_with(one, rows, found.starting) for one, rows in of_value.items() if one != chosen),
-    )
+    )  # fmt: skip
 
 
 def _best_with(value: object, rows: Sequence[ExploredRow], starting: Configuration) -> str:
@@ -200,15 +198,13 @@ def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
     rows = global_batch_size_of(tokens, tokens_per_sequence)
     follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
-    return Explanation(
-        origin="constraint" if follows else "changed",
-        because=f"{plural(rows, 'sequence')} {'' if follows else 'would '}hold {tokens:,} non-padding tokens, "
-        + ("the default" if by_default else "as you set"),
-        evidence=(
-            figure("non-padding tokens per sequence, average", tokens_per_sequence, "tokens", "evidence.probe"),
-            figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
-        ),
+    hold, whose = "hold" if follows else "would hold", "the default" if by_default else "as you set"
+    evidence = (
+        figure("non-padding tokens per sequence, average", tokens_per_sequence, "tokens", "evidence.probe"),
+        figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
     )
+    because = f"{plural(rows, 'sequence')} {hold} {tokens:,} non-padding tokens, {whose}"
+    return Explanation(origin="constraint" if follows else "changed", because=because, evidence=evidence)
 
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
@@ -230,11 +226,9 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
         figures.append(figure(alone, joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
-        origin="measured" if kept else "changed",
+        origin="measured" if kept else "changed", evidence=tuple(figures), rejected=tuple(rejected),
         because=because if kept else f"{expected} was measured to be the best choice: {because}",
-        evidence=tuple(figures),
-        rejected=tuple(rejected),
-    )
+    )  # fmt: skip
 
 
 def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.export import accelerate, hf_trainer, lightning
-from autotune.profiles.decide.export.batch import batch_warnings, exported_batch
-from autotune.profiles.decide.export.program import FIRST, PROGRAM, model_calls
+from autotune.profiles.decide.export.program import FIRST, PROGRAM, batch_warnings, exported_batch, model_calls
 from autotune.profiles.decide.export.table import Export, Target, Value, file_arguments, row, written_calls
 from autotune.profiles.values import Profile
 

@@ -1,7 +1,6 @@
 """Export of a profile to a file for ``accelerate launch --config_file``, and code for the loop around it. Pure."""
 
 from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.batch import checkpoint_steps
 from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, Scalar, row
 from autotune.profiles.values import Profile
 
@@ -70,7 +69,7 @@ def settings(profile: Profile, batch: ExportedBatch, nodes: int) -> tuple[Equiva
 def _loop(profile: Profile, batch: ExportedBatch, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings of the loop, which is your program's."""
     train, on, interval = profile.train, profile.train.checkpoint.enabled, profile.train.evaluation.interval_steps
-    timeout, (every, how) = f"timedelta(seconds={train.parallel.timeout_s:g})", checkpoint_steps(profile, batch)
+    timeout, (every, how) = f"timedelta(seconds={train.parallel.timeout_s:g})", program.checkpoint_steps(profile, batch)
     return (
         row("parallel.timeout_s", "InitProcessGroupKwargs(timeout)", Code(timeout), near="kills the process after it"),
         row("handlers of both", "Accelerator(kwargs_handlers)", Code("[group]" if fsdp else "[ddp, group]")),

@@ -3,7 +3,6 @@
 import math
 
 from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.batch import checkpoint_steps
 from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Scalar, row
 from autotune.profiles.values import Profile
 
@@ -26,7 +25,7 @@ def settings(profile: Profile, batch: ExportedBatch, _nodes: int) -> tuple[Equiv
     on_gpu, compiles, parallel = train.device == "cuda", train.compiled, train.parallel
     fsdp, again = parallel.strategy == "fsdp2", train.activation_checkpointing != "none"
     bucketed, said = train.layout == "bucketed", program.remarks(train, fsdp=fsdp)
-    every, how = checkpoint_steps(profile, batch)
+    every, how = program.checkpoint_steps(profile, batch)
     config: dict[str, Scalar] = {
         "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "activation_checkpointing": again,
