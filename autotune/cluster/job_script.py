@@ -55,7 +55,8 @@ def measure_script(
         {
             **shared_values(name, shape, site, directory, options), "purpose": purpose, "typed": typed,
             "variables": job_variables(site) | dict(variables or {}), "with_srun": with_srun,
-            "command": prefixed(site, shlex.join(command)), "prefix": site.command_prefix, "place": str(log.parent),
+            "command": f"{site.command_prefix} {shlex.join(command)}".strip(), "prefix": site.command_prefix,
+            "place": str(log.parent),
         },
     )  # fmt: skip
 
@@ -97,10 +98,8 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         return environment.from_string(template).render(values)
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise BadInput(
-            f"cannot render the job template{line}: {error}",
-            next_step=f"Correct the template; available variables: {', '.join(sorted(values))}.",
-        ) from error
+        next_step = f"Correct the template; available variables: {', '.join(sorted(values))}."
+        raise BadInput(f"cannot render the job template{line}: {error}", next_step=next_step) from error
 
 
 def shared_values(
@@ -129,11 +128,6 @@ def shared_values(
         "nodes": shape.nodes, "cpus": shape.cpus, "directives": said + slurm.extra, "prologue": site.prologue,
         "variables": job_variables(site),
     }  # fmt: skip
-
-
-def prefixed(site: SiteFile, command: str) -> str:
-    """Return a command after the site's prefix."""
-    return f"{site.command_prefix} {command}".strip()
 
 
 def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> list[str]:

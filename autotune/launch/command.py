@@ -73,10 +73,7 @@ class TrainOptions:
 
 @opt.grouped
 def train(
-    context: typer.Context,
-    *,
-    options: TrainOptions,
-    ranks: opt.NodeRanks = None,
+    context: typer.Context, *, options: TrainOptions, ranks: opt.NodeRanks = None,
     nodes: Annotated[int | None, opt.NODES] = None,
     time_limit_s: Annotated[
         float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
@@ -85,7 +82,7 @@ def train(
         int | None, opt.option("N", "Submit N dependent jobs (without requeue).", advanced=True, min=1, max=100)
     ] = None,
     job: SlurmOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Train from a profile, here or as a SLURM job.
 
     Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
@@ -177,9 +174,8 @@ def status(
     ] = None,
     *,
     runs: Annotated[Path, opt.option("DIR", "Directory of runs.")] = Path("runs"),
-    reports: opt.Reports = opt.REPORTS,
-    as_json: opt.AsJson = False,
-) -> None:
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Show the state of training runs and tunings.
 
     Queries SLURM if it is available.

@@ -16,10 +16,7 @@ Interface = Annotated[str | None, option("NAME", "Network interface. Default: th
 
 
 def preflight(
-    *,
-    profile: OneProfile,
-    data: Data,
-    ranks: Annotated[int, gpus_per_node("none")],
+    *, profile: OneProfile, data: Data, ranks: Annotated[int, gpus_per_node("none")],
     cpus: Annotated[int, option("N", "CPUs that the job requested.", min=1)],
     code: Annotated[str, option("HASH", "Hash of the trainer's sources at submission.")],
     require_approved: RequireApproved = False,
@@ -27,7 +24,7 @@ def preflight(
         str | None, option("HASH", "Hash of the profile that was approved at submission.")
     ] = None,
     reports: Reports = REPORTS,
-) -> None:
+) -> None:  # fmt: skip
     """Compare this node with profile, code and dataset."""
     from autotune.cluster.preflight import describe, problems_of
     from autotune.machine.host import SystemHost

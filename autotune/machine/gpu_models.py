@@ -46,11 +46,9 @@ class GpuModel:
         Raise ``BadInput`` if the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
-            raise BadInput(
-                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) exceeds the memory of {self.name}: "
-                f"{format_bytes(self.total_bytes)}",
-                next_step=f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it.",
-            )
+            asked, there = f"{exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)})", format_bytes(self.total_bytes)
+            next_step = f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
+            raise BadInput(f"--memory {asked} exceeds the memory of {self.name}: {there}", next_step=next_step)
         return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
 

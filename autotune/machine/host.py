@@ -68,10 +68,8 @@ class SystemHost:
             python_version=platform.python_version(), load_average_1min=os.getloadavg()[0],
             disks=tuple(self._disk(path, mounts) for path in paths),
             nics=tuple(
-                NicFacts(
-                    name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
-                    is_loopback="loopback" in nic.flags.split(","),
-                )
+                NicFacts(name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
+                         is_loopback="loopback" in nic.flags.split(","))
                 for name, nic in sorted(psutil.net_if_stats().items())
             ),
         )  # fmt: skip

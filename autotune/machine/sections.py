@@ -29,15 +29,13 @@ def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     )  # fmt: skip
     said = [text for one in findings for text in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
     found = Bullets(items=tuple((text,) for text in said))
-    sections: tuple[tuple[str, tuple[Block, ...]], ...] = (
-        ("Host", (facts("", list(_host_rows(machine))),)),
-        ("GPUs", _gpus(machine)),
-        ("Disks", (disks,)),
-        ("Network", (nics if nics.rows else line("loopback only"),)),
-        ("SLURM", (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),)),
-        ("Problems for measurements", (found if findings else line("none found"),)),
-    )
-    return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections])
+    sections: dict[str, tuple[Block, ...]] = {
+        "Host": (facts("", list(_host_rows(machine))),), "GPUs": _gpus(machine), "Disks": (disks,),
+        "Network": (nics if nics.rows else line("loopback only"),),
+        "SLURM": (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),),
+        "Problems for measurements": (found if findings else line("none found"),),
+    }  # fmt: skip
+    return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections.items()])
 
 
 def _host_rows(machine: MachineFacts) -> Iterator[Row]:

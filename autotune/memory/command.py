@@ -11,7 +11,7 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, VOCAB_S
 from autotune.base.units import exact_bytes
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import AutotuneError, ExceedsMemory
+from autotune.errors import ExceedsMemory
 
 _OF_STEP = frozenset({
     "step", "arguments", "along", "memory_bytes", "headroom", "max_micro_batch_size", "multiple_of", "allow_varying",
@@ -23,19 +23,13 @@ _Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, whi
 
 @opt.grouped
 def probe(
-    context: typer.Context,
-    *,
-    options: opt.ProbeOptions,
-    own: opt.OwnOptions,
-    layout: opt.Layout = None,
+    context: typer.Context, *, options: opt.ProbeOptions, own: opt.OwnOptions, layout: opt.Layout = None,
     activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
         opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
     ] = "ddp",
-    compile: opt.Compile = None,
-    gpu: opt.Gpu = None,
-    accumulate: _Accumulate = True,
+    compile: opt.Compile = None, gpu: opt.Gpu = None, accumulate: _Accumulate = True,
     headroom: Annotated[
         float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
     ] = HEADROOM_SHARE,
@@ -50,7 +44,7 @@ def probe(
         Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
     ] = None,
     job: JobOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Find the largest micro-batch that fits.
 
     Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
@@ -103,17 +97,12 @@ def probe(
 
 @opt.grouped
 def estimate(
-    context: typer.Context,
-    *,
-    options: opt.StepOptions,
-    gpu: opt.Gpu = None,
-    memory_bytes: opt.Memory = None,
+    context: typer.Context, *, options: opt.StepOptions, gpu: opt.Gpu = None, memory_bytes: opt.Memory = None,
     device: Annotated[Literal["cuda", "cpu"], opt.option(None, "Target device; cpu requires --memory.")] = "cuda",
     data: Annotated[
         Path | None, opt.option("DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA")
     ] = None,
-    vocab_size: opt.VocabSize = None,
-    layout: opt.Layout = None,
+    vocab_size: opt.VocabSize = None, layout: opt.Layout = None,
     attention: Annotated[
         Literal["auto", "varlen", "fa3", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
     ] = "auto",
@@ -123,18 +112,17 @@ def estimate(
         opt.option(None, "Compute MLM logits of masked tokens only (sparse) or of all.", advanced=True),
     ] = "sparse",
     ranks: Annotated[int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)] = 1,
-    accumulate: _Accumulate = True,
-    tensor_ranks: opt.TensorRanks = 1,
-    pipeline_stages: opt.PipelineStages = 1,
+    accumulate: _Accumulate = True, tensor_ranks: opt.TensorRanks = 1, pipeline_stages: opt.PipelineStages = 1,
     compile: opt.Compile = None,
     what_if: Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")] = False,
     as_json: opt.AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Predict the largest micro-batch without a GPU.
 
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.document import answer_json
+    from autotune.memory.estimate import CannotTrace
     from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.memory.sections import estimate_text
     from autotune.profiles.decide.follow_up import command
@@ -166,16 +154,8 @@ def estimate(
     elif text := estimate_text(answer, probe):
         print(text)
     if rejected:
-        raise _refusal(list(rejected.values()), probe)
-
-
-def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
-    """Return the errors of models that were rejected as one error; its exit code is the first one's."""
-    from autotune.memory.estimate import CannotTrace
-
-    first = errors[0]
-    first.message = "\n".join(error.message for error in errors)
-    run = f"Measure it on the target machine: {probe}"
-    steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
-    first.next_step = "\n  ".join(dict.fromkeys(steps))
-    return first
+        errors, run = list(rejected.values()), f"Measure it on the target machine: {probe}"
+        steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
+        errors[0].message = "\n".join(error.message for error in errors)  # with the exit code of the first
+        errors[0].next_step = "\n  ".join(dict.fromkeys(steps))
+        raise errors[0]

@@ -17,15 +17,7 @@ from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, fin
 from autotune.machine.host import SystemHost
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
-from autotune.memory.decide.memory_model import (
-    UNTRACED_SHARE,
-    Expected,
-    expected_on_cpu,
-    expected_on_gpu,
-    largest_micro_batch_size,
-    memory_breakdown,
-    peak_bytes,
-)
+from autotune.memory.decide.memory_model import Expected, expected_on_cpu, expected_on_gpu, memory_breakdown, size_range
 from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model, sequence_contents, traced_work
 from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
@@ -158,12 +150,7 @@ class _Tracer:
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
         fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
-        # With the assumed overheads at their highest, and at their lowest.
-        uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(fit, 1, expected.usual))
-        low, high = (
-            largest_micro_batch_size(fit, budget + change, overheads, max_micro_batch_size=asked.max_micro_batch_size)
-            for change, overheads in ((-uncertainty_bytes, expected.most), (uncertainty_bytes, expected.least))
-        )
+        low, high = size_range(fit, budget, expected, max_micro_batch_size=asked.max_micro_batch_size)
         # Between this size and twice as much: for few sequences the peak may not depend on their number.
         peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()

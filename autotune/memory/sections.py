@@ -49,22 +49,16 @@ class ProbedModel:
 
 def probe_answer(one: ProbedModel) -> dict[str, Any]:
     """Return the JSON of one model: the probe's result, the path of its profile, and every trial."""
-    train = one.profile.train
+    train, budget_bytes = one.profile.train, one.profile.constraints.memory_budget_bytes
+    trials = [
+        {"micro_batch_size": done.trial.config["micro_batch_size"], "label": done.label,
+         "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log, "outcome": done.outcome}
+        for done in one.trials
+    ]  # fmt: skip
     return {
-        "model": train.model.name,
-        "profile": one.path,
-        "micro_batch_size": train.micro_batch_size,
-        "global_batch_size": train.global_batch_size,
-        "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
-        "bytes_known": one.profile.fingerprint.bytes_known,
-        **plain(one.evidence),
-        "trials": [
-            {
-                "micro_batch_size": done.trial.config["micro_batch_size"], "label": done.label,
-                "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log, "outcome": done.outcome,
-            }
-            for done in one.trials
-        ],
+        "model": train.model.name, "profile": one.path, "micro_batch_size": train.micro_batch_size,
+        "global_batch_size": train.global_batch_size, "memory_budget_bytes": budget_bytes,
+        "bytes_known": one.profile.fingerprint.bytes_known, **plain(one.evidence), "trials": trials,
     }  # fmt: skip
 
 

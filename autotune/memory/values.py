@@ -75,10 +75,9 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, terms by number."""
-        terms = sorted({one.term for one in self.allocations})
-        number = {term: index for index, term in enumerate(terms)}
+        number = {term: index for index, term in enumerate(sorted({one.term for one in self.allocations}))}
         return {
-            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": terms,
+            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": list(number),
             "sizes_bytes": [one.size_bytes for one in self.allocations],
             "term_of": [number[one.term] for one in self.allocations],
             "streams": [one.stream for one in self.allocations], "events": list(self.events),

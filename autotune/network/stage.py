@@ -17,8 +17,8 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
-from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
-from autotune.network.scaling import evidence, measured_row, predict_scaling, with_measured
+from autotune.network.measure import NetworkRequest, NetworkTuning, measured_row, parallel_settings
+from autotune.network.scaling import evidence, predict_scaling, with_measured
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
@@ -116,10 +116,9 @@ def _network_request(
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
-        raise BadInput(
-            f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks",
-            next_step="Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
-        )
+        what = f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks"
+        next_step = "Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens."
+        raise BadInput(what, next_step=next_step)
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train, data_dir=str(request.data.resolve()), nodes=nodes, ranks_per_node=ranks_per_node,

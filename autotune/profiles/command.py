@@ -22,15 +22,13 @@ app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_
 
 @app.command("show")
 def show(
-    *,
-    profile: opt.OneProfile,
+    *, profile: opt.OneProfile,
     key: Annotated[
         str | None, typer.Argument(metavar="KEY", help="Setting, such as data.num_workers, or a group of settings.")
     ] = None,
     explain: Annotated[bool, opt.flag("--explain", "Show the measurements behind every setting.")] = False,
-    reports: opt.Reports = opt.REPORTS,
-    as_json: opt.AsJson = False,
-) -> None:
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Show a profile's settings and their evidence.
 
     With KEY or --explain: the origin of a setting (measured, requested, or default) and the measurements behind it.
@@ -68,13 +66,9 @@ def show(
 
 @app.command("verify")
 def verify(
-    *,
-    profile: opt.OneProfile,
-    data: opt.ProfileData = None,
-    require_approved: opt.RequireApproved = False,
-    reports: opt.Reports = opt.REPORTS,
-    as_json: opt.AsJson = False,
-) -> None:
+    *, profile: opt.OneProfile, data: opt.ProfileData = None, require_approved: opt.RequireApproved = False,
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Check that a profile matches this machine.
 
     Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
@@ -115,17 +109,15 @@ def verify(
 
 @app.command("approve")
 def approve(
-    *,
-    profile: opt.OneProfile,
+    *, profile: opt.OneProfile,
     by: Annotated[str | None, opt.option("NAME", "Reviewer name. Default: only show the approval.")] = None,
     reject: Annotated[bool, opt.flag("--reject", "Reject the profile.")] = False,
     note: Annotated[str | None, opt.option("TEXT", "Comment, up to 2,000 characters.")] = None,
     as_edited: Annotated[
         bool, opt.flag("--as-edited", "Approve although it was modified after it was measured.")
     ] = False,
-    reports: opt.Reports = opt.REPORTS,
-    as_json: opt.AsJson = False,
-) -> None:
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Approve or reject a profile, or show its approval.
 
     Any later edit of the profile voids its approval. --reject, --note and --as-edited require --by.
@@ -152,8 +144,7 @@ def approve(
 
 @app.command("export")
 def export(
-    *,
-    profile: opt.OneProfile,
+    *, profile: opt.OneProfile,
     to: Annotated[
         Literal["hf-trainer", "accelerate", "lightning"],
         opt.option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
@@ -161,11 +152,9 @@ def export(
     out: Annotated[
         Path | None, opt.option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
     ] = None,
-    nodes: Annotated[int, opt.NODES] = 1,
-    ranks: opt.NodeRanks = None,
-    data: opt.ProfileData = None,
+    nodes: Annotated[int, opt.NODES] = 1, ranks: opt.NodeRanks = None, data: opt.ProfileData = None,
     as_json: opt.AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Export a profile to another trainer.
 
     Standard error lists the settings that differ or have no equivalent, and code to add to your program.
@@ -208,16 +197,15 @@ def _export_text(export: "Export") -> str:
     differ = [[one.setting, value or "", one.remark] for one, value in zip(near, values, strict=True)]
     lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
     tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_tokens_per_step))
-    return "\n\n".join(
-        [
-            f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
-            f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
-            f"{same} settings mean the same. These differ:",
-            text_table(("profile", export.written_for.partition(" ")[0], "difference"), differ),
-            "No equivalent:",
-            text_table(("profile", "instead"), lost),
-            "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
-            "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
-        ]
-    )
+    parts = [
+        f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
+        f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
+        f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
+        f"{same} settings mean the same. These differ:",
+        text_table(("profile", export.written_for.partition(" ")[0], "difference"), differ),
+        "No equivalent:",
+        text_table(("profile", "instead"), lost),
+        "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
+        "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
+    ]
+    return "\n\n".join(parts)

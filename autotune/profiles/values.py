@@ -234,10 +234,8 @@ class Verification:
         """Raise ``ProfileRejected`` if a difference invalidates the figures, ``NotCheckable`` if some are unknown."""
         if errors := self.of("error"):
             told = "; ".join(f"{one.field} is {one.here!r} here, {one.profile!r} in the profile" for one in errors)
-            raise ProfileRejected(
-                f"{name} does not match this machine, model or dataset: {told}",
-                next_step="Tune here: autotune tune; or use the profile's own machine, model and dataset.",
-            )
+            next_step = "Tune here: autotune tune; or use the profile's own machine, model and dataset."
+            raise ProfileRejected(f"{name} does not match this machine, model or dataset: {told}", next_step=next_step)
         if unknown := [check.field for check in self.of("unknown")]:
             command = shlex.join(["autotune", "profile", "verify", name])
             step = f"Run it on the machine that trains, with the dataset: {command} --data DIR"

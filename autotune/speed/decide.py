@@ -11,18 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import Interval
-from autotune.speed.values import (
-    AttentionRates,
-    Kernel,
-    MachineRates,
-    MatmulRates,
-    PassRate,
-    SpeedPrediction,
-    StepWork,
-    TimePart,
-)
+from autotune.speed.values import AttentionRates, Kernel, MachineRates, MatmulRates, PassRate, SpeedPrediction, StepWork
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import Peak, find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import find_peak, peak_flops_per_s, product_format
 
 Float64 = npt.NDArray[np.float64]
 
@@ -46,7 +37,7 @@ copies. Measured on an H100."""
 RANGE_SHARE = 0.2
 GAPS_SHARE = 0.02
 """Share of a step in which the device has no work although the host runs ahead."""
-_PARTS: dict[str, TimePart] = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer"}
+_PARTS = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer"}
 
 
 def data_sheet_rates(gpu_name: str) -> MachineRates | None:
@@ -55,7 +46,14 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     if peak is None:
         return None
     shares = ATTENTION_SHARES["hopper" if "H" in peak.name.split()[0] else "other"]
-    matmuls, attention = {"bf16": peak.bf16, "fp32": peak.tf32, "fp8": peak.fp8}, {}
+    bytes_per_s = MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
+    # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
+    matmul = {
+        dtype: MatmulRates(flops_per_s=MATMUL_SHARE * rate, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
+        for dtype, rate in {"bf16": peak.bf16, "fp32": peak.tf32, "fp8": peak.fp8}.items()
+        if rate is not None
+    }
+    attention = {}
     for kernel, both in shares.items():
         half = ATTENTION_HALF_TOKENS if kernel != "efficient" else 0.0
         for direction, share in zip(("forward", "backward"), both, strict=True):
@@ -63,18 +61,11 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
                 rates = AttentionRates(flops_per_s=share * rate, half_tokens=half)
                 attention[f"{kernel} {direction} {dtype}"] = rates
     return MachineRates(
-        device=gpu_name, source=f"data sheet ({peak.source})", attention=attention,
-        # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
-        matmul={dtype: _matmul_rates(peak, rate) for dtype, rate in matmuls.items() if rate is not None},
+        device=gpu_name, source=f"data sheet ({peak.source})", matmul=matmul, attention=attention,
         passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
         kernel_s=KERNEL_S, launch_s=LAUNCH_S, compiled_launch_s=COMPILED_LAUNCH_S, graph_call_s=GRAPH_CALL_S,
         host_runs_ahead=True, range_share=RANGE_SHARE,
     )  # fmt: skip
-
-
-def _matmul_rates(peak: Peak, peak_flops_per_s: float) -> MatmulRates:
-    flops_per_s, bytes_per_s = MATMUL_SHARE * peak_flops_per_s, MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
-    return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
 
 
 def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> MatmulRates:
@@ -129,7 +120,7 @@ def predict_speed(
         # Rates may have none of it: those of a measured machine without it, and of GPUs other than Hoppers.
         of_fa3 = {name.replace("FA3", "varlen"): one for name, one in rates.attention.items() if name.startswith("FA3")}
         rates = rates.model_copy(update={"attention": {**rates.attention, **of_fa3}})
-    parts: dict[TimePart, float] = {}
+    parts: dict[str, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)
     launch_s = rates.compiled_launch_s if compiled else rates.launch_s

@@ -39,16 +39,13 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
     """Measure this machine's constants, a minute; raise ``MachineLacks`` if that fails, ``Undecided`` if it is busy."""
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
-        raise MachineLacks(
-            f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}",
-            next_step="Run autotune doctor, and try again on an idle machine.",
-        )
+        what = f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}"
+        raise MachineLacks(what, next_step="Run autotune doctor, and try again on an idle machine.")
     rates = dict(outcome.figures)
     if (spread := rates.pop("spread")) > MOST_SPREAD:
-        raise Undecided(
-            f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median",
-            next_step="Stop what else uses the machine, and try again.",
-        )
+        why = f"times are {spread:.1f} times the shortest in the median"
+        what = f"the machine's constants could not be measured: {why}"
+        raise Undecided(what, next_step="Stop what else uses the machine, and try again.")
     rates |= {"device": device, "source": f"measured on this machine, {when_utc[:10]}"}
     told = {"host_runs_ahead": kind == "cuda", "range_share": MEASURED_RANGE_SHARE}
     return parse_table(MachineRates, rates | told, where="measured constants")

@@ -120,9 +120,6 @@ class RatesRequest(TrialRequest):
     device: Literal["cpu", "cuda"]
 
 
-TimePart = Literal["matmuls", "attention", "memory-bound kernels", "optimizer", "host"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedPrediction:
     """Predicted speed of a training step on one rank."""
@@ -136,11 +133,11 @@ class SpeedPrediction:
     non_padding_tokens_per_s: Interval | None
     mfu: Interval | None
     """Model FLOP/s as a share of the device's dense peak; None if that is not known."""
-    parts_s: Mapping[TimePart, float]
-    """Time of each part, in seconds; they add up to the step."""
+    parts_s: Mapping[str, float]
+    """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add up to the step."""
 
 
-def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[TimePart, float]]:
+def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[str, float]]:
     """Return the parts with their share of the step, largest first."""
     whole = sum(prediction.parts_s.values())
     return sorted(((part, seconds / whole) for part, seconds in prediction.parts_s.items()), key=lambda one: -one[1])

@@ -179,11 +179,9 @@ def open_bench(
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
-            raise MachineLacks(
-                f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA",
-                next_step="Install a CUDA build of torch, or use --device cpu.",
-                docs="torch-without-cuda",
-            )
+            what = f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA"
+            next_step = "Install a CUDA build of torch, or use --device cpu."
+            raise MachineLacks(what, next_step=next_step, docs="torch-without-cuda")
         yield Bench(site=site, server=server, machine=machine)
 
 

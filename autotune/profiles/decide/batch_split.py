@@ -117,10 +117,8 @@ class GlobalBatchSplit:
 def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
-        raise BadInput(
-            f"global batch size {global_batch_size} is too small for {ranks} ranks",
-            next_step=f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks.",
-        )
+        next_step = f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks."
+        raise BadInput(f"global batch size {global_batch_size} is too small for {ranks} ranks", next_step=next_step)
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks
     rows = math.ceil(global_batch_size / unit)

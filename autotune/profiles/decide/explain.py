@@ -69,10 +69,8 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
     known = [one.key for one in found]
     match = nearest(name, known) or nearest(name, [one.rpartition(".")[2] for one in known])
     whole = next((one for one in known if match in (one, one.rpartition(".")[2])), None)
-    raise BadInput(
-        f"unknown setting {key[:80]!r}",
-        next_step=f"Did you mean {whole!r}?" if whole else "Omit the key to list all settings with their reasons.",
-    )
+    next_step = f"Did you mean {whole!r}?" if whole else "Omit the key to list all settings with their reasons."
+    raise BadInput(f"unknown setting {key[:80]!r}", next_step=next_step)
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
@@ -161,18 +159,16 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
     told = dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     budget_bytes = profile.constraints.memory_budget_bytes
-    figures = (
-        *(
-            figure(
-                f"tokens/s with padding at micro-batch size {point.micro_batch_size}", point.padded_rate, "tokens/s",
-                f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
-            )
-            for point in told
-        ),
+    figures = []
+    for point in told:
+        name, source = f"tokens/s with padding at micro-batch size {point.micro_batch_size}", "evidence.probe."
+        source += "sustained" if point is probe.sustained else "curve"
+        figures.append(figure(name, point.padded_rate, "tokens/s", source, n=point.timed_steps))
+    figures += [
         figure("largest that fits", probe.feasible_max, "sequences", "evidence.probe.feasible_max", known=known),
         figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
-    )  # fmt: skip
+    ]
     rejected = []
     for point in probe.curve:
         if point.micro_batch_size != rows and best is not None:
@@ -191,7 +187,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         because = f"split of the global batch by the chosen gradient synchronisation; the probe chose {chosen}"
     elif rows != chosen:
         origin, because = "changed", f"{chosen} was measured to be the best choice: {probe.choice}"
-    return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
+    return Explanation(origin=origin, because=because, evidence=tuple(figures), rejected=tuple(rejected))
 
 
 def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
