@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 START_UP_S = 60.0
 """Seconds until a job's first trial begins: starting, and loading torch from a network file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
-_SEARCHED = "AUTOTUNE_SITE, else site.toml"
+_HELP = "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml."
 _TAKE_PROFILE = ("workers", "network", "baseline", "train")
 
 
@@ -65,7 +65,7 @@ class SlurmOptions:
 
     slurm: Annotated[
         str | None,
-        option("[SITE]", f"Submit as a SLURM job. Site file: {_SEARCHED}.", "--slurm", autocompletion=sites),
+        option("[SITE]", _HELP, "--slurm", autocompletion=sites),
     ] = None
     wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
     dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
