@@ -272,9 +272,14 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
+def line(text: str) -> Paragraph:
+    """Return a paragraph of plain text."""
+    return Paragraph(words=(text,))
+
+
 def told(lines: Iterable[str]) -> Bullets:
     """Return a bulleted list with each line as a sentence."""
-    return Bullets(items=tuple((sentence(line),) for line in lines))
+    return Bullets(items=tuple((sentence(one),) for one in lines))
 
 
 def table_of(

@@ -112,8 +112,7 @@ def residuals_of(values: Sequence[float]) -> list[float]:
 def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
     """Return the location of independent measurements: rates of windows, or ratios within rounds.
 
-    Residuals are on the scale; those of other figures with the same noise may be included. Raise ``ValueError`` if
-    there are no measurements.
+    Residuals are on the scale; those of figures with this noise may be added. Raise ``ValueError`` without values.
     """
     if not values:
         raise ValueError("no figures")
@@ -219,10 +218,7 @@ def _autocorrelation(points: Sequence[float]) -> float:
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:
-    """Return the ratio of B to A, or for shares the difference B - A, with 95 % bounds by Welch's t.
-
-    Raise ``ValueError`` if they are on different scales.
-    """
+    """Return B over A, or for shares B - A, with 95 % bounds by Welch's t; raise ``ValueError`` on different scales."""
     if a.scale != b.scale:
         raise ValueError(f"a figure on the {a.scale} scale and one on the {b.scale} scale")
     center = b.center - a.center

@@ -6,7 +6,7 @@ Pure except for reading the template, which a site may replace.
 import importlib.resources
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +38,25 @@ def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
     return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureJob:
-    """A measuring command as a job."""
+def measure_script(
+    site: SiteFile, template: str, *, name: str, purpose: str, command: Sequence[str], shape: Shape, log: Path,
+    directory: Path | None = None, with_srun: bool = True, variables: Mapping[str, str] | None = None,
+    typed: bool = True,
+) -> str:  # fmt: skip
+    """Return the script of a measuring job, which ends if a node fails; the shell expands no word of ``command``.
 
-    name: str
-    purpose: str
-    """Comment line at the top of the script."""
-    command: Sequence[str]
-    """Words of the command; the shell expands none of them."""
-    shape: Shape
-    log: Path
-    directory: Path | None = None
-    """Working directory; None for the directory of submission."""
-    with_srun: bool = True
-    """True for one process per node; if False, the command runs on the first node and starts the others."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables in addition to the site's."""
-    typed: bool = True
-    """True if you typed the command; False if the job follows another job."""
-
-
-def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
-    """Return the script of a measuring job, which ends if a node fails."""
-    options = {"output": str(job.log), "no-requeue": ""}
+    ``purpose`` is a comment at its top; ``directory`` the working directory, None for that of submission; ``with_srun``
+    True for one process per node, while otherwise the command runs on the first node and starts the others;
+    ``variables`` come in addition to the site's; ``typed`` is False if the job follows another job.
+    """
+    options = {"output": str(log), "no-requeue": ""}
     return render(
         template,
         {
-            **shared_values(job.name, job.shape, site, job.directory, options), "purpose": job.purpose,
-            "variables": job_variables(site) | dict(job.variables), "command": prefixed(site, shlex.join(job.command)),
-            "typed": job.typed, "with_srun": job.with_srun, "prefix": site.command_prefix, "place": str(job.log.parent),
+            **shared_values(name, shape, site, directory, options), "purpose": purpose, "typed": typed,
+            "variables": job_variables(site) | dict(variables or {}), "with_srun": with_srun,
+            "command": f"{site.command_prefix} {shlex.join(command)}".strip(), "prefix": site.command_prefix,
+            "place": str(log.parent),
         },
     )  # fmt: skip
 
@@ -94,8 +83,7 @@ def _own_template(name: str) -> str:
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Fill in a template; an unknown name is an error. Text is inserted verbatim, or shell-quoted with ``| quote``.
 
-    Any template may include ``head.sbatch``: directives, prologue, variables, and the job's end. Raise ``BadInput`` if
-    the template is invalid.
+    Any template may include ``head.sbatch``: directives, prologue, variables, job's end. Raise ``BadInput`` if invalid.
     """
     import jinja2
     import jinja2.sandbox
@@ -110,10 +98,8 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         return environment.from_string(template).render(values)
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise BadInput(
-            f"cannot render the job template{line}: {error}",
-            next_step=f"Correct the template; available variables: {', '.join(sorted(values))}.",
-        ) from error
+        next_step = f"Correct the template; available variables: {', '.join(sorted(values))}."
+        raise BadInput(f"cannot render the job template{line}: {error}", next_step=next_step) from error
 
 
 def shared_values(
@@ -144,16 +130,8 @@ def shared_values(
     }  # fmt: skip
 
 
-def prefixed(site: SiteFile, command: str) -> str:
-    """Return a command after the site's prefix."""
-    return f"{site.command_prefix} {command}".strip()
-
-
 def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> list[str]:
-    """Return a command after a verbatim prefix, with one option and its value per line.
-
-    With ``filled_in``, the shell expands words that have a ``$``.
-    """
+    """Return a prefixed command, one option with its value per line; if ``filled_in``, a shell expands ``$`` words."""
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in words:
         if word.startswith("--") and lines[0]:

@@ -20,7 +20,6 @@ class NodeFacts:
     """True if NVLink connects every pair of GPUs; None with fewer than two GPUs, or if it is unknown."""
     code_sha256: str
     dataset_hash: str | None
-    """Hash of the dataset; None if there is none."""
     dataset_dir: str
     dataset_missing: str | None = None
 

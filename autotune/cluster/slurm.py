@@ -64,7 +64,6 @@ class JobState:
     state: str
     """SLURM's state, such as ``PENDING``, ``RUNNING`` or ``NODE_FAIL``."""
     reason: str = ""
-    """Reason why it waits or ended."""
     exit_code: int | None = None
     """Exit code of the script; None while it runs, or if a signal ended it."""
     signal: int = 0
@@ -161,8 +160,7 @@ class Ended:
 def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:
     """Wait for a job's end; ``told`` receives news: queued and why, its nodes, the last line of its log.
 
-    Raise ``AutotuneError`` if SLURM ended the job, or does not answer any more; ``StoppedWaiting`` on Ctrl-C; the job
-    continues.
+    Raise ``AutotuneError`` if SLURM ended the job, or stops answering; ``StoppedWaiting`` on Ctrl-C: the job continues.
     """
     try:
         last = _wait(job, log, told, ask)

@@ -87,14 +87,11 @@ class _Helped:
         options = [record for one, record in shown if one.param_type_name == "option"]
         commands = {name: one for name, one in getattr(self, "commands", {}).items() if not one.hidden}
         listed = SECTIONS if ctx.parent is None else {"Commands": " ".join(commands)}
-        sections = {
-            "Arguments": [(name, text.replace("[required]", "")) for name, text in arguments],
-            **{
-                head: [(name, commands[name].get_short_help_str()) for name in names.split() if name in commands]
-                for head, names in listed.items()
-            },
-            "Options": [*options, ("-h, --help", "Show this help and exit.")],
-        }
+        sections = {"Arguments": [(name, text.replace("[required]", "")) for name, text in arguments]}
+        for head, names in listed.items():
+            there = [name for name in names.split() if name in commands]
+            sections[head] = [(name, commands[name].get_short_help_str()) for name in there]
+        sections["Options"] = [*options, ("-h, --help", "Show this help and exit.")]
         least = max(map(len, commands), default=0)
         paragraphs = [
             *(textwrap.fill(" ".join(one.split()), _width()) for one in self.help.split("\n\n")),

@@ -134,6 +134,7 @@ NODES = option("N", "Nodes to train on.", min=1, max=8192)
 SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 Reports = Annotated[Path, option("DIR", "Directory for trial logs and reports.", advanced=True)]
+RequireApproved = Annotated[bool, flag("--require-approved", "Fail unless this exact content was approved.")]
 OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML).", autocompletion=profiles)]
 Data = Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA")]
 ProfileData = Annotated[
@@ -222,12 +223,9 @@ class ModelOptions(StepOptions):
         from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
 
-        asked = settings | {
-            "seq_length_tokens": self.seq_length,
-            "attention_dropout": self.attention_dropout,
-            "precision": self.precision,
-            "global_batch_tokens": self.global_batch_tokens and int(self.global_batch_tokens),
-        }
+        tokens = self.global_batch_tokens and int(self.global_batch_tokens)
+        asked = settings | {"attention_dropout": self.attention_dropout, "precision": self.precision}
+        asked |= {"seq_length_tokens": self.seq_length, "global_batch_tokens": tokens}
         return tuple(
             ProbeRequest(
                 config=requested_config(model_settings(name), **asked), data=self.data, reports=reports,
@@ -263,9 +261,8 @@ class OwnOptions:
             source = context.get_parameter_source(name)
             if name not in kept and source is not None and source.name == "COMMANDLINE":
                 what = f"{parameter.opts[0]} cannot be used with your own code (--step, --loader)"
-                raise UsageError(
-                    what, next_step=f"Omit it; your own function decides that, if need be by --set {name}=VALUE"
-                )
+                next_step = f"Omit it; your own function decides that, if need be by --set {name}=VALUE"
+                raise UsageError(what, next_step=next_step)
 
     def codes(self, *, loader: str | None = None) -> "list[OwnCode]":
         """Return the functions with each combination of the arguments; raise ``UsageError`` if one is malformed."""
@@ -281,13 +278,9 @@ class OwnOptions:
             if not equals or not name.isidentifier() or not text:
                 raise UsageError(f"--set {given!r} is not NAME=VALUE", next_step="Write --set seq_length=512")
             values[name] = [_scalar(one) for one in text.split(",")]
+        code = functools.partial(OwnCode, step=self.step, loader=loader, along=self.along or SIZE)
         combinations = itertools.product(*values.values())
-        return [
-            OwnCode(
-                step=self.step, loader=loader, along=self.along or SIZE, arguments=dict(zip(values, one, strict=True))
-            )
-            for one in combinations
-        ]
+        return [code(arguments=dict(zip(values, one, strict=True))) for one in combinations]
 
 
 def _scalar(text: str) -> int | float | str:

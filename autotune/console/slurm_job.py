@@ -1,7 +1,6 @@
 """Commands that can submit themselves as a SLURM job, and that do not measure on login nodes.
 
-``--slurm [SITE] [--wait] [--dry-run]``: the job runs exactly the command that you typed, without these three. A second
-job may follow it.
+``--slurm [SITE] [--wait] [--dry-run]``: the job runs the command that you typed without these. Another may follow.
 """
 
 import functools
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 START_UP_S = 60.0
 """Seconds until a job's first trial begins: starting, and loading torch from a network file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
+_HELP = "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml."
 _TAKE_PROFILE = ("workers", "network", "baseline", "train")
 
 
@@ -48,7 +48,6 @@ class JobRequest:
     ranks: int | None = None
     """Ranks per node; None for one per GPU of the site's nodes."""
     on_gpus: bool = True
-    """True if each rank needs a GPU."""
     cpus: int | None = None
     """CPU cores per node; None for the site's."""
     with_srun: bool = True
@@ -66,11 +65,8 @@ class SlurmOptions:
 
     slurm: Annotated[
         str | None,
-        option(
-            "[SITE]", "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml.", "--slurm",
-            autocompletion=sites,
-        ),
-    ] = None  # fmt: skip
+        option("[SITE]", _HELP, "--slurm", autocompletion=sites),
+    ] = None
     wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
     dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
     as_json: AsJson = False
@@ -81,7 +77,7 @@ class SlurmOptions:
         Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``, ``AutotuneError`` or
         ``TrainerError`` if the site file cannot be used, or SLURM rejects or ends the job.
         """
-        from autotune.cluster.job_script import MeasureJob, Shape, cpus_of, measure_script, read_template
+        from autotune.cluster.job_script import Shape, cpus_of, measure_script, read_template
         from autotune.cluster.site_file import SiteFile, find_site, read_site
 
         if self.slurm is None:
@@ -104,14 +100,12 @@ class SlurmOptions:
             gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
             cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
             words = command_in_job(context.find_root().obj) if one.command is None else one.command
-            job = MeasureJob(
-                name=one.name, purpose=one.purpose, command=[site.python or sys.executable, "-m", "autotune", *words],
+            return measure_script(
+                site, template, name=one.name, purpose=one.purpose, with_srun=one.with_srun, directory=Path.cwd(),
+                command=[site.python or sys.executable, "-m", "autotune", *words], typed=one.command is None,
                 shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus), log=one.reports / "jobs" / f"{one.name}-%j.log",
-                directory=Path.cwd(), with_srun=one.with_srun,
                 variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
-                typed=one.command is None,
             )  # fmt: skip
-            return measure_script(job, site, template)
 
         if self.dry_run:
             second = request.then and request.then("JOB")  # which has no number yet

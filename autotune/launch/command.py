@@ -28,9 +28,7 @@ class TrainOptions:
     assignments: Annotated[
         list[str] | None, opt.option("train.KEY=VALUE", "Override a setting; repeatable.", "--set")
     ] = None
-    require_approved: Annotated[
-        bool, opt.flag("--require-approved", "Fail unless this exact content was approved.")
-    ] = False
+    require_approved: opt.RequireApproved = False
     reports: opt.Reports = opt.REPORTS
 
     def request(
@@ -75,10 +73,7 @@ class TrainOptions:
 
 @opt.grouped
 def train(
-    context: typer.Context,
-    *,
-    options: TrainOptions,
-    ranks: opt.NodeRanks = None,
+    context: typer.Context, *, options: TrainOptions, ranks: opt.NodeRanks = None,
     nodes: Annotated[int | None, opt.NODES] = None,
     time_limit_s: Annotated[
         float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
@@ -87,7 +82,7 @@ def train(
         int | None, opt.option("N", "Submit N dependent jobs (without requeue).", advanced=True, min=1, max=100)
     ] = None,
     job: SlurmOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Train from a profile, here or as a SLURM job.
 
     Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
@@ -179,9 +174,8 @@ def status(
     ] = None,
     *,
     runs: Annotated[Path, opt.option("DIR", "Directory of runs.")] = Path("runs"),
-    reports: opt.Reports = opt.REPORTS,
-    as_json: opt.AsJson = False,
-) -> None:
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Show the state of training runs and tunings.
 
     Queries SLURM if it is available.

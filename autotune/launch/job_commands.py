@@ -9,27 +9,22 @@ from typing import Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, Data, OneProfile, Reports, flag, gpus_per_node, option
+from autotune.console.options import REPORTS, Data, OneProfile, Reports, RequireApproved, gpus_per_node, option
 from autotune.errors import ProfileRejected, UsageError
 
 Interface = Annotated[str | None, option("NAME", "Network interface. Default: the one of the node's name.")]
 
 
 def preflight(
-    *,
-    profile: OneProfile,
-    data: Data,
-    ranks: Annotated[int, gpus_per_node("none")],
+    *, profile: OneProfile, data: Data, ranks: Annotated[int, gpus_per_node("none")],
     cpus: Annotated[int, option("N", "CPUs that the job requested.", min=1)],
     code: Annotated[str, option("HASH", "Hash of the trainer's sources at submission.")],
-    require_approved: Annotated[
-        bool, flag("--require-approved", "Fail unless this exact content was approved.")
-    ] = False,
+    require_approved: RequireApproved = False,
     profile_sha256: Annotated[
         str | None, option("HASH", "Hash of the profile that was approved at submission.")
     ] = None,
     reports: Reports = REPORTS,
-) -> None:
+) -> None:  # fmt: skip
     """Compare this node with profile, code and dataset."""
     from autotune.cluster.preflight import describe, problems_of
     from autotune.machine.host import SystemHost

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from autotune.base.document import Block, Paragraph, table_of
+from autotune.base.document import Block, line, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_count, format_seconds
-from autotune.launch.values import RunStatus, TuningStatus
+from autotune.launch.status import RunStatus, TuningStatus
 
 
 def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, asked: bool) -> str:
@@ -34,7 +34,7 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
     notes += [] if runs or tunings else ["no runs and no tunings found"]
     notes += [] if asked else ["SLURM cannot be queried here; states are from the run records only"]
     blocks: list[Block] = [ran] if runs else []
-    blocks += [Paragraph(words=(line,)) for line in ended]
+    blocks += map(line, ended)
     blocks += [tuned] if tunings else []
-    blocks += [Paragraph(words=(line,)) for line in notes]
+    blocks += map(line, notes)
     return console_text(blocks)

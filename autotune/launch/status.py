@@ -5,10 +5,10 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError
-from autotune.launch.values import RunStatus, TuningStatus
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
@@ -18,6 +18,35 @@ from trainer.record.run_record import RUN_FILE, STEPS_FILE, Run, read_run
 
 Jobs = Mapping[str, tuple[str, str]]
 """Id and state of SLURM jobs, by job name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """State of a training run."""
+
+    directory: str
+    state: str
+    """State, such as ``finished`` or ``running``."""
+    job: str | None = None
+    """SLURM job that is queued or running for the run; None if there is none, or if SLURM cannot be queried."""
+    step: int | None = None
+    max_steps: int | None = None
+    tokens_per_s: float | None = None
+    checkpoint: str | None = None
+    reason: str | None = None
+    seconds_since_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningStatus:
+    """State of a tuning, from its trial log."""
+
+    directory: str
+    trials: int
+    outcomes: Mapping[str, int]
+    newest_utc: str | None
+    newest: str | None
+    corrupt_lines: int
 
 
 def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:

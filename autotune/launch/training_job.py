@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.job_script import Shape, cpus_of, lines_of, prefixed, render, shared_values
+from autotune.cluster.job_script import Shape, cpus_of, lines_of, render, shared_values
 from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.errors import BadInput
@@ -44,7 +44,6 @@ class TrainRequest:
     directory: Path
     nodes: int = 1
     chain: int = 1
-    """Number of jobs in the chain."""
     time: str | None = None
     """Time limit of the job; None for the site's."""
     python: str = sys.executable
@@ -77,11 +76,9 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
     limit = shape.time or site.slurm.time
     if SlurmSettings(time=limit).time_s < START_UP_S + lead_s:
-        raise BadInput(
-            f"the job's time limit of {limit} leaves no time to train: start-up takes {START_UP_S:g} s and the final "
-            f"save {lead_s} s",
-            next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
-        )
+        takes = f"start-up takes {START_UP_S:g} s and the final save {lead_s} s"
+        what = f"the job's time limit of {limit} leaves no time to train: {takes}"
+        raise BadInput(what, next_step="Raise the limit: --time-limit, or slurm.time in the site file.")
     torchrun = torchrun_command(
         request.python, [], ranks=request.ranks, torch_version=request.torch_version,
         meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"), shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
@@ -99,7 +96,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
             **shared_values(f"train-{request.run.name}", shape, site, request.directory, options),
             "model": request.config.model.name, "run": str(request.run), "script": str(request.script),
             "ranks": request.ranks, "chain": request.chain, "approved": request.approved_sha256, "requeue": requeue,
-            "autotune": prefixed(site, shlex.join(autotune)),
+            "autotune": f"{site.command_prefix} {shlex.join(autotune)}".strip(),
             "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
             "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
             "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),

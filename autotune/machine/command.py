@@ -1,5 +1,6 @@
 """``autotune doctor``: facts about this machine, and problems that would spoil a measurement on it."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -34,12 +35,9 @@ def doctor(
     With --measure, write the speed of matmuls, memory and launches to reports/machines/, from where estimate and plan
     read them.
     """
-    monitor = NvmlMonitor()
-    try:
+    with contextlib.closing(NvmlMonitor()) as monitor:
         slurm = read_slurm(os.environ, shutil.which)
         machine = examine(SystemHost(), monitor, slurm, SystemClock(), path or [Path()])
-    finally:
-        monitor.close()
     rates = _measured(machine) if measure else None
     print(render(machine, rates, as_json=as_json))
 

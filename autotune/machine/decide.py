@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.base.units import format_bytes
-from autotune.machine.values import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
+from autotune.machine.values import GpuStatus, MachineFacts, Unavailable, throttle_faults
 
 Severity = Literal["error", "warning", "info"]
 """``error``: measurements would be worthless. ``warning``: they may be off. ``info``: some are not possible."""
@@ -32,7 +32,7 @@ class Unsuitable:
 def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Return the problems that make measurements unreliable, the worst first."""
     found = [one for gpu in machine.gpus for one in _about_gpu(gpu)]
-    found += [*_about_missing_gpus(machine), *_about_host(machine.host), *_about_software(machine)]
+    found += _about_machine(machine)
     return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
@@ -59,7 +59,10 @@ def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
         yield Unsuitable("error", claim, f"Use another GPU, or change the mode: nvidia-smi -i {index} -c DEFAULT")
 
 
-def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
+def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
+    """Yield problems of GPUs that are missing, of the host, and of the software."""
+    host, cpus = machine.host, machine.host.allotted_cpus
+    load, shm_bytes = host.load_average_1min, host.shm_free_bytes
     if not machine.gpus and not machine.gpu_unreadable:
         claim = f"No GPU found: {machine.gpu_absent or 'unknown reason'}."
         elsewhere = "Trials run on the CPU; to measure a GPU, run the same commands on a machine with one."
@@ -67,10 +70,6 @@ def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
     for line in machine.gpu_unreadable:
         leave_out = f"{FIX_NVML}; or hide that GPU with CUDA_VISIBLE_DEVICES."
         yield Unsuitable("warning" if machine.gpus else "error", f"A GPU is unreadable: {line}.", leave_out)
-
-
-def _about_host(host: HostFacts) -> Iterator[Unsuitable]:
-    load, cpus, shm_bytes = host.load_average_1min, host.allotted_cpus, host.shm_free_bytes
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
         claim = f"The load average is {load:.2f} with {cpus} available CPU cores: trials would compete for them."
         yield Unsuitable("warning", claim, "Wait until it is idle, or request a whole node: sbatch --exclusive")
@@ -81,9 +80,6 @@ def _about_host(host: HostFacts) -> Iterator[Unsuitable]:
         if disk.is_network:
             claim = f"{disk.path} is on a network file system ({disk.filesystem_type}): its speed depends on others."
             yield Unsuitable("warning", claim, "Copy the dataset to a local disk of this node, and measure there.")
-
-
-def _about_software(machine: MachineFacts) -> Iterator[Unsuitable]:
     if machine.slurm.is_login_node:
         claim = "This looks like a login node: sbatch is on PATH, and this is not a SLURM job."
         yield Unsuitable("warning", claim, "Run it in a job: srun --gpus=1 autotune doctor")

@@ -46,11 +46,9 @@ class GpuModel:
         Raise ``BadInput`` if the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
-            raise BadInput(
-                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) exceeds the memory of {self.name}: "
-                f"{format_bytes(self.total_bytes)}",
-                next_step=f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it.",
-            )
+            asked, there = f"{exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)})", format_bytes(self.total_bytes)
+            next_step = f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
+            raise BadInput(f"--memory {asked} exceeds the memory of {self.name}: {there}", next_step=next_step)
         return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
 
@@ -60,64 +58,40 @@ _MODAL = (
 )
 _SMI = "nvidia-smi outputs in many public repositories; secondary source; 2026-11-21"
 _TORCH = "torch's device properties printed in a public repository; secondary source; 2026-11-21"
+_MESSAGE = "torch's out-of-memory message, two decimals of GiB, in https://github.com"
 _TORCH_OF_96GB = (
     "torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories, the smallest; "
     "secondary source; 2026-11-22"
 )
 
 GPU_MODELS = (
-    GpuModel(
-        "a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0), 40 * _GIB, _MODAL,
-        42_298_834_944, "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary "
-            "source; 2026-11-21",
-    ),
-    GpuModel(
-        "a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0), 80 * _GIB, _MODAL,
-        81_049 * _MIB, "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
-    ),
-    GpuModel(
-        "l40s-48gb", ("NVIDIA L40S",), (8, 9), 46_068 * _MIB, _MODAL,
-        int(44.42 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
-            "https://github.com/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17",
-    ),
-    GpuModel(
-        "rtx-4090-24gb", ("NVIDIA GeForce RTX 4090",), (8, 9),
-        24_564 * _MIB, "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
-        int(23.64 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
-            "https://github.com/ali-vilab/VGen/issues/104; secondary source; 2024-04-02",
-    ),
-    GpuModel(
-        "h100-sxm-80gb", ("NVIDIA H100 80GB HBM3",), (9, 0),
-        81_559 * _MIB, "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
-        81_082 * _MIB, _TORCH,
-    ),
+    GpuModel("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0), 40 * _GIB, _MODAL, 42_298_834_944,
+             "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary source; 2026-11-21"),
+    GpuModel("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0), 80 * _GIB, _MODAL, 81_049 * _MIB,
+             "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30"),
+    GpuModel("l40s-48gb", ("NVIDIA L40S",), (8, 9), 46_068 * _MIB, _MODAL, int(44.42 * _GIB),
+             f"{_MESSAGE}/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17"),
+    GpuModel("rtx-4090-24gb", ("NVIDIA GeForce RTX 4090",), (8, 9), 24_564 * _MIB,
+             "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
+             int(23.64 * _GIB), f"{_MESSAGE}/ali-vilab/VGen/issues/104; secondary source; 2024-04-02"),
+    GpuModel("h100-sxm-80gb", ("NVIDIA H100 80GB HBM3",), (9, 0), 81_559 * _MIB,
+             "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
+             81_082 * _MIB, _TORCH),
     GpuModel("h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0), 81_559 * _MIB, _SMI, 81_008 * _MIB, _TORCH),
-    GpuModel(
-        "h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0), 95_830 * _MIB, _SMI,
-        93 * _GIB, "torch's out-of-memory message, two decimals of GiB, in "
-            "https://github.com/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
-    ),
+    GpuModel("h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0), 95_830 * _MIB, _SMI, 93 * _GIB,
+             f"{_MESSAGE}/ali-vilab/VACE/issues/56; secondary source; 2025-05-16"),
     # No total of this board was found; all other Hopper GPUs with 96 GB show the same.
-    GpuModel(
-        "h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0),
-        97_871 * _MIB, "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
-        96_768 * _MIB, _TORCH_OF_96GB,
-    ),
+    GpuModel("h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0), 97_871 * _MIB,
+             "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
+             96_768 * _MIB, _TORCH_OF_96GB),
     GpuModel("h20-96gb", ("NVIDIA H20",), (9, 0), 97_871 * _MIB, _SMI, 97_285 * _MIB, _TORCH),
-    GpuModel(
-        "gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0), 97_871 * _MIB, _SMI,
-        96_768 * _MIB, _TORCH_OF_96GB,
-    ),
-    GpuModel(
-        "gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0), 146_831 * _MIB, _SMI,
-        145_920 * _MIB, "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
-    ),
+    GpuModel("gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0), 97_871 * _MIB, _SMI, 96_768 * _MIB,
+             _TORCH_OF_96GB),
+    GpuModel("gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0), 146_831 * _MIB, _SMI, 145_920 * _MIB,
+             "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22"),
     GpuModel("h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0), 143_771 * _MIB, _MODAL, 143_156 * _MIB, _TORCH),
-    GpuModel(
-        "b200-180gb", ("NVIDIA B200",), (10, 0), 183_359 * _MIB, _SMI,
-        int(178.35 * _GIB), "device query, two decimals of GiB, in https://github.com/pytorch/ao/pull/4002; "
-            "secondary source; 2026-03-05",
-    ),
+    GpuModel("b200-180gb", ("NVIDIA B200",), (10, 0), 183_359 * _MIB, _SMI, int(178.35 * _GIB), "device query, two "
+             "decimals of GiB, in https://github.com/pytorch/ao/pull/4002; secondary source; 2026-03-05"),
 )  # fmt: skip
 
 _TOTAL_TOLERANCE = 0.08
@@ -127,19 +101,14 @@ _TOTAL_TOLERANCE = 0.08
 def find_gpu_model(name: str) -> GpuModel:
     """Return the GPU model of a key, of NVML's name, or of a beginning that fits one key only, such as ``h200``.
 
-    Case, spaces, hyphens, underscores and a leading "NVIDIA" make no difference. Raise ``BadInput`` if no GPU model has
-    this name, or several do.
+    Case, spaces, hyphens, underscores and a leading "NVIDIA" do not matter. Raise ``BadInput`` unless one model fits.
     """
     wanted = _plain(name)
-    exact = [
-        gpu_model for gpu_model in GPU_MODELS if wanted in {_plain(one) for one in (gpu_model.key, *gpu_model.names)}
-    ]
-    fitting = exact or [gpu_model for gpu_model in GPU_MODELS if wanted in _beginnings(gpu_model.key)]
+    exact = [one for one in GPU_MODELS if wanted in map(_plain, (one.key, *one.names))]
+    fitting = exact or [one for one in GPU_MODELS if wanted in _beginnings(one.key)]
     if len(fitting) == 1:
         return fitting[0]
-    spelled = {
-        head: gpu_model.key for gpu_model in GPU_MODELS for head in (*_beginnings(gpu_model.key), _plain(gpu_model.key))
-    }
+    spelled = {head: one.key for one in GPU_MODELS for head in (*_beginnings(one.key), _plain(one.key))}
     near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
     close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""

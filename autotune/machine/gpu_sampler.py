@@ -114,11 +114,10 @@ def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dic
         samples = [reading for one, kind, reading in readings if (one, kind) == (uuid, "sample")]
         windows = [reading for one, kind, reading in readings if (one, kind) == (uuid, "gpm")]
         found[uuid] = GpuSeries(
-            samples=tuple(one for one in samples if isinstance(one, GpuSample)),
+            samples=tuple(one for one in samples if isinstance(one, GpuSample)), lacking=why(samples, before.lacking),
             gpm=tuple(one for one in windows if isinstance(one, GpmWindow)),
-            lacking=why(samples, before.lacking),
             gpm_lacking=why(windows, before.gpm_lacking),
-        )
+        )  # fmt: skip
     return found
 
 

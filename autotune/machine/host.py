@@ -1,7 +1,6 @@
 """The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
 
-Affinity, control groups (v1 and v2, at every level) and SLURM each limit the CPUs and memory of a process; the smallest
-limit counts.
+Affinity, control groups (v1 and v2, at every level) and SLURM limit the CPUs and memory of a process; the least counts.
 """
 
 import contextlib
@@ -51,7 +50,11 @@ class SystemHost:
         """Read everything again; raises ``MachineLacks`` if there is no Linux ``/proc``."""
         import psutil
 
-        memory = self._memory_info()
+        text = _read(self._root / "proc/meminfo") or ""
+        memory = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+        if "MemTotal" not in memory:
+            told = f"{self._root / 'proc/meminfo'} does not contain the amount of memory"
+            raise MachineLacks(told, next_step="Run this on Linux with /proc mounted.")
         mounts = self._mounts()
         available_bytes, source, limit_bytes = min(self._memory_bounds(mounts, memory), key=operator.itemgetter(0))
         model = re.search(r"^model name\s*:\s*(.+)$", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
@@ -65,10 +68,8 @@ class SystemHost:
             python_version=platform.python_version(), load_average_1min=os.getloadavg()[0],
             disks=tuple(self._disk(path, mounts) for path in paths),
             nics=tuple(
-                NicFacts(
-                    name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
-                    is_loopback="loopback" in nic.flags.split(","),
-                )
+                NicFacts(name=name, speed_bits_per_s=nic.speed * 10**6 or None, is_up=nic.isup,
+                         is_loopback="loopback" in nic.flags.split(","))
                 for name, nic in sorted(psutil.net_if_stats().items())
             ),
         )  # fmt: skip
@@ -80,14 +81,6 @@ class SystemHost:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[name] = importlib.metadata.version(name)
         return versions
-
-    def _memory_info(self) -> dict[str, int]:
-        text = _read(self._root / "proc/meminfo") or ""
-        found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-        if "MemTotal" not in found:
-            told = f"{self._root / 'proc/meminfo'} does not contain the amount of memory"
-            raise MachineLacks(told, next_step="Run this on Linux with /proc mounted.")
-        return found
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
         """Yield CPU time per wall time, for every control group around this process that limits it."""

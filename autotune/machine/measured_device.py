@@ -130,9 +130,9 @@ def memory_budget(
     """
     if as_gpu is not None:
         if site.gpu is None:
+            next_step = f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL"
             raise BadInput(
-                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found",
-                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL",
+                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found", next_step=next_step
             )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
@@ -142,21 +142,17 @@ def memory_budget(
         free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
         default_bytes = int(free_bytes) - RESERVE_BYTES
         if asked_bytes is None and default_bytes <= 0:
-            raise MachineLacks(
-                f"{what} has only {format_bytes(int(free_bytes))} free, less than the reserve of "
-                f"{format_bytes(RESERVE_BYTES)}",
-                next_step="Wait until the GPU is free, or set the budget: --memory SIZE",
-            )
+            free, reserve = format_bytes(int(free_bytes)), format_bytes(RESERVE_BYTES)
+            told = f"{what} has only {free} free, less than the reserve of {reserve}"
+            raise MachineLacks(told, next_step="Wait until the GPU is free, or set the budget: --memory SIZE")
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "this host"
         if ranks > 1:
             what += f", shared by {ranks} processes"
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
-        raise BadInput(
-            f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}: {format_bytes(there_bytes)}",
-            next_step=f"Use at most --memory {floor_gib(there_bytes)}",
-        )
+        told = f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}: {format_bytes(there_bytes)}"
+        raise BadInput(told, next_step=f"Use at most --memory {floor_gib(there_bytes)}")
     return asked_bytes or default_bytes
 
 

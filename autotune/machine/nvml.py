@@ -287,13 +287,11 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
     request.sample1, request.sample2 = first, second
     for slot, (_, metric, _) in enumerate(_GPM_METRICS):
         request.metrics[slot].metricId = getattr(nvml, metric)
-    answers = nvml.nvmlGpmMetricsGet(request).metrics
-    return {
-        field: answers[slot].value * factor
-        if answers[slot].nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(answers[slot].value)
-        else None
-        for slot, (field, _, factor) in enumerate(_GPM_METRICS)
-    }
+    found: dict[str, float | None] = {}
+    for (field, _, factor), one in zip(_GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False):
+        known = one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value)
+        found[field] = one.value * factor if known else None
+    return found
 
 
 def gpus_of_torch() -> tuple[str, ...]:

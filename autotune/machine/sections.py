@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from autotune.base.document import Block, Bullets, Paragraph, Section, Table, facts, table_of
+from autotune.base.document import Block, Bullets, Section, Table, facts, line, table_of
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -27,21 +27,15 @@ def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
         ("state", "l", lambda nic: "up" if nic.is_up else "down"),
         ("speed", "r", lambda nic: _speed(nic.speed_bits_per_s)),
     )  # fmt: skip
-    said = [line for one in findings for line in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
-    found = Bullets(items=tuple((line,) for line in said))
-    sections: tuple[tuple[str, tuple[Block, ...]], ...] = (
-        ("Host", (facts("", list(_host_rows(machine))),)),
-        ("GPUs", _gpus(machine)),
-        ("Disks", (disks,)),
-        ("Network", (nics if nics.rows else _line("loopback only"),)),
-        ("SLURM", (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),)),
-        ("Problems for measurements", (found if findings else _line("none found"),)),
-    )
-    return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections])
-
-
-def _line(text: str) -> Paragraph:
-    return Paragraph(words=(text,))
+    said = [text for one in findings for text in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
+    found = Bullets(items=tuple((text,) for text in said))
+    sections: dict[str, tuple[Block, ...]] = {
+        "Host": (facts("", list(_host_rows(machine))),), "GPUs": _gpus(machine), "Disks": (disks,),
+        "Network": (nics if nics.rows else line("loopback only"),),
+        "SLURM": (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),),
+        "Problems for measurements": (found if findings else line("none found"),),
+    }  # fmt: skip
+    return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections.items()])
 
 
 def _host_rows(machine: MachineFacts) -> Iterator[Row]:
@@ -64,13 +58,13 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
 
 def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
     if not machine.gpus:
-        return (_line(f"none: {machine.gpu_absent}"),)
+        return (line(f"none: {machine.gpu_absent}"),)
     state = ("GPU", "name", "memory", "used", "busy", "power", "SM clock", "temp.", "throttled by")
     identity = ("GPU", "UUID", "compute", "mode", "MIG", "driver", "processes")
     return (
         Table(caption="", headers=state, rows=tuple(map(_gpu_state, machine.gpus)), align="llrrrrrrl"),
         Table(caption="", headers=identity, rows=tuple(map(_gpu_identity, machine.gpus))),
-        *(_line(f"unreadable: {line}") for line in machine.gpu_unreadable),
+        *(line(f"unreadable: {one}") for one in machine.gpu_unreadable),
     )
 
 

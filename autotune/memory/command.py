@@ -3,7 +3,7 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,7 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, VOCAB_S
 from autotune.base.units import exact_bytes
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import AutotuneError, ExceedsMemory
+from autotune.errors import ExceedsMemory
 
 _OF_STEP = frozenset({
     "step", "arguments", "along", "memory_bytes", "headroom", "max_micro_batch_size", "multiple_of", "allow_varying",
@@ -23,19 +23,13 @@ _Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, whi
 
 @opt.grouped
 def probe(
-    context: typer.Context,
-    *,
-    options: opt.ProbeOptions,
-    own: opt.OwnOptions,
-    layout: opt.Layout = None,
+    context: typer.Context, *, options: opt.ProbeOptions, own: opt.OwnOptions, layout: opt.Layout = None,
     activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
         opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
     ] = "ddp",
-    compile: opt.Compile = None,
-    gpu: opt.Gpu = None,
-    accumulate: _Accumulate = True,
+    compile: opt.Compile = None, gpu: opt.Gpu = None, accumulate: _Accumulate = True,
     headroom: Annotated[
         float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
     ] = HEADROOM_SHARE,
@@ -50,7 +44,7 @@ def probe(
         Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
     ] = None,
     job: JobOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Find the largest micro-batch that fits.
 
     Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
@@ -78,14 +72,11 @@ def probe(
         probe_own(context, own, asked_step, options.device, job, out=out, time_limit_s=time_limit_s)
         return
     options.require()
+    settings = {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
     requests = options.probes(
-        job.reports,
-        {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
-        | {"parallel": {"strategy": strategy}},
+        job.reports, settings | {"parallel": {"strategy": strategy}}, accumulate=accumulate, headroom_share=headroom,
         as_gpu=None if gpu is None else find_gpu_model(gpu),
-        accumulate=accumulate,
-        headroom_share=headroom,
-    )
+    )  # fmt: skip
     names = [request.config.model.name for request in requests]
     one = out.stem if out is not None and out.suffix == ".toml" else None
     asked = JobRequest(
@@ -93,11 +84,9 @@ def probe(
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
         trial_log=", ".join(str(job.reports / (one or f"{name}-*") / "trials") for name in names),
         expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
-        trial_timeout_s=options.trial_timeout_s,
-        ranks=options.ranks,
-        on_gpus=options.device != "cpu",
+        trial_timeout_s=options.trial_timeout_s, ranks=options.ranks, on_gpus=options.device != "cpu",
         reports=job.reports,
-    )
+    )  # fmt: skip
     if job.submitted_or_rejected(context, asked):
         return
     with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
@@ -108,17 +97,12 @@ def probe(
 
 @opt.grouped
 def estimate(
-    context: typer.Context,
-    *,
-    options: opt.StepOptions,
-    gpu: opt.Gpu = None,
-    memory_bytes: opt.Memory = None,
+    context: typer.Context, *, options: opt.StepOptions, gpu: opt.Gpu = None, memory_bytes: opt.Memory = None,
     device: Annotated[Literal["cuda", "cpu"], opt.option(None, "Target device; cpu requires --memory.")] = "cuda",
     data: Annotated[
         Path | None, opt.option("DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA")
     ] = None,
-    vocab_size: opt.VocabSize = None,
-    layout: opt.Layout = None,
+    vocab_size: opt.VocabSize = None, layout: opt.Layout = None,
     attention: Annotated[
         Literal["auto", "varlen", "fa3", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
     ] = "auto",
@@ -128,18 +112,17 @@ def estimate(
         opt.option(None, "Compute MLM logits of masked tokens only (sparse) or of all.", advanced=True),
     ] = "sparse",
     ranks: Annotated[int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)] = 1,
-    accumulate: _Accumulate = True,
-    tensor_ranks: opt.TensorRanks = 1,
-    pipeline_stages: opt.PipelineStages = 1,
+    accumulate: _Accumulate = True, tensor_ranks: opt.TensorRanks = 1, pipeline_stages: opt.PipelineStages = 1,
     compile: opt.Compile = None,
     what_if: Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")] = False,
     as_json: opt.AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Predict the largest micro-batch without a GPU.
 
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.document import answer_json
+    from autotune.memory.estimate import CannotTrace
     from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.memory.sections import estimate_text
     from autotune.profiles.decide.follow_up import command
@@ -150,11 +133,9 @@ def estimate(
     length = options.seq_length
     of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing", "compile")
     step = {name: context.params[name] for name in of_step}
-    configs = [
-        settings_of_step(one, device, seq_length_tokens=length, attention=attention, mlm_head=mlm_head, **step)
-        for one in named.values()
-    ]
-    asked = opt.make_request(PredictionRequest, context, configs=tuple(configs), vocab_size=vocab_size or VOCAB_SIZE)
+    more: dict[str, Any] = {"seq_length_tokens": length, "attention": attention, "mlm_head": mlm_head}
+    configs = tuple(settings_of_step(one, device, **more, **step) for one in named.values())
+    asked = opt.make_request(PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE)
     target = find_target(asked)
     with progress("estimate") as update:
         answer, rejected = predict(asked, target, what_if=what_if, update=update)
@@ -173,16 +154,8 @@ def estimate(
     elif text := estimate_text(answer, probe):
         print(text)
     if rejected:
-        raise _refusal(list(rejected.values()), probe)
-
-
-def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
-    """Return the errors of models that were rejected as one error; its exit code is the first one's."""
-    from autotune.memory.estimate import CannotTrace
-
-    first = errors[0]
-    first.message = "\n".join(error.message for error in errors)
-    run = f"Measure it on the target machine: {probe}"
-    steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
-    first.next_step = "\n  ".join(dict.fromkeys(steps))
-    return first
+        errors, run = list(rejected.values()), f"Measure it on the target machine: {probe}"
+        steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
+        errors[0].message = "\n".join(error.message for error in errors)  # with the exit code of the first
+        errors[0].next_step = "\n  ".join(dict.fromkeys(steps))
+        raise errors[0]

@@ -74,8 +74,7 @@ def estimate_model(
 ) -> MemoryEstimate:  # fmt: skip
     """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
-    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at another size; ``BadInput`` if the
-    configuration cannot be built.
+    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at other sizes; ``BadInput`` if invalid.
     """
     fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
     for number in range(MOST_ROUNDS):
@@ -133,13 +132,18 @@ def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) ->
     """Return the assumptions without a dataset: packed sequences are nearly full, others hold one unpadded sample."""
     packed = layout == "packed"
     return SequenceContents(
-        vocab_size=vocab_size,
-        special_ids=DEFAULT_SPECIAL_IDS,
+        vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, dataset_hash=None,
         mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
         mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 sequences, as BERT's was
         documents=DOCUMENTS_PER_PACKED_SEQUENCE if packed else 1.0,
-        dataset_hash=None,
-    )
+    )  # fmt: skip
+
+
+def sequence_contents(data: Path | None, vocab_size: int, config: TrainConfig) -> SequenceContents:
+    """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
+    if data is None:
+        return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
+    return contents_of(data, config.layout, config.seq_length_tokens)
 
 
 @functools.cache

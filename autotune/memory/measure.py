@@ -23,7 +23,6 @@ from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
     choose_micro_batch,
-    choose_untimed,
     curve_sizes,
     knee_interval,
     with_headroom,
@@ -43,6 +42,7 @@ SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 """Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
+_UNTIMED = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,6 @@ class ProbeRequest:
     """True if a step has several micro-batches on each rank; two stand for any larger number."""
     headroom_share: float = HEADROOM_SHARE
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
-    """Largest size to try."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
     """True if memory is predicted first; otherwise trials alone guide the search."""
@@ -265,33 +264,25 @@ def probe_model(
         raise search.does_not_fit()
     limit = with_headroom(feasible_max, probe.request.headroom_share)
     curve = [] if runner.pretended else search.curve(curve_sizes(limit))
-    choice = search.choose(curve, feasible_max) if curve else choose_untimed(limit)
+    choice = MicroBatchChoice(micro_batch_size=limit, reason=_UNTIMED)
+    if curve:
+        choice = search.choose(curve, feasible_max)
+    chosen = [point for point in curve if point.micro_batch_size == choice.micro_batch_size]
+    sustained = search.sustained(chosen[0]) if chosen else None  # before ``seconds``, which includes its time
+    rows = probe.rows
     evidence = ProbeEvidence(
-        feasible_max=feasible_max,
-        infeasible_min=found.infeasible_min,
+        feasible_max=feasible_max, infeasible_min=found.infeasible_min, not_traced=search.not_traced,
         # The higher of two trials of a size.
         feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
         traced_peak_bytes=None if prediction is None else round(prediction.peak_bytes(feasible_max)),
         traced_micro_batch_size=None if estimate is None else estimate.max_micro_batch_size,
-        traced_terms_bytes=search.terms_bytes(feasible_max),
-        parameters=None if estimate is None else estimate.parameters,
-        not_traced=search.not_traced,
-        local_ranks=probe.local_ranks,
-        gradient_accumulation_steps=probe.micro_batches,
-        search_trials=len(search.tried),
-        # Evaluated before ``seconds``, which includes its time.
-        sustained=next(
-            (search.sustained(point) for point in curve if point.micro_batch_size == choice.micro_batch_size), None
-        ),
-        seconds=round(runner.seconds, 3),
-        mean_tokens_per_sequence=probe.config.seq_length_tokens
-        if probe.rows is None
-        else probe.rows.mean_non_padding_tokens,
-        curve=curve,
-        knee_micro_batch_sizes=list(knee_interval(curve) or ()),
-        choice=choice.reason,
-    )
+        traced_terms_bytes=search.terms_bytes(feasible_max), local_ranks=probe.local_ranks,
+        parameters=None if estimate is None else estimate.parameters, search_trials=len(search.tried),
+        gradient_accumulation_steps=probe.micro_batches, sustained=sustained, seconds=round(runner.seconds, 3),
+        mean_tokens_per_sequence=probe.config.seq_length_tokens if rows is None else rows.mean_non_padding_tokens,
+        curve=curve, knee_micro_batch_sizes=list(knee_interval(curve) or ()), choice=choice.reason,
+    )  # fmt: skip
     return probe.config.model_copy(update={"micro_batch_size": choice.micro_batch_size}), evidence
 
 

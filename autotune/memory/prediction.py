@@ -17,31 +17,16 @@ from autotune.machine.gpu_models import GPU_MODELS, RESERVE_BYTES, GpuModel, fin
 from autotune.machine.host import SystemHost
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
-from autotune.memory.decide.memory_model import (
-    UNTRACED_SHARE,
-    Expected,
-    expected_on_cpu,
-    expected_on_gpu,
-    largest_micro_batch_size,
-    memory_breakdown,
-    peak_bytes,
-)
+from autotune.memory.decide.memory_model import Expected, expected_on_cpu, expected_on_gpu, memory_breakdown, size_range
 from autotune.memory.decide.sharding import fewest_that_share, shares, state_of_terms, zero_share
-from autotune.memory.estimate import (
-    CannotTrace,
-    MemoryEstimate,
-    assumed_contents,
-    contents_of,
-    estimate_model,
-    traced_work,
-)
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model, sequence_contents, traced_work
 from autotune.memory.values import Answer, MemoryPlan, PredictedModel, Share, TraceRequest
 from autotune.plan.values import Basis, Fleet, PlanFigure
 from autotune.profiles.decide.batch_split import default_layout, default_precision, with_headroom
 from autotune.profiles.values import Profile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
-from autotune.speed.values import MachineRates, SpeedPrediction, StepWork
+from autotune.speed.values import MachineRates
 from autotune.trials.fork_server import ForkServerMachine, Machine
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
 from trainer.model.families import FAMILIES
@@ -127,12 +112,9 @@ def find_target(asked: PredictionRequest) -> Target:
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     gpu_model = find_gpu_model(asked.gpu) if asked.gpu is not None else _gpu_here() if budget is None else None
     if gpu_model is not None:
-        return Target(
-            name=gpu_model.name,
-            budget_bytes=gpu_model.budget_bytes(budget),
-            reserve_bytes=0 if budget else RESERVE_BYTES,
-            expected=expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes),
-        )
+        expected = expected_on_gpu(gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes)
+        reserve, size = 0 if budget else RESERVE_BYTES, gpu_model.budget_bytes(budget)
+        return Target(name=gpu_model.name, budget_bytes=size, reserve_bytes=reserve, expected=expected)
     if budget is None:
         next_step = f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB."
         raise UsageError("no known GPU detected: --gpu or --memory is required", next_step=next_step)
@@ -162,17 +144,13 @@ class _Tracer:
     machine: Machine
 
     def predict(self, config: TrainConfig) -> PredictedModel:
-        asked, target, hold, expected = self.asked, self.target, self.contents(config), self.target.expected
+        asked, target, expected = self.asked, self.target, self.target.expected
+        hold = sequence_contents(asked.data, asked.vocab_size, config)
         estimate = self._traced(config)
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
         fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
-        # With the assumed overheads at their highest, and at their lowest.
-        uncertainty_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(fit, 1, expected.usual))
-        low, high = (
-            largest_micro_batch_size(fit, budget + change, overheads, max_micro_batch_size=asked.max_micro_batch_size)
-            for change, overheads in ((-uncertainty_bytes, expected.most), (uncertainty_bytes, expected.least))
-        )
+        low, high = size_range(fit, budget, expected, max_micro_batch_size=asked.max_micro_batch_size)
         # Between this size and twice as much: for few sequences the peak may not depend on their number.
         peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
@@ -181,6 +159,8 @@ class _Tracer:
                 state_of_terms(found.terms_bytes), asked.ranks, largest_layer_bytes=int(fit.largest_parameter_bytes),
                 tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages, budget_bytes=budget,
             )  # fmt: skip
+        rates = known_rates(target.name if config.device == "cuda" else SystemHost().facts(()).cpu_model or "cpu")
+        work, tokens = estimate.work_near(rows), hold.mean_non_padding_tokens
         told = {name: getattr(estimate, name) for name in ("parameters", "attention", "attention_reason")}
         return PredictedModel(
             model=config.model.name, config=config, **told, budget_bytes=budget, micro_batch_size=rows,
@@ -189,23 +169,13 @@ class _Tracer:
             bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
             non_padding_tokens=None if hold.assumed else rows * hold.mean_non_padding_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples, traces=len(fit.rows),
-            speed=self._speed(config, estimate.work_near(rows), hold), shares=shared,
+            speed=None if rates is None else predict_speed(work, rates, config, tokens), shares=shared,
         )  # fmt: skip
-
-    def _speed(self, config: TrainConfig, work: StepWork, hold: SequenceContents) -> SpeedPrediction | None:
-        on_gpu = config.device == "cuda"
-        rates = known_rates(self.target.name if on_gpu else SystemHost().facts(()).cpu_model or "cpu")
-        return None if rates is None else predict_speed(work, rates, config, hold.mean_non_padding_tokens)
-
-    def contents(self, config: TrainConfig) -> SequenceContents:
-        """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
-        if self.asked.data is None:
-            return assumed_contents(self.asked.vocab_size, config.layout, config.seq_length_tokens)
-        return contents_of(self.asked.data, config.layout, config.seq_length_tokens)
 
     def _traced(self, config: TrainConfig) -> MemoryEstimate:
         asked, budget, usual = self.asked, self.target.budget_bytes, self.target.expected.usual
-        request = _trace_request(config, self.contents(config), 2 if asked.accumulate else 1, ranks=asked.ranks)
+        hold = sequence_contents(asked.data, asked.vocab_size, config)
+        request = _trace_request(config, hold, 2 if asked.accumulate else 1, ranks=asked.ranks)
         return estimate_model(request, self.machine, budget, usual, max_micro_batch_size=asked.max_micro_batch_size)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
@@ -267,7 +237,7 @@ class _Tracer:
                 if same not in found:
                     found[same] = self._rows_or_why(changed)
                 rows, note = found[same]
-                hold = self.contents(changed)
+                hold = sequence_contents(self.asked.data, self.asked.vocab_size, changed)
                 tokens = None if hold.assumed or rows is None else rows * hold.mean_non_padding_tokens
                 shown = settings | {"attention": settings["attention"] if known else "row", "layout": layout}
                 yield {"model": model, **shown, "micro_batch_size": rows, "non_padding_tokens": tokens, "note": note}
@@ -290,7 +260,7 @@ def predicted_gains(
         for number, (name, changed) in enumerate((present | dict(changes)).items()):
             update(number, 1 + len(changes), f"predicting {name or 'the present step'}")
             config = train.model_copy(update=dict(changed))
-            contents = assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
+            contents = sequence_contents(None, vocab_size, config)
             try:
                 work = traced_work(_trace_request(config, contents, 1, ranks=1), machine)
             except (CannotTrace, BadInput):
@@ -348,13 +318,11 @@ def traced(
     basis: Basis = "assumed" if contents.assumed else "predicted"
     return MemoryPlan(
         parameters=PlanFigure(value=parameters, basis=basis, source=f"counted in the traced model{told}"),
-        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes),
-        micro_batch_size=rows,
-        max_micro_batch_size=fitting,
+        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes), micro_batch_size=rows,
+        max_micro_batch_size=fitting, work=estimate.work_near(rows),
         largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
-        work=estimate.work_near(rows),
         source="a trace of the trainer's step, with assumed overheads",
-    )
+    )  # fmt: skip
 
 
 def shared(

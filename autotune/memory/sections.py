@@ -6,39 +6,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from autotune.base.document import (
-    Axis,
-    Block,
-    Chart,
-    Line,
-    Lines,
-    Missing,
-    Pairs,
-    Paragraph,
-    Point,
-    Rule,
-    Shade,
-    Stacks,
-    Table,
-    facts,
-    plain,
-    table_of,
-    told,
-)
+from autotune.base import document as doc
+from autotune.base.document import facts, line, plain, table_of, told
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, count, plural
-from autotune.memory.values import (
-    ACTIVATIONS,
-    Answer,
-    MemoryBreakdown,
-    PredictedModel,
-    ProbeEvidence,
-    Share,
-    Term,
-    is_activations,
-)
+from autotune.memory.values import ACTIVATIONS, Answer, PredictedModel, ProbeEvidence, Share, Term, is_activations
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
@@ -75,22 +49,16 @@ class ProbedModel:
 
 def probe_answer(one: ProbedModel) -> dict[str, Any]:
     """Return the JSON of one model: the probe's result, the path of its profile, and every trial."""
-    train = one.profile.train
+    train, budget_bytes = one.profile.train, one.profile.constraints.memory_budget_bytes
+    trials = [
+        {"micro_batch_size": done.trial.config["micro_batch_size"], "label": done.label,
+         "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log, "outcome": done.outcome}
+        for done in one.trials
+    ]  # fmt: skip
     return {
-        "model": train.model.name,
-        "profile": one.path,
-        "micro_batch_size": train.micro_batch_size,
-        "global_batch_size": train.global_batch_size,
-        "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
-        "bytes_known": one.profile.fingerprint.bytes_known,
-        **plain(one.evidence),
-        "trials": [
-            {
-                "micro_batch_size": done.trial.config["micro_batch_size"], "label": done.label,
-                "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log, "outcome": done.outcome,
-            }
-            for done in one.trials
-        ],
+        "model": train.model.name, "profile": one.path, "micro_batch_size": train.micro_batch_size,
+        "global_batch_size": train.global_batch_size, "memory_budget_bytes": budget_bytes,
+        "bytes_known": one.profile.fingerprint.bytes_known, **plain(one.evidence), "trials": trials,
     }  # fmt: skip
 
 
@@ -115,7 +83,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
     old = [f" (previous one: {one.previous})" if one.previous else "" for one in probed]
     written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
     following = [("next", (command("workers", one.path, data=data),)) for one in probed]
-    return console_text((table, Pairs(pairs=(*reasons, *written, *following))))
+    return console_text((table, doc.Pairs(pairs=(*reasons, *written, *following))))
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:
@@ -148,11 +116,11 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     return words
 
 
-def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
+def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the section on memory: predicted by term, measured in total, and the budget."""
     probe = one.profile.evidence.probe
     if probe is None:
-        return (Missing(what="Largest micro-batch", commands=(probe_command(one.profile, one.path),)),)
+        return (doc.Missing(what="Largest micro-batch", commands=(probe_command(one.profile, one.path),)),)
     constraints, train, known = one.profile.constraints, one.profile.train, one.profile.fingerprint.bytes_known
     traced = format_bytes(probe.traced_peak_bytes) if probe.traced_peak_bytes is not None else "not predicted"
     rows: list[Row] = [
@@ -177,26 +145,22 @@ def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
     return (facts("Largest micro-batch", rows), *chart)
 
 
-def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> Chart:
+def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Chart:
     terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
     whole, parts = sum(terms.values()), _parts(terms)
-    sizes = [
-        *sorted(terms.items(), key=lambda item: -item[1]),
-        ("all terms, predicted", whole),
-        (f"peak, {known}", measured),
-        ("memory budget per rank", budget),
-    ]
+    sizes = sorted(terms.items(), key=lambda item: -item[1])
+    sizes += [("all terms, predicted", whole), (f"peak, {known}", measured), ("memory budget per rank", budget)]
     predicted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
-    return Chart(
+    return doc.Chart(
         title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
         description=(
             f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()} {format_bytes(measured)}. "
             f"Budget {format_bytes(budget)}."
         ),
-        drawing=Stacks(
-            axis=Axis(label="memory per rank", unit="bytes"),
+        drawing=doc.Stacks(
+            axis=doc.Axis(label="memory per rank", unit="bytes"),
             stacks=(("predicted", parts), (known, ((f"peak, {known}", float(measured)),))),
-            rules=(Rule(at=float(budget), label="memory budget"),),
+            rules=(doc.Rule(at=float(budget), label="memory budget"),),
         ),
         table=table_of(
             "Memory by term", sizes,
@@ -220,37 +184,38 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     return (*ranked[: _MOST_PARTS - 1], ("other", rest))
 
 
-def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
+def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the section on throughput by micro-batch size, with its knee and the size in use."""
-    probe = one.profile.evidence.probe
+    probe, again = one.profile.evidence.probe, (probe_command(one.profile, one.path),)
+    missing = doc.Missing(what="Throughput by micro-batch size", commands=again)
     if probe is None:
-        return (Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)),)
+        return (missing,)
     rows = one.profile.train.micro_batch_size
     used = told([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
     if not probe.curve:
-        return (used, Missing(what="Throughput by micro-batch size", commands=(probe_command(one.profile, one.path),)))
+        return (used, missing)
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     first, last = probe.curve[0], probe.curve[-1]
     said = [f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}" for one in (first, last, best)]
     points = tuple(
-        Point(x=point.micro_batch_size, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
+        doc.Point(x=point.micro_batch_size, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
               high=point.padded_tokens_per_s_high)
         for point in probe.curve
     )  # fmt: skip
-    lines = [Line(name="measured, 95 % interval", points=points, colour=0)]
-    if dots := tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows):
-        lines.append(Line(name="used", points=dots, kind="dots", colour=5))
+    lines = [doc.Line(name="measured, 95 % interval", points=points, colour=0)]
+    if dots := tuple(doc.Point(x=point.x, y=point.y) for point in points if point.x == rows):
+        lines.append(doc.Line(name="used", points=dots, kind="dots", colour=5))
     knee = probe.knee_micro_batch_sizes
-    chart = Chart(
+    chart = doc.Chart(
         title="Throughput by micro-batch size",
         description=(
             f"Tokens/s including padding: {said[0]}, {said[1]}; the highest is {said[2]}. All sequences are full."
         ),
-        drawing=Lines(
-            x=Axis(label="micro-batch size (sequences)", unit="count", log=2, ticks=tuple(point.x for point in points)),
-            y=Axis(label="tokens/s including padding", unit="count", low=0),
+        drawing=doc.Lines(
+            x=doc.Axis(label="micro-batch size (sequences)", unit="count", log=2, ticks=tuple(one.x for one in points)),
+            y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
             lines=tuple(lines),
-            shade=Shade(start=knee[0], end=knee[1], label="throughput levels off") if len(set(knee)) == 2 else None,
+            shade=doc.Shade(start=knee[0], end=knee[1], label="throughput levels off") if len(set(knee)) == 2 else None,
         ),
         table=table_of(
             "Throughput by micro-batch size (full sequences)", probe.curve,
@@ -270,18 +235,18 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     if not (answer.models or answer.what_if):
         return ""
     reserve = f" ({format_bytes(answer.reserve_bytes)} of its memory stay free)" if answer.reserve_bytes else ""
-    blocks = [_line(f"Predicted for {answer.target}{reserve}; nothing was measured.")]
+    blocks: list[doc.Block] = [line(f"Predicted for {answer.target}{reserve}; nothing was measured.")]
     if answer.models:
         blocks += [_summary(answer.models), *(block for one in answer.models for block in _one(one))]
     if answer.what_if:
         blocks.append(_what_if_table(answer.what_if))
         if any(one["attention"] == "varlen" for one in answer.what_if):
-            blocks.append(_line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
-    blocks += [_line(f"next: measure it on that machine: {next_command}")] if answer.models else []
+            blocks.append(line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
+    blocks += [line(f"next: measure it on that machine: {next_command}")] if answer.models else []
     return console_text(blocks)
 
 
-def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
+def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
     """Return a table of one GPU's memory under each way of sharing the model."""
     formulas = any(not one.trains_here for one in shares)
     return table_of(
@@ -295,11 +260,7 @@ def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
     )  # fmt: skip
 
 
-def _line(text: str) -> Block:
-    return Paragraph(words=(text,))
-
-
-def _summary(predicted: Sequence[PredictedModel]) -> Table:
+def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
     return table_of(
         "", predicted,
         ("model", "l", lambda one: one.model),
@@ -317,26 +278,27 @@ def _summary(predicted: Sequence[PredictedModel]) -> Table:
     )  # fmt: skip
 
 
-def _one(one: PredictedModel) -> Iterator[Block]:
+def _one(one: PredictedModel) -> Iterator[doc.Block]:
     config = one.config
-    yield _line(
+    yield line(
         f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens} tokens, {config.precision}, "
         f"{one.attention} attention ({one.attention_reason}), activation checkpointing "
         f"{config.activation_checkpointing}, {config.mlm_head} MLM head, budget {format_bytes(one.budget_bytes)}"
     )
-    yield _breakdown(one.breakdown)
+    yield _breakdown(one)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
-        yield _line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
+        yield line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     if one.speed is not None:
         yield speed_table(one.speed, one.micro_batch_size)
     else:
-        yield _line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
+        yield line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
     if one.shares:
         yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 
 
-def _breakdown(breakdown: MemoryBreakdown) -> Table:
+def _breakdown(one: PredictedModel) -> doc.Table:
+    breakdown = one.breakdown
     large = {term: size for term, size in breakdown.terms_bytes.items() if size >= _SMALL_SHARE * breakdown.peak_bytes}
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
     rest = breakdown.peak_bytes - sum(large.values())
@@ -349,7 +311,7 @@ def _breakdown(breakdown: MemoryBreakdown) -> Table:
     )  # fmt: skip
 
 
-def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:
+def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:
     settings = ("model", "precision", "attention", "activation_checkpointing", "mlm_head", "layout")
     return table_of(
         "Alternatives (predicted largest micro-batch)", what_if,

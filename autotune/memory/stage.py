@@ -52,10 +52,8 @@ def probe_models(
 ) -> list[ProbedModel]:
     """Probe each model, and write its profile, to the file or directory ``out``, before the next one is probed."""
     paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
-    return [
-        probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s)
-        for request, path in zip(requests, paths, strict=True)
-    ]
+    pairs = zip(requests, paths, strict=True)
+    return [probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s) for request, path in pairs]
 
 
 def prepare(bench: Session, request: ProbeRequest) -> Probe:
@@ -119,8 +117,7 @@ def profile_of_probe(
     profile = Profile(
         train=train.model_copy(update={"data": data}),
         constraints=Constraints(
-            memory_budget_bytes=probe.memory_budget_bytes,
-            headroom_share=request.headroom_share,
+            memory_budget_bytes=probe.memory_budget_bytes, headroom_share=request.headroom_share,
             global_batch_tokens=probe.global_batch_tokens,
         ),
         fingerprint=here,

@@ -50,7 +50,6 @@ class Allocation:
 
     size_bytes: int
     term: str
-    """Line of the memory breakdown to which it belongs."""
     stream: int = 0
     """CUDA stream; 0 computes. The allocator keeps separate blocks for each."""
 
@@ -76,10 +75,9 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, terms by number."""
-        terms = sorted({one.term for one in self.allocations})
-        number = {term: index for index, term in enumerate(terms)}
+        number = {term: index for index, term in enumerate(sorted({one.term for one in self.allocations}))}
         return {
-            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": terms,
+            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": list(number),
             "sizes_bytes": [one.size_bytes for one in self.allocations],
             "term_of": [number[one.term] for one in self.allocations],
             "streams": [one.stream for one in self.allocations], "events": list(self.events),
@@ -90,16 +88,12 @@ class Trace:
     def of(cls, value: Mapping[str, Any]) -> "Trace":
         """Read the result of ``to_json``; of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``."""
         terms: Sequence[str] = value["terms"]
+        made = zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
         return cls(
-            work=StepWork.of(value["work"]),
-            predicted_tokens=value["predicted_tokens"],
-            allocations=tuple(
-                Allocation(size_bytes=size, term=terms[term], stream=stream)
-                for size, term, stream in zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
-            ),
-            events=tuple(value["events"]),
-            repeats_from=value["repeats_from"],
-        )
+            work=StepWork.of(value["work"]), predicted_tokens=value["predicted_tokens"],
+            allocations=tuple(Allocation(size_bytes=size, term=terms[term], stream=on) for size, term, on in made),
+            events=tuple(value["events"]), repeats_from=value["repeats_from"],
+        )  # fmt: skip
 
 
 class StepRequest(TrialRequest):
@@ -246,7 +240,6 @@ class Share:
     """True if this project's trainer supports it; the others are formulas for comparison."""
     total_bytes: int
     fits: bool
-    """True if the total is within the budget."""
     held: StateBytes
 
 

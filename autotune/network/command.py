@@ -14,9 +14,7 @@ DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 
 @grouped
 def network(
-    context: typer.Context,
-    *,
-    sweep: SweepOptions,
+    context: typer.Context, *, sweep: SweepOptions,
     nodes: Annotated[
         str | None,
         option("N[,N]...", f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict."),
@@ -31,7 +29,7 @@ def network(
     ] = 25e-6,
     global_batch_tokens: Annotated[int | None, batch_tokens("the profile's")] = None,
     job: JobOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Find the fastest gradient synchronisation.
 
     Measures links and steps, and writes the fastest into the profile. --predict predicts scaling at the same global

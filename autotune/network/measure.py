@@ -12,7 +12,14 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import Load, MicroBatches, PredictedStep, gradient_syncs, predict
+from autotune.network.decide.scaling_model import (
+    Load,
+    MicroBatches,
+    PredictedStep,
+    ScalingModel,
+    gradient_syncs,
+    predict,
+)
 from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.network.values import (
     MIB,
@@ -25,6 +32,7 @@ from autotune.network.values import (
     LinksRequest,
     Network,
     RankCompute,
+    ScalingRow,
 )
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
@@ -131,6 +139,7 @@ class NetworkTuning:
     equal_loss: str | None = None
     slowdown_share: float = 0.0
     all_reduce_factor: float = 1.0
+    trees: bool = False
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
@@ -152,17 +161,13 @@ class NetworkTuning:
         asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
         outcome = self.reading.run(self._asked(asked), "links")
         self.links = links = LinkFigures.of(self._measured(outcome, "network links"))
-        trees = self._has_trees
+        self.trees = trees = links.backend.startswith("nccl")
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
         if links.between:
             self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=trees)
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         self.slowdown_share = links.slowdown_share
-
-    @property
-    def _has_trees(self) -> bool:
-        return self.links is not None and self.links.backend.startswith("nccl")
 
     def network(self) -> Network:
         """Return the measured network; on a single node, the link between nodes equals the one within."""
@@ -171,7 +176,7 @@ class NetworkTuning:
         return Network(
             nodes=self.request.nodes, ranks_per_node=self.request.ranks_per_node,
             between=fits.get("between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)), within=within,
-            trees=self._has_trees, all_reduce_factor=self.all_reduce_factor,
+            trees=self.trees, all_reduce_factor=self.all_reduce_factor,
         )  # fmt: skip
 
     def measure_compute(self) -> None:
@@ -187,12 +192,11 @@ class NetworkTuning:
     def load(self) -> Load:
         """Return the workload: the measured compute and the global batch."""
         assert self.compute is not None
+        asked, compute = self.request, replace(self.compute.of_rank, slowdown_share=self.slowdown_share)
         return Load(
-            compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
-            global_batch_size=self.request.config.global_batch_size,
-            tokens_per_sequence=self.request.tokens_per_sequence,
-            max_micro_batch_size=self.request.max_micro_batch_size,
-        )
+            compute=compute, global_batch_size=asked.config.global_batch_size,
+            tokens_per_sequence=asked.tokens_per_sequence, max_micro_batch_size=asked.max_micro_batch_size,
+        )  # fmt: skip
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
         """Return the default, then the predicted best of each strategy and dtype, the fastest first."""
@@ -241,13 +245,10 @@ class NetworkTuning:
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
         """Measure rounds of all candidates that still run, until the budget is used up or three rounds are done."""
         load, network = self.load(), self.network()
+        further = [further_s(load.compute, one.split, one.sync, network) for one in candidates]
         self.tried = [
-            MeasuredGradientSync(
-                candidate=one,
-                non_padding_tokens=load.non_padding_tokens,
-                further_s=further_s(load.compute, one.split, one.sync, network),
-            )
-            for one in candidates
+            MeasuredGradientSync(candidate=one, non_padding_tokens=load.non_padding_tokens, further_s=more_s)
+            for one, more_s in zip(candidates, further, strict=True)
         ]
         try:
             for number in range(ROUNDS):
@@ -290,11 +291,8 @@ class NetworkTuning:
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
         """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
-        faster = [
-            (one, ratio)
-            for one, ratio in ratios
-            if ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
-        ]
+        known = [(one, ratio) for one, ratio in ratios if ratio is not None and ratio.value >= 1 + WORTHWHILE_SHARE]
+        faster = [(one, ratio) for one, ratio in known if (ratio.low or 0.0) > 1.0]
         return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
@@ -363,6 +361,23 @@ def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, net
     few = min(MOST_MICRO_BATCHES, split.per_step)
     whole, part = (step_time(compute, split.size, count, sync, network) for count in (split.per_step, few))
     return whole.step_s - part.step_s
+
+
+def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
+    """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
+    split = MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size)
+    few = min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+    wide = row.gradient_dtype == "fp32"
+    sync = row.sync if wide else replace(row.sync, gradient_dtype=tuning.request.half)
+    figures = tuning.steps(row.micro_batch_size, few, sync, steps=steps)
+    further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
+    step_s = statistics.median(figures.step_s) + further
+    update = {
+        "step_s": step_s, "tokens_per_s": known.load.non_padding_tokens / step_s, "efficiency_low": None,
+        "efficiency_high": None, "limit_share": None, "measured": True,
+        "added_micro_batches": row.gradient_accumulation_steps - few,
+    }  # fmt: skip
+    return row.model_copy(update=update)
 
 
 def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:

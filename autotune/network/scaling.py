@@ -1,6 +1,5 @@
 """Links and training on more nodes, from measurements or from stated assumptions."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +9,8 @@ from autotune.base.units import percent
 from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
-from autotune.network.decide.scaling_model import (
-    Load,
-    MicroBatches,
-    Scaling,
-    ScalingModel,
-    gradient_syncs,
-    limit_of,
-    useful_nodes,
-)
-from autotune.network.measure import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
+from autotune.network.decide.scaling_model import Load, Scaling, ScalingModel, gradient_syncs, limit_of, useful_nodes
+from autotune.network.measure import ROUNDS, NetworkTuning
 from autotune.network.values import Link, Network, NetworkEvidence, RankCompute, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.decide.follow_up import probe_command
@@ -174,23 +165,6 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
     return evidence is not None and any(link.scope == "between nodes" for link in evidence.links)
 
 
-def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
-    """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
-    split = MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size)
-    few = min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES)
-    wide = row.gradient_dtype == "fp32"
-    sync = row.sync if wide else replace(row.sync, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.micro_batch_size, few, sync, steps=steps)
-    further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
-    step_s = statistics.median(figures.step_s) + further
-    update = {
-        "step_s": step_s, "tokens_per_s": known.load.non_padding_tokens / step_s, "efficiency_low": None,
-        "efficiency_high": None, "limit_share": None, "measured": True,
-        "added_micro_batches": row.gradient_accumulation_steps - few,
-    }  # fmt: skip
-    return row.model_copy(update=update)
-
-
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
     """Return predicted rows, then measured ones with their efficiency relative to one node, measured if possible."""
     alone, first = measured.get(1), predicted.rows[0]
@@ -224,9 +198,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
         scaling = predict_scaling(config.model.name, known, counts or powers)
-        more |= {
-            "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
-        }  # fmt: skip
+        more |= {"scaling": [*scaling.rows], "useful_nodes": scaling.useful_nodes, "levers": [*scaling.levers]}
     return NetworkEvidence(
         links=list(tuning.fits.values()), all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),

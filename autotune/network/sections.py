@@ -118,11 +118,8 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
         dots = tuple(doc.Point(x=row.nodes, y=row.tokens_per_s) for row in measured)
         lines.append(doc.Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
     ticks = tuple(sorted({row.nodes for row in rows}))
-    return doc.Lines(
-        x=doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks),
-        y=doc.Axis(label="non-padding tokens/s", unit="count", log=10),
-        lines=tuple(lines),
-    )
+    x = doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks)
+    return doc.Lines(x=x, y=doc.Axis(label="non-padding tokens/s", unit="count", log=10), lines=tuple(lines))
 
 
 def _point(row: ScalingRow) -> doc.Point:

@@ -17,8 +17,8 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
-from autotune.network.measure import NetworkRequest, NetworkTuning, parallel_settings
-from autotune.network.scaling import evidence, measured_row, predict_scaling, with_measured
+from autotune.network.measure import NetworkRequest, NetworkTuning, measured_row, parallel_settings
+from autotune.network.scaling import evidence, predict_scaling, with_measured
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
@@ -47,8 +47,7 @@ def open_multirank(
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
     A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``, for requests and answers. Raise
-    ``BadInput`` if the job has fewer nodes, ``MachineLacks`` if the device, torch or srun is missing, there is only one
-    rank, or ranks cannot connect.
+    ``BadInput`` if the job has fewer nodes, ``MachineLacks`` if device, torch, srun, second rank or link is missing.
     """
     there = nodes_here()
     if nodes > there:
@@ -117,10 +116,9 @@ def _network_request(
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
-        raise BadInput(
-            f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks",
-            next_step="Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
-        )
+        what = f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks"
+        next_step = "Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens."
+        raise BadInput(what, next_step=next_step)
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train, data_dir=str(request.data.resolve()), nodes=nodes, ranks_per_node=ranks_per_node,
@@ -137,8 +135,13 @@ def scale_profile(
 
     The prediction is written before the measurement, so that it cannot be fitted afterwards.
     """
-    place = report_directory(stored.path, reports)
-    predicted = predict_scaling(stored.profile.train.model.name, known, counts, _sequences_per_epoch(stored, data))
+    place, sequences = report_directory(stored.path, reports), None
+    directory, probe = stored.data_here(data), stored.profile.evidence.probe
+    if probe is not None and directory is not None:
+        train = read_manifest(directory).train
+        tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
+        sequences = tokens / probe.mean_tokens_per_sequence
+    predicted = predict_scaling(stored.profile.train.model.name, known, counts, sequences)
     kept = {"predicted_utc": utc_now(), **plain(predicted)}
     write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
     there, measured = nodes_here(), {}
@@ -168,13 +171,3 @@ def _on_nodes(
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
             runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
             return measured_row(NetworkTuning(request=request, runner=runner), known, row, steps=8)
-
-
-def _sequences_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
-    """Return the number of sequences in an epoch; None if the dataset is not found."""
-    directory, probe = stored.data_here(data), stored.profile.evidence.probe
-    if probe is None or directory is None:
-        return None
-    train = read_manifest(directory).train
-    tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
-    return tokens / probe.mean_tokens_per_sequence

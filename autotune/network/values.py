@@ -94,6 +94,11 @@ class GradientSync:
     """True with ``fsdp2`` if each node holds one copy of the model (HSDP), rather than all nodes together."""
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of a gradient element that is sent."""
+        return ELEMENT_BYTES[self.gradient_dtype]
+
+    @property
     def name(self) -> str:
         """Name in tables, such as ``ddp, fp32, 25 MiB buckets``."""
         kind = "hsdp" if self.shard_within_nodes else self.strategy

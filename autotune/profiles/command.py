@@ -11,26 +11,24 @@ import typer
 
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_count
-from autotune.console.options import NODES, REPORTS, AsJson, NodeRanks, OneProfile, ProfileData, Reports, flag, option
+from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.decide.export.table import Export, Value
+    from autotune.profiles.decide.export.table import Export
 
 app = typer.Typer(help="Show, verify, approve and export profiles.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("show")
 def show(
-    *,
-    profile: OneProfile,
+    *, profile: opt.OneProfile,
     key: Annotated[
         str | None, typer.Argument(metavar="KEY", help="Setting, such as data.num_workers, or a group of settings.")
     ] = None,
-    explain: Annotated[bool, flag("--explain", "Show the measurements behind every setting.")] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
-) -> None:
+    explain: Annotated[bool, opt.flag("--explain", "Show the measurements behind every setting.")] = False,
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Show a profile's settings and their evidence.
 
     With KEY or --explain: the origin of a setting (measured, requested, or default) and the measurements behind it.
@@ -68,15 +66,9 @@ def show(
 
 @app.command("verify")
 def verify(
-    *,
-    profile: OneProfile,
-    data: ProfileData = None,
-    require_approved: Annotated[
-        bool, flag("--require-approved", "Fail unless this exact content was approved.")
-    ] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
-) -> None:
+    *, profile: opt.OneProfile, data: opt.ProfileData = None, require_approved: opt.RequireApproved = False,
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Check that a profile matches this machine.
 
     Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
@@ -117,15 +109,15 @@ def verify(
 
 @app.command("approve")
 def approve(
-    *,
-    profile: OneProfile,
-    by: Annotated[str | None, option("NAME", "Reviewer name. Default: only show the approval.")] = None,
-    reject: Annotated[bool, flag("--reject", "Reject the profile.")] = False,
-    note: Annotated[str | None, option("TEXT", "Comment, up to 2,000 characters.")] = None,
-    as_edited: Annotated[bool, flag("--as-edited", "Approve although it was modified after it was measured.")] = False,
-    reports: Reports = REPORTS,
-    as_json: AsJson = False,
-) -> None:
+    *, profile: opt.OneProfile,
+    by: Annotated[str | None, opt.option("NAME", "Reviewer name. Default: only show the approval.")] = None,
+    reject: Annotated[bool, opt.flag("--reject", "Reject the profile.")] = False,
+    note: Annotated[str | None, opt.option("TEXT", "Comment, up to 2,000 characters.")] = None,
+    as_edited: Annotated[
+        bool, opt.flag("--as-edited", "Approve although it was modified after it was measured.")
+    ] = False,
+    reports: opt.Reports = opt.REPORTS, as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Approve or reject a profile, or show its approval.
 
     Any later edit of the profile voids its approval. --reject, --note and --as-edited require --by.
@@ -152,20 +144,17 @@ def approve(
 
 @app.command("export")
 def export(
-    *,
-    profile: OneProfile,
+    *, profile: opt.OneProfile,
     to: Annotated[
         Literal["hf-trainer", "accelerate", "lightning"],
-        option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
+        opt.option(None, "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments."),
     ],
     out: Annotated[
-        Path | None, option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
+        Path | None, opt.option("PATH", "JSON file to write, with PATH.remarks.json beside it. Default: print.")
     ] = None,
-    nodes: Annotated[int, NODES] = 1,
-    ranks: NodeRanks = None,
-    data: ProfileData = None,
-    as_json: AsJson = False,
-) -> None:
+    nodes: Annotated[int, opt.NODES] = 1, ranks: opt.NodeRanks = None, data: opt.ProfileData = None,
+    as_json: opt.AsJson = False,
+) -> None:  # fmt: skip
     """Export a profile to another trainer.
 
     Standard error lists the settings that differ or have no equivalent, and code to add to your program.
@@ -178,67 +167,45 @@ def export(
     from autotune.profiles.decide.export import export_profile, own_export
     from autotune.profiles.store import read_profile
 
-    if is_own(profile):
-        own, calls = own_export(to, read_own(profile).profile.tuned)
-        _write_own(own, calls, out, as_json=as_json)
-        return
-    stored = read_profile(profile)
-    ranks_per_node = ranks or default_ranks(stored.profile)
-    means = sequence_means(stored, data)
-    found = export_profile(stored.profile, means, to, nodes=nodes, ranks_per_node=ranks_per_node)
-    answer, arguments = answer_json(found), json.dumps(found.arguments, indent=2)
-    if not as_json:
-        sys.stderr.write(_export_text(found) + "\n")
-    if out is not None:
-        remarks = out.with_name(f"{out.stem}.remarks.json")
-        write_atomically(out, arguments + "\n")
-        write_atomically(remarks, answer + "\n")
-        print(answer if as_json else f"settings: {out}\nremarks:  {remarks}")
+    own = is_own(profile)
+    if own:
+        arguments, calls = own_export(to, read_own(profile).profile.tuned)
+        answer = answer_json({"arguments": arguments, "calls": calls})
+        said = "Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls) if calls else ""
     else:
-        print(answer if as_json else arguments)
-
-
-def _write_own(arguments: "dict[str, Value]", calls: tuple[str, ...], out: Path | None, *, as_json: bool) -> None:
-    """Print the values found for your own code, or write them; the code for your program goes to standard error."""
-    from autotune.base.document import answer_json
-    from autotune.base.files import write_atomically
-
+        stored = read_profile(profile)
+        each, means = ranks or default_ranks(stored.profile), sequence_means(stored, data)
+        found = export_profile(stored.profile, means, to, nodes=nodes, ranks_per_node=each)
+        arguments, answer, said = found.arguments, answer_json(found), "" if as_json else f"{_export_text(found)}\n"
+    sys.stderr.write(said)
     text = json.dumps(arguments, indent=2)
-    if calls:
-        sys.stderr.write("Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls))
     if out is not None:
-        write_atomically(out, text + "\n")
-    if as_json:
-        print(answer_json({"arguments": arguments, "calls": calls}))
-    else:
-        print(text if out is None else f"settings: {out}")
+        write_atomically(out, f"{text}\n")
+        text = f"settings: {out}"
+        if not own:
+            remarks = out.with_name(f"{out.stem}.remarks.json")
+            write_atomically(remarks, f"{answer}\n")
+            text += f"\nremarks:  {remarks}"
+    print(answer if as_json else text)
 
 
 def _export_text(export: "Export") -> str:
     """Format what the settings file cannot express; settings that mean the same are only counted."""
     same = sum(one.equivalence == "same" and one.value is not None for one in export.settings)
-    near = [
-        [
-            one.setting,
-            one.argument or "" if one.value is None else f"{one.argument} = {json.dumps(one.value)}",
-            one.remark,
-        ]
-        for one in export.settings
-        if one.equivalence == "near"
-    ]
+    near, batch = [one for one in export.settings if one.equivalence == "near"], export.batch
+    values = [f"{one.argument} = {json.dumps(one.value)}" if one.value is not None else one.argument for one in near]
+    differ = [[one.setting, value or "", one.remark] for one, value in zip(near, values, strict=True)]
     lost = [[one.setting, one.remark] for one in export.settings if one.equivalence == "none"]
-    batch = export.batch
     tokens, exported = (format_count(one) for one in (batch.tokens_per_step, batch.exported_tokens_per_step))
-    return "\n\n".join(
-        [
-            f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
-            f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-            f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
-            f"{same} settings mean the same. These differ:",
-            text_table(("profile", export.written_for.partition(" ")[0], "difference"), near),
-            "No equivalent:",
-            text_table(("profile", "instead"), lost),
-            "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
-            "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
-        ]
-    )
+    parts = [
+        f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
+        f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
+        f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
+        f"{same} settings mean the same. These differ:",
+        text_table(("profile", export.written_for.partition(" ")[0], "difference"), differ),
+        "No equivalent:",
+        text_table(("profile", "instead"), lost),
+        "Add to the calling program:\n" + "\n".join(f"  {inert(call)}" for call in export.calls),
+        "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
+    ]
+    return "\n\n".join(parts)

@@ -171,13 +171,9 @@ def commands(one: ReportedProfile) -> list[str]:
     train, probe = one.profile.train, one.profile.evidence.probe
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
-    known = {
-        "probe": probe_again(train, one.profile, model=model, out=one.path),
-        "workers": f"autotune workers {one.quoted} --data DIR{ranks}",
-        "network": f"autotune network {one.quoted} --data DIR",
-        "baseline": f"autotune baseline {one.quoted} --data DIR{ranks}",
-        "advise": f"autotune advise {one.quoted} --apply",
-    }
+    options = {"workers": f"--data DIR{ranks}", "network": "--data DIR", "baseline": f"--data DIR{ranks}"}
+    known = {name: f"autotune {name} {one.quoted} {text}" for name, text in (options | {"advise": "--apply"}).items()}
+    known["probe"] = probe_again(train, one.profile, model=model, out=one.path)
     # A profile may name anything there; only this program's commands are shown as such.
     return [known[name] for name in dict.fromkeys(one.profile.provenance.commands) if known.get(name)]
 

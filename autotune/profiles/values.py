@@ -149,7 +149,12 @@ def model_sha256(settings: ModelSettings) -> str:
 
 def profile_to_toml(profile: Profile) -> str:
     """Return the profile as TOML, with its content hash."""
-    return tables_to_toml(_tables(profile), _HEADER)
+    tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
+    short = profile.train.model_dump(mode="json", exclude_defaults=True)
+    if profile.evidence.workers is not None:  # decided, even if the decision is the default
+        short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
+    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
+    return tables_to_toml(tables, _HEADER)
 
 
 def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
@@ -182,15 +187,6 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
     except (TypeError, ValueError) as error:  # a date, or a number that is none
         what = f"{where} contains an unsupported value: {error}"
         raise BadInput(what, next_step="Use numbers, strings, lists and tables only.") from error
-
-
-def _tables(profile: Profile) -> dict[str, Any]:
-    tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
-    short = profile.train.model_dump(mode="json", exclude_defaults=True)
-    if profile.evidence.workers is not None:  # decided, even if the decision is the default
-        short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
-    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
-    return tables
 
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
@@ -238,10 +234,8 @@ class Verification:
         """Raise ``ProfileRejected`` if a difference invalidates the figures, ``NotCheckable`` if some are unknown."""
         if errors := self.of("error"):
             told = "; ".join(f"{one.field} is {one.here!r} here, {one.profile!r} in the profile" for one in errors)
-            raise ProfileRejected(
-                f"{name} does not match this machine, model or dataset: {told}",
-                next_step="Tune here: autotune tune; or use the profile's own machine, model and dataset.",
-            )
+            next_step = "Tune here: autotune tune; or use the profile's own machine, model and dataset."
+            raise ProfileRejected(f"{name} does not match this machine, model or dataset: {told}", next_step=next_step)
         if unknown := [check.field for check in self.of("unknown")]:
             command = shlex.join(["autotune", "profile", "verify", name])
             step = f"Run it on the machine that trains, with the dataset: {command} --data DIR"
@@ -310,10 +304,6 @@ def updated(
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
     said = {"commands": commands if command is None else [*commands, command], **provenance}
-    return profile.model_copy(
-        update={
-            "train": train,
-            "provenance": profile.provenance.model_copy(update=said),
-            "evidence": profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})}),
-        }
-    )
+    found = profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})})
+    origin = profile.provenance.model_copy(update=said)
+    return profile.model_copy(update={"train": train, "provenance": origin, "evidence": found})

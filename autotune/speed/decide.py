@@ -11,18 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import Interval
-from autotune.speed.values import (
-    AttentionRates,
-    Kernel,
-    MachineRates,
-    MatmulRates,
-    PassRate,
-    SpeedPrediction,
-    StepWork,
-    TimePart,
-)
+from autotune.speed.values import AttentionRates, Kernel, MachineRates, MatmulRates, PassRate, SpeedPrediction, StepWork
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import Peak, find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import find_peak, peak_flops_per_s, product_format
 
 Float64 = npt.NDArray[np.float64]
 
@@ -46,7 +37,7 @@ copies. Measured on an H100."""
 RANGE_SHARE = 0.2
 GAPS_SHARE = 0.02
 """Share of a step in which the device has no work although the host runs ahead."""
-_PARTS: dict[str, TimePart] = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer"}
+_PARTS = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer"}
 
 
 def data_sheet_rates(gpu_name: str) -> MachineRates | None:
@@ -55,31 +46,26 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     if peak is None:
         return None
     shares = ATTENTION_SHARES["hopper" if "H" in peak.name.split()[0] else "other"]
-    attention = {
-        f"{kernel} {direction} {dtype}": AttentionRates(
-            flops_per_s=share * rate, half_tokens=ATTENTION_HALF_TOKENS if kernel != "efficient" else 0.0
-        )
-        for kernel, both in shares.items()
-        for direction, share in zip(("forward", "backward"), both, strict=True)
-        for dtype, rate in (("bf16", peak.bf16), ("fp32", peak.tf32))
+    bytes_per_s = MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
+    # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
+    matmul = {
+        dtype: MatmulRates(flops_per_s=MATMUL_SHARE * rate, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
+        for dtype, rate in {"bf16": peak.bf16, "fp32": peak.tf32, "fp8": peak.fp8}.items()
+        if rate is not None
     }
+    attention = {}
+    for kernel, both in shares.items():
+        half = ATTENTION_HALF_TOKENS if kernel != "efficient" else 0.0
+        for direction, share in zip(("forward", "backward"), both, strict=True):
+            for dtype, rate in (("bf16", peak.bf16), ("fp32", peak.tf32)):
+                rates = AttentionRates(flops_per_s=share * rate, half_tokens=half)
+                attention[f"{kernel} {direction} {dtype}"] = rates
     return MachineRates(
-        device=gpu_name, source=f"data sheet ({peak.source})", attention=attention,
-        matmul={
-            "bf16": _matmul_rates(peak, peak.bf16),
-            "fp32": _matmul_rates(peak, peak.tf32),
-            # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
-            **({} if peak.fp8 is None else {"fp8": _matmul_rates(peak, peak.fp8)}),
-        },
+        device=gpu_name, source=f"data sheet ({peak.source})", matmul=matmul, attention=attention,
         passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
         kernel_s=KERNEL_S, launch_s=LAUNCH_S, compiled_launch_s=COMPILED_LAUNCH_S, graph_call_s=GRAPH_CALL_S,
         host_runs_ahead=True, range_share=RANGE_SHARE,
     )  # fmt: skip
-
-
-def _matmul_rates(peak: Peak, peak_flops_per_s: float) -> MatmulRates:
-    flops_per_s, bytes_per_s = MATMUL_SHARE * peak_flops_per_s, MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
-    return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
 
 
 def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> MatmulRates:
@@ -104,19 +90,15 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
         matmul = rates.matmul.get(kernel.dtype, rates.matmul["fp32"])
         return kernel.flops / matmul.flops_per_s + kernel.moved_bytes / matmul.bytes_per_s + matmul.fixed_s
     measured = rates.passes.get(kernel.kind, rates.passes["copy"])
-    moving_s = kernel.moved_bytes / _bytes_per_s(measured, kernel.moved_bytes)
+    sizes = [math.log(point.moved_bytes) for point in measured]  # the rate lies between two by the logarithm of size
+    rate = np.interp(math.log(max(1, kernel.moved_bytes)), sizes, [point.bytes_per_s for point in measured])
+    moving_s = kernel.moved_bytes / float(rate)
     if kernel.kind == "attention":
         found = rates.attention.get(f"{kernel.name} {kernel.dtype}")
         if found is not None:
             slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
             moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
     return moving_s + rates.kernel_s
-
-
-def _bytes_per_s(measured: Sequence[PassRate], moved_bytes: int) -> float:
-    """Return the rate at a size, between the measured ones by its logarithm."""
-    sizes = [math.log(point.moved_bytes) for point in measured]
-    return float(np.interp(math.log(max(1, moved_bytes)), sizes, [point.bytes_per_s for point in measured]))
 
 
 def attention_rates(lengths: Sequence[int], flops_per_s: Sequence[float]) -> AttentionRates:
@@ -138,20 +120,22 @@ def predict_speed(
         # Rates may have none of it: those of a measured machine without it, and of GPUs other than Hoppers.
         of_fa3 = {name.replace("FA3", "varlen"): one for name, one in rates.attention.items() if name.startswith("FA3")}
         rates = rates.model_copy(update={"attention": {**rates.attention, **of_fa3}})
-    parts: dict[TimePart, float] = {}
+    parts: dict[str, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)
+    launch_s = rates.compiled_launch_s if compiled else rates.launch_s
     for kernel, count in work.kernels:
         part = _PARTS.get(kernel.kind, "memory-bound kernels")
         slower = FLOAT8_SLOWER if train.float8 != "none" and part == "memory-bound kernels" else 1.0
         parts[part] = parts.get(part, 0.0) + count * slower * kernel_s(kernel, rates)
         # Replayed CUDA graphs cost as much: on an H100, steps of 8 sequences took 32.2 instead of 32.7 ms.
-        host_s += count * _host_s(kernel, rates, compiled=compiled)
+        host_s += count * (rates.graph_call_s if kernel.kind == "graph call" else launch_s)
     device_s = sum(parts.values())
     waiting_s = max(GAPS_SHARE * device_s, host_s - device_s) if rates.host_runs_ahead else host_s
     step_s = device_s + waiting_s
-    seconds = Interval(value=step_s, low=step_s * (1 - rates.range_share), high=step_s * (1 + rates.range_share))
-    per_s = _inverse(seconds)
+    low_s, high_s = step_s * (1 - rates.range_share), step_s * (1 + rates.range_share)
+    seconds = Interval(value=step_s, low=low_s, high=high_s)
+    per_s = Interval(value=1 / step_s, low=1 / high_s, high=1 / low_s)
     return SpeedPrediction(
         device=rates.device, source=rates.source, micro_batch_size=work.micro_batch_size, step_s=seconds,
         padded_tokens_per_s=per_s.scaled(work.padded_tokens), parts_s=parts | {"host": waiting_s},
@@ -174,15 +158,3 @@ def predict_steps_s(
     of_traced.insert(0, max(0.0, of_traced[0] - traced[1] * slope_s))
     micro_batch_s = np.interp(sizes, traced, of_traced)
     return [float(one) * count + optimizer_s for one, count in zip(micro_batch_s, counts, strict=True)]
-
-
-def _host_s(kernel: Kernel, rates: MachineRates, *, compiled: bool) -> float:
-    if kernel.kind == "graph call":
-        return rates.graph_call_s
-    return rates.compiled_launch_s if compiled else rates.launch_s
-
-
-def _inverse(one: Interval) -> Interval:
-    assert one.low is not None
-    assert one.high is not None
-    return Interval(value=1 / one.value, low=1 / one.high, high=1 / one.low)

@@ -26,11 +26,7 @@ def rates_path(device: str, directory: Path = DIRECTORY) -> Path:
 
 
 def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None:
-    """Return a device's measured constants, else a GPU's from its data sheet; None if there are neither.
-
-    Raises:
-        BadConfig: If the file of measured constants is damaged.
-    """
+    """Return a device's measured constants, or a GPU's from its data sheet, or None; raise ``BadConfig`` if damaged."""
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
         rates = parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
@@ -40,28 +36,18 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
 
 
 def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str) -> MachineRates:
-    """Measure this machine's constants, which takes about a minute.
-
-    Raises:
-        MachineLacks: If the trial failed.
-        Undecided: If something else used the machine meanwhile.
-    """
+    """Measure this machine's constants, a minute; raise ``MachineLacks`` if that fails, ``Undecided`` if it is busy."""
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
-        raise MachineLacks(
-            f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}",
-            next_step="Run autotune doctor, and try again on an idle machine.",
-        )
+        what = f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}"
+        raise MachineLacks(what, next_step="Run autotune doctor, and try again on an idle machine.")
     rates = dict(outcome.figures)
     if (spread := rates.pop("spread")) > MOST_SPREAD:
-        raise Undecided(
-            f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median",
-            next_step="Stop what else uses the machine, and try again.",
-        )
-    told = {
-        "device": device, "source": f"measured on this machine, {when_utc[:10]}", "host_runs_ahead": kind == "cuda",
-        "range_share": MEASURED_RANGE_SHARE,
-    }  # fmt: skip
+        why = f"times are {spread:.1f} times the shortest in the median"
+        what = f"the machine's constants could not be measured: {why}"
+        raise Undecided(what, next_step="Stop what else uses the machine, and try again.")
+    rates |= {"device": device, "source": f"measured on this machine, {when_utc[:10]}"}
+    told = {"host_runs_ahead": kind == "cuda", "range_share": MEASURED_RANGE_SHARE}
     return parse_table(MachineRates, rates | told, where="measured constants")
 
 

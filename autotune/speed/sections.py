@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.base.document import Table, facts, table_of
+from autotune.base.document import Table, facts
 from autotune.base.interval import Interval
 from autotune.base.render import console_text
 from autotune.base.tables import Row
@@ -36,13 +36,8 @@ def rates_text(rates: MachineRates, path: Path) -> str:
         ("host time per compiled graph", format_seconds(rates.graph_call_s)),
         ("written to", str(path)),
     ]
-    table = table_of(
-        f"Speed of {rates.device}, measured",
-        rows,
-        ("constant", "l", lambda one: one[0]),
-        ("value", "r", lambda one: one[1]),
-    )
-    return console_text([table])
+    caption = f"Speed of {rates.device}, measured"
+    return console_text([Table(caption=caption, headers=("constant", "value"), rows=tuple(rows), align="lr")])
 
 
 def _ranged(one: Interval | None, shown: Callable[[float], str]) -> str | None:

@@ -61,11 +61,6 @@ class StepWork:
         """Return the bytes that kernels of these kinds read and write."""
         return sum(kernel.moved_bytes * count for kernel, count in self.kernels if kernel.kind in kinds)
 
-    @property
-    def launches(self) -> int:
-        """Number of kernels that are launched."""
-        return sum(count for kernel, count in self.kernels if kernel.kind != "graph call")
-
 
 class MatmulRates(StrictTable):
     """Time of a matmul: its FLOPs at one rate, its operands and result at another, and a fixed part."""
@@ -125,16 +120,12 @@ class RatesRequest(TrialRequest):
     device: Literal["cpu", "cuda"]
 
 
-TimePart = Literal["matmuls", "attention", "memory-bound kernels", "optimizer", "host"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedPrediction:
     """Predicted speed of a training step on one rank."""
 
     device: str
     source: str
-    """Origin of the machine's constants."""
     micro_batch_size: int
     step_s: Interval
     padded_tokens_per_s: Interval
@@ -142,11 +133,11 @@ class SpeedPrediction:
     non_padding_tokens_per_s: Interval | None
     mfu: Interval | None
     """Model FLOP/s as a share of the device's dense peak; None if that is not known."""
-    parts_s: Mapping[TimePart, float]
-    """Time of each part, in seconds; they add up to the step."""
+    parts_s: Mapping[str, float]
+    """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add up to the step."""
 
 
-def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[TimePart, float]]:
+def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[str, float]]:
     """Return the parts with their share of the step, largest first."""
     whole = sum(prediction.parts_s.values())
     return sorted(((part, seconds / whole) for part, seconds in prediction.parts_s.items()), key=lambda one: -one[1])

@@ -72,13 +72,11 @@ class ContaminationGuard:
             if not above or waited_s >= limit_s:
                 break
             self._clock.sleep(MIN_INTERVAL_S)
+        before, ask = self._baseline_bytes, self._monitor
         return [
-            contamination.describe_growth(
-                _name(self._monitor, uuid), used[uuid], self._monitor.compute_processes(uuid),
-                self._baseline_bytes[uuid], waited_s,
-            )
-            for uuid in above
-        ]  # fmt: skip
+            contamination.describe_growth(_name(ask, one), used[one], ask.compute_processes(one), before[one], waited_s)
+            for one in above
+        ]
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:

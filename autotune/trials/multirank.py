@@ -54,11 +54,10 @@ class MultirankMachine(StartedMachine):
         while not (told := _read(place / "rank-0.json")) or told["status"] != "measured":
             if process.poll() is not None:
                 self._process = None
-                results = [_read(file) for file in sorted(place.glob("rank-*.json"))]
+                results = [one for one in map(_read, sorted(place.glob("rank-*.json"))) if one]
+                ended: dict[str, Any] = {"exit_code": 0, "killed": False, "log_tail": ""}
                 failed = [
-                    {"result": one, "exit_code": 0, "killed": False, "ended_s": one["ended_s"], "log_tail": ""}
-                    for one in results
-                    if one and one["status"] != "measured"
+                    ended | {"result": one, "ended_s": one["ended_s"]} for one in results if one["status"] != "measured"
                 ]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
@@ -130,11 +129,9 @@ class MultirankMachine(StartedMachine):
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                continue
-            break
+                break
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -122,9 +122,11 @@ class TrialRunner:
             )
 
     def _write(self, done: FinishedTrial) -> None:
-        told: dict[str, Any] = {"label": done.label, "seconds": done.seconds, "outcome": asdict(done.outcome)}
-        now = self.clock.utc_now().isoformat()
-        record = TrialRecord(time_utc=now, site=self.site, made_on=self.made_on, **done.trial.identity, **told)
+        trial, now = done.trial, self.clock.utc_now().isoformat()
+        record = TrialRecord(
+            time_utc=now, site=self.site, made_on=self.made_on, key=trial.key, job=trial.job, measured=trial.measured,
+            label=done.label, seconds=done.seconds, outcome=asdict(done.outcome),
+        )  # fmt: skip
         self.trial_log.append(record.model_dump(mode="json"))
         self._remember(record)
 
@@ -159,8 +161,7 @@ class Rounds:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
-        ``check`` gets each outcome with its seconds, and may raise. ``refuse`` gets errors of unusable input; without
-        it the first is raised.
+        ``check`` gets each outcome with its seconds, and may raise; ``refuse``, if given, errors of unusable input.
         """
 
         def measured(*, anew: bool) -> dict[Key, Outcome]:

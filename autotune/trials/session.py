@@ -78,8 +78,7 @@ class Bench:
     def runner(self, reports: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
 
-        The total is hidden once more than ``expected_trials`` have run. Raise ``BadInput`` if the trial log's directory
-        cannot be written.
+        The total is hidden after ``expected_trials``. Raise ``BadInput`` if the trial log's directory is not writable.
         """
         directory = reports / trial_log.TRIAL_LOG_DIRECTORY
         check_writable(directory)
@@ -139,15 +138,12 @@ def device_here(
 
     Raise ``MachineLacks`` if the device or a library is missing.
     """
-    monitor = NvmlMonitor()
-    try:
+    with contextlib.closing(NvmlMonitor()) as monitor:
         site = open_device(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
         for library in libraries:
             if library not in site.versions:
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
         yield site, monitor
-    finally:
-        monitor.close()
 
 
 @contextlib.contextmanager
@@ -191,11 +187,9 @@ def open_bench(
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
-            raise MachineLacks(
-                f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA",
-                next_step="Install a CUDA build of torch, or use --device cpu.",
-                docs="torch-without-cuda",
-            )
+            what = f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA"
+            next_step = "Install a CUDA build of torch, or use --device cpu."
+            raise MachineLacks(what, next_step=next_step, docs="torch-without-cuda")
         yield Bench(site=site, server=server, machine=machine)
 
 

@@ -111,11 +111,6 @@ class Trial:
         return canonical_sha256({"job": self.job, "measured": self.measured})
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """Fields by which a trial log identifies the trial."""
-        return {"key": self.key, "job": self.job, "measured": self.measured}
-
-    @property
     def config(self) -> dict[str, Any]:
         """Settings of the trainer, perhaps written by another version of this project; empty without any."""
         config = self.measured.get("config")

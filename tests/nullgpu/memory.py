@@ -119,7 +119,7 @@ def probed(case: Case) -> dict[str, Any]:
             "compiled": case.compiled,
             "predicted_rows": None if search.estimate is None else search.estimate.max_micro_batch_size,
             "largest_micro_batch_size": state.feasible_max,
-            "verified": state.closed,
+            "verified": state.infeasible_min == state.feasible_max + 1,
             "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
             "not_traced": search.not_traced,
             "crashed": crashed,

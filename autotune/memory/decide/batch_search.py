@@ -50,11 +50,6 @@ class Bracket:
     feasible_max: int
     infeasible_min: int | None
 
-    @property
-    def closed(self) -> bool:
-        """True if no size is left between the two."""
-        return self.infeasible_min == self.feasible_max + 1
-
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
@@ -76,7 +71,7 @@ def next_size(
         return tried[-1].micro_batch_size
     state = bracket(tried)
     low, high = state.feasible_max, state.infeasible_min or max_micro_batch_size + 1
-    if state.closed or high == 1 or low >= max_micro_batch_size:
+    if state.infeasible_min == low + 1 or high == 1 or low >= max_micro_batch_size:
         return None
     if prediction and prediction.peak_bytes(max_micro_batch_size) <= prediction.peak_bytes(1):
         prediction = None
@@ -133,8 +128,7 @@ def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart
 def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
     """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
 
-    Each size is evaluated once. Needs should grow roughly linearly; if they cross the limit several times, one of the
-    crossings is found.
+    Each size is evaluated once. Needs should grow roughly linearly; of several crossings of the limit, one is found.
     """
     known: dict[int, float] = {}
     high = top + 1

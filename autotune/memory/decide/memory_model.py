@@ -6,8 +6,7 @@ sizes each allocation is interpolated separately; the sequence is then replayed 
 The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded to 512
 bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that is large
 enough is taken; the last block of a segment counts with the size to which it could grow. If none is large enough, the
-segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Pages are only given back when memory runs out,
-which counts as not fitting.
+segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Having to give pages back counts as not fitting.
 """
 
 import bisect
@@ -109,16 +108,14 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     of_terms = [one.term for one in first.allocations]
     if any(one.events != first.events or [a.term for a in one.allocations] != of_terms for one in ordered):
         return None
-    terms = sorted(set(of_terms))
-    number = {term: index for index, term in enumerate(terms)}
+    number = {term: index for index, term in enumerate(sorted(set(of_terms)))}
     return MemoryModel(
         rows=np.array([trace.micro_batch_size for trace in ordered], dtype=np.int64),
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
-        term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
-        terms=tuple(terms),
+        term_of=np.array([number[term] for term in of_terms], dtype=np.int64), terms=tuple(number),
         streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
-    )
+    )  # fmt: skip
 
 
 def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
@@ -165,6 +162,16 @@ class Expected(NamedTuple):
     least: MemoryOverheads
     usual: MemoryOverheads
     most: MemoryOverheads
+
+
+def size_range(
+    fit: MemoryModel, budget_bytes: float, expected: Expected, *, max_micro_batch_size: int
+) -> tuple[int, int]:
+    """Return the largest micro-batch sizes with the assumed overheads at their highest, and at their lowest."""
+    unsure_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget_bytes - peak_bytes(fit, 1, expected.usual))
+    ends = (budget_bytes - unsure_bytes, expected.most), (budget_bytes + unsure_bytes, expected.least)
+    low, high = (largest_micro_batch_size(fit, *end, max_micro_batch_size=max_micro_batch_size) for end in ends)
+    return low, high
 
 
 def expected_on_gpu(

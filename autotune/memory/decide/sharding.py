@@ -6,6 +6,9 @@ from dataclasses import replace
 from autotune.base.units import format_bytes
 from autotune.memory.values import Share, StateBytes, Term, is_activations
 
+_SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
+"""Parts that ZeRO shards from stage 1, 2 and 3 on."""
+
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     """Sort a memory breakdown's terms by how they are shared; the rest are temporaries."""
@@ -23,17 +26,11 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
     """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage; divisions round up.
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
-    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, and its whole gradient
-    before it is reduced.
+    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
-    optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
-    return replace(
-        state,
-        parameters_bytes=_share(state.parameters_bytes, parameter_ranks),
-        gradients_bytes=_share(state.gradients_bytes, gradient_ranks),
-        optimizer_bytes=_share(state.optimizer_bytes, optimizer_ranks),
-        gathered_bytes=largest_layer_bytes if parameter_ranks > 1 else 0,
-    )
+    among = {name: 1 if stage < first else ranks for first, name in enumerate(_SHARDED, start=1)}
+    gathered_bytes = largest_layer_bytes if among["parameters_bytes"] > 1 else 0
+    return replace(_shared(state, among), gathered_bytes=gathered_bytes)
 
 
 def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> StateBytes:
@@ -53,10 +50,7 @@ def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> S
 
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
         return replace(
-            state,
-            parameters_bytes=_share(state.parameters_bytes, ranks),
-            gradients_bytes=_share(state.gradients_bytes, ranks),
-            optimizer_bytes=_share(state.optimizer_bytes, ranks),
+            _shared(state, dict.fromkeys(_SHARDED, ranks)),
             activations_bytes=_share(state.activations_bytes * micro_batches * parts, ranks * 34),
             head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
         )
@@ -101,6 +95,10 @@ def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, larg
             if size <= budget_bytes:
                 return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} per rank)"
     return None
+
+
+def _shared(state: StateBytes, ranks: Mapping[str, int]) -> StateBytes:
+    return replace(state, **{name: _share(getattr(state, name), count) for name, count in ranks.items()})
 
 
 def _share(size_bytes: int, ranks: int) -> int:

@@ -1,7 +1,6 @@
 """Recorder of a computation on the meta device: every new storage, its owner and its release; and kernels.
 
-Nothing is computed. Allocations inside of operators are invisible here; the rules of a device list what its kernels
-request, and when.
+Nothing is computed. Allocations inside of operators are invisible here; a device's rules list its kernels' requests.
 """
 
 import functools
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -68,13 +68,7 @@ class AllocationRecorder(TorchDispatchMode):
         self._single: set[Any] = set()
         _references_of_gradient()  # counted before any mode is on
 
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - an operator
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - its result
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if self._paused:
             return func(*args, **(kwargs or {}))
         result = self._recorded(func, args, kwargs or {})
@@ -123,21 +117,14 @@ class AllocationRecorder(TorchDispatchMode):
     @contextmanager
     def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
         """Record allocations within the block as this owner's, on this stream."""
-        before = self.owner, self.stream
-        self.owner, self.stream = owner, stream
-        try:
+        with mock.patch.multiple(self, owner=owner, stream=stream):
             yield
-        finally:
-            self.owner, self.stream = before
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record no allocations within the block, except tensors passed to ``keep``."""
-        before, self._paused = self._paused, True
-        try:
+        with mock.patch.object(self, "_paused", new=True):
             yield
-        finally:
-            self._paused = before
 
     def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
         """Record tensors that were computed while recording was paused."""
@@ -179,16 +166,11 @@ class AllocationRecorder(TorchDispatchMode):
 
     def trace(self, work: StepWork, predicted_tokens: int) -> Trace:
         """Return the recorded trace."""
+        made = zip(self._sizes, self._owners, strict=True)
         return Trace(
-            work=work,
-            predicted_tokens=predicted_tokens,
-            allocations=tuple(
-                Allocation(size_bytes=size, term=owner, stream=stream)
-                for (size, stream), owner in zip(self._sizes, self._owners, strict=True)
-            ),
-            events=tuple(self._events),
-            repeats_from=self._repeats_from,
-        )
+            work=work, predicted_tokens=predicted_tokens, events=tuple(self._events), repeats_from=self._repeats_from,
+            allocations=tuple(Allocation(size_bytes=size, term=owner, stream=on) for (size, on), owner in made),
+        )  # fmt: skip
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Return an operator's results, of the known shapes if it has been called with equal arguments before.
@@ -237,13 +219,10 @@ def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a su
 
     It adds to the first gradient if nothing else refers to that.
     """
-    return (
-        not torch.is_grad_enabled()
-        and isinstance(other, torch.Tensor)
-        and one.shape == other.shape
-        and one.dtype == other.dtype
-        and _references(one) == _references_of_gradient()
-    )
+    if torch.is_grad_enabled() or not isinstance(other, torch.Tensor):
+        return False
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and _references(one) == _references_of_gradient()
 
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
@@ -257,9 +236,6 @@ def _references_of_gradient() -> tuple[int, int]:
     found = []
 
     class Watchdog(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
             if func is torch.ops.aten.add.Tensor:
                 found.append(_references(args[0]))
@@ -268,7 +244,7 @@ def _references_of_gradient() -> tuple[int, int]:
     with torch.enable_grad():
         value = torch.ones(2, requires_grad=True)
         total = torch.cat([value * 2, value * 3]).sum()
-    with Watchdog():
+    with Watchdog():  # type: ignore[no-untyped-call]
         total.backward()
     return found[0]
 

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
+from autotune.speed.jobs.count_kernels import is_view
 from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
 from trainer.model.precision import COMPILER_KEEPS_LITTLE
 
@@ -55,12 +56,9 @@ class Compiled:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        module: nn.Module | None,
-        tape: AllocationRecorder,
+        self, function: Callable[..., Any], module: nn.Module | None, tape: AllocationRecorder,
         graphs: dict[Any, Callable[..., Any]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of the function
@@ -90,12 +88,9 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
 
         # True if the module's forward checkpoints activations; outside it, hooks do the same here.
-        checkpointed = (
-            self._module is not None
-            and self._module.training
-            and bool(getattr(self._module, "gradient_checkpointing", False))
-            and type(self._module).__call__ is nn.Module.__call__
-        )
+        layer = self._module
+        wanted = layer is not None and layer.training and bool(getattr(layer, "gradient_checkpointing", False))
+        checkpointed = wanted and type(layer).__call__ is nn.Module.__call__
 
         def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
             state = dict(zip(names, inputs, strict=False))
@@ -167,8 +162,7 @@ class _Plan:
     def _reuses(self) -> dict[fx.Node, fx.Node]:
         """Return the earlier values over which later ones of the same size and type are written, by the later one.
 
-        A pointwise kernel writes over its inputs, and any kernel over values for which the kernel before was the last
-        reader.
+        A pointwise kernel writes over its inputs, and any kernel over values that the one before was last to read.
         """
         free: dict[Any, list[tuple[int, fx.Node]]] = {}
         reused: dict[fx.Node, fx.Node] = {}
@@ -242,12 +236,8 @@ class _Plan:
 
 
 def _partition(
-    joint: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    checkpointed: bool,
-    **options: Any,  # noqa: ANN401 - torch's own
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+    joint: fx.GraphModule, inputs: Sequence[Any], *, checkpointed: bool, **options: Any  # noqa: ANN401 - torch's own
+) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """Divide a graph into forward and backward as Inductor does."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -330,14 +320,11 @@ def _is_library(node: fx.Node) -> bool:
 
 def _base(node: fx.Node) -> fx.Node:
     """Return the node whose memory a view shares."""
-    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node.target)):
+    while node.op == "call_function" and (
+        node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and is_view(node.target))
+    ):
         node = node.all_input_nodes[0]
     return node
-
-
-def _is_view(target: Any) -> bool:  # noqa: ANN401 - an operator
-    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare

@@ -6,7 +6,7 @@ and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with to
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -54,11 +54,8 @@ _WIDER_RESULT: dict[Kind, str] = {
 class DeviceRules(TorchFunctionMode):
     """Mode in whose ``with`` block functions behave as they would on a device.
 
-    Args:
-        kind: The device.
-        bf16: True for autocast to bf16, from the first forward to the last backward: functions called only by backward
-            are on no list, and those that it recomputes were under autocast before.
-        tape: Recorder in which 16-bit copies of weights are labelled.
+    ``bf16`` is autocast to bf16, from the first forward to the last backward: functions called only by backward are on
+    no list, and those that it recomputes were under autocast before. ``tape`` labels 16-bit copies of weights.
     """
 
     def __init__(self, kind: Kind, *, bf16: bool, tape: AllocationRecorder) -> None:
@@ -80,17 +77,9 @@ class DeviceRules(TorchFunctionMode):
         if self._cuda:
             self._add("dropout", self._drop)
 
-    def __torch_function__(
-        self,
-        func: Any,  # noqa: ANN401 - any function of torch
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - its result
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         rule = self._rules.get(func)
-        if rule is None:
-            return func(*args, **(kwargs or {}))
-        return rule(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if rule is None else rule(func, *args, **(kwargs or {}))
 
     @contextmanager
     def autocast(self, _: str) -> Iterator[None]:
@@ -123,8 +112,7 @@ class DeviceRules(TorchFunctionMode):
         return answer
 
     def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
-        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not. For any other
-        # tensor torch raises an error.
+        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not.
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -168,29 +156,17 @@ class DeviceRules(TorchFunctionMode):
         return copy
 
     def _drop(
-        self,
-        func: Any,  # noqa: ANN401
-        input: torch.Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-    ) -> torch.Tensor:
+        self, func: Any, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False  # noqa: ANN401
+    ) -> torch.Tensor:  # fmt: skip
         if not training or not 0 < p < 1:
             return func(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
     def _attend(  # noqa: PLR0917 - torch's own order
-        self,
-        func: Any,  # noqa: ANN401
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+        self, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,  # noqa: ANN401
+        attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))

@@ -79,12 +79,11 @@ def within_kernels(kind: Literal["cpu", "cuda"], attention: Attention = "auto") 
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
     found: dict[Any, Within] = {
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward, aten.sum.dim_IntList: _sum,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
         aten.embedding_dense_backward.default: _embedding_backward,
         aten.native_layer_norm_backward.default: _layer_norm_backward,
-        aten.sum.dim_IntList: _sum,
-    }
+    }  # fmt: skip
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         varlen = _fa3_backward if attention == "fa3" else _varlen_backward
         found[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
@@ -99,9 +98,8 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
-    copied = Block(
-        sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
-    )
+    narrow = [operand for operand in (one, other) if operand.dtype != wider and operand.dim()]
+    copied = Block(sum(operand.numel() * wider.itemsize for operand in narrow))
     return (OUTPUTS, copied, copied)
 
 

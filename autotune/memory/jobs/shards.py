@@ -220,8 +220,7 @@ class GradientBuckets:
     """Gradient buckets of a module's trained parameters; the last backward of every step sends them.
 
     They follow torch's ``reducer.cpp``: one bucket holds all gradients of the first backward. The next forward lays out
-    smaller ones in the order in which gradients became ready. A computed gradient is copied into its bucket and becomes
-    a view of it.
+    smaller ones in the order in which gradients became ready. A computed gradient becomes a view of its bucket.
     """
 
     def __init__(self, module: nn.Module, config: TrainConfig, tape: AllocationRecorder) -> None:

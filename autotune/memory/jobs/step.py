@@ -24,16 +24,11 @@ IN_FLIGHT = 2
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build the model and take optimizer steps, together with the other ranks.
+    """Build the model and take optimizer steps, together with the other ranks; return the fields of ``StepFigures``.
 
-    Args:
-        measured: A ``StepRequest``.
-        local: ``device_used_before_bytes``: NVML's figure from before the trial, a list of them by local rank, or None.
-            For several ranks without torchrun also ``environment``, as torchrun would set it, and ``rendezvous``, a
-            file.
-
-    Returns:
-        The fields of ``StepFigures``, the same from every rank.
+    ``measured`` is a ``StepRequest``. ``local`` has ``device_used_before_bytes``: NVML's figure from before the trial,
+    a list of them by local rank, or None; for several ranks without torchrun also ``environment``, as torchrun would
+    set it, and ``rendezvous``, a file. Every rank returns the same.
     """
     asked = StepRequest.of(measured)
     config = asked.config
@@ -49,13 +44,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     budget.check()
     figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.all_reduce_sum(flops)[0]}
     leave_ranks(together=True)
-    return figures | {
-        "step_s": figures["step_s"][asked.warmup_steps :],
-        "padded_tokens_per_step": ranks.world_size
-        * gradient_accumulation_steps(config, ranks.world_size)
-        * config.micro_batch_size
-        * config.seq_length_tokens,
-    }
+    rows = ranks.world_size * gradient_accumulation_steps(config, ranks.world_size) * config.micro_batch_size
+    timed_s = figures["step_s"][asked.warmup_steps :]
+    return figures | {"step_s": timed_s, "padded_tokens_per_step": rows * config.seq_length_tokens}
 
 
 def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
@@ -87,12 +78,9 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
 
 def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
     """Return the micro-batches of a step."""
-    made = [
-        fullest_batch(
-            asked.config, asked.vocab_size, asked.special_ids, documents_per_sequence=asked.documents_per_sequence
-        )
-        for _ in range(gradient_accumulation_steps(asked.config, ranks.world_size))
-    ]
+    model, documents = (asked.config, asked.vocab_size, asked.special_ids), asked.documents_per_sequence
+    count = gradient_accumulation_steps(asked.config, ranks.world_size)
+    made = [fullest_batch(*model, documents_per_sequence=documents) for _ in range(count)]
     return [batch.pin_memory() for batch in made] if pinned else made
 
 

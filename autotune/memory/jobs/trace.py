@@ -34,14 +34,7 @@ META = torch.device("meta")
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Trace each of several micro-batch sizes.
-
-    Args:
-        measured: A ``TraceRequest``.
-
-    Returns:
-        ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention`` and ``attention_reason``.
-    """
+    """Return ``traces`` of all sizes of a ``TraceRequest``, ``parameters``, ``attention``, ``attention_reason``."""
     found: dict[str, Any] = {"traces": []}
     for rows in measured["sizes"]:
         global_batch_size = rows * measured["micro_batches"] * measured["ranks"]
@@ -57,22 +50,18 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace_steps(
-    config: TrainConfig,
-    vocab_size: int,
-    special_ids: SpecialIds,
-    *,
-    documents_per_sequence: float = 1.0,
+    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_sequence: float = 1.0,
     ranks: int = 1,
-) -> tuple[Trace, dict[str, Any]]:
+) -> tuple[Trace, dict[str, Any]]:  # fmt: skip
     """Trace the building of a model and its first optimizer steps, on one of ``ranks`` ranks.
 
-    An evaluation before the last step leaves other blocks of a GPU's memory free, which then serve that step.
-
-    Returns:
-        The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
+    An evaluation before the last step leaves other blocks of a GPU's memory free, which then serve that step. Return
+    the trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
     fullest = fullest_batch(config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence)
-    tape = AllocationRecorder(within_kernels(config.device, config.attention), _keys_of_a_query(fullest))
+    lengths_N = fullest.tokens_N.numpy()
+    keys_of_a_query = float(attended_pairs(lengths_N, None) / lengths_N.sum())
+    tape = AllocationRecorder(within_kernels(config.device, config.attention), keys_of_a_query)
     rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
     batches_per_step = gradient_accumulation_steps(config, ranks)
@@ -104,12 +93,14 @@ def trace_steps(
             del taken
         tape.marks_repetition()
         training.step.run(batches(batches_per_step), config.learning_rate)
-    model = {
-        "parameters": training.work.parameters,
-        "attention": training.module.attention.kind,
-        "attention_reason": training.module.attention.reason,
-    }
-    return tape.trace(_work_of(training, fullest, batches_per_step, tape), fullest.predicted_tokens), model
+    attention = training.module.attention
+    model = {"parameters": training.work.parameters, "attention": attention.kind, "attention_reason": attention.reason}
+    work = StepWork(
+        micro_batch_size=config.micro_batch_size, padded_tokens=batches_per_step * fullest.ids_BS.numel(),
+        model_flops=batches_per_step * training.work.step_flops(lengths_N, fullest.predicted_tokens),
+        kernels=tuple(tape.kernels.counts.items()),
+    )  # fmt: skip
+    return tape.trace(work, fullest.predicted_tokens), model
 
 
 def _shared(
@@ -140,21 +131,6 @@ def _evaluate(training: Training, batch: MicroBatch, shards: Sequence[Shards]) -
     training.module.train()
     for one in shards:
         one.evaluation_ended()
-
-
-def _keys_of_a_query(batch: MicroBatch) -> float:
-    lengths_N = batch.tokens_N.numpy()
-    return float(attended_pairs(lengths_N, None) / lengths_N.sum())
-
-
-def _work_of(training: Training, batch: MicroBatch, batches_per_step: int, tape: AllocationRecorder) -> StepWork:
-    flops = training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
-    return StepWork(
-        micro_batch_size=len(batch.ids_BS),
-        padded_tokens=batches_per_step * batch.ids_BS.numel(),
-        model_flops=batches_per_step * flops,
-        kernels=tuple(tape.kernels.counts.items()),
-    )
 
 
 def _without_kernels(training: Training, config: TrainConfig, tape: AllocationRecorder) -> None:

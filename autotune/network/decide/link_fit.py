@@ -47,8 +47,7 @@ def fit_link(
     their medians. Bounds are bootstrapped from repeats; they require two repeated sizes of at least 1 MiB.
 
     ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
-    ``trees`` the smallest message may have used a tree, in fewer hops. Raise ``ValueError`` if there are fewer than two
-    members or sizes.
+    ``trees`` the smallest message may have used a tree, in fewer hops. Raise ``ValueError`` below two members or sizes.
     """
     by_size: dict[float, list[float]] = {}
     for size, second in times:

@@ -120,9 +120,8 @@ def gradient_syncs(
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
-    found = [
-        GradientSync(strategy=kind, bucket_cap_bytes=cap) for kind in bucketed if kind in strategies for cap in caps
-    ]
+    kinds = [one for one in bucketed if one in strategies]
+    found = [GradientSync(strategy=kind, bucket_cap_bytes=cap) for kind in kinds for cap in caps]
     if "hsdp" in strategies:
         found.append(GradientSync(strategy="fsdp2", shard_within_nodes=True))
     if "fsdp2" in strategies:
@@ -185,10 +184,7 @@ class ScalingModel:
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
-        """Return the simplest of the fastest steps on a number of nodes; None if ranks outnumber sequences.
-
-        ``between`` replaces the link between nodes.
-        """
+        """Return the simplest of the fastest steps on ``nodes`` over ``between``; None if ranks outnumber sequences."""
         load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
         found = [one for one in (predict(load, network, sync) for sync in self.gradient_syncs) if one is not None]
         if not found:
@@ -270,9 +266,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     by_nodes = {count: paced.efficiency(count) for count in sorted({1, useful or nodes // 2, nodes})}
     told = f"{ranks} ranks at this rate and efficiency"
     return AllRanks(
-        tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
-        efficiency=replace(share, basis=derived_basis(rate, share)),
-        rows=found.split.size,
+        tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told), useful_nodes=useful,
+        efficiency=replace(share, basis=derived_basis(rate, share)), rows=found.split.size,
         efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
-        useful_nodes=useful,
-    )
+    )  # fmt: skip

@@ -11,16 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.network.values import (
-    ELEMENT_BYTES,
-    MIB,
-    ComputeEvidence,
-    GradientPart,
-    GradientSync,
-    Link,
-    Network,
-    RankCompute,
-)
+from autotune.network.values import MIB, ComputeEvidence, GradientPart, GradientSync, Link, Network, RankCompute
 from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
@@ -169,11 +160,10 @@ def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: N
     """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
     forward = alone * compute.forward_share
     backward = alone - forward
-    width = ELEMENT_BYTES[sync.gradient_dtype]
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
     for bucket in buckets(compute.gradients, sync.bucket_cap_bytes):
         starts = max(free, bucket.ready_share * backward + delayed)
-        took = all_reduce_s(bucket.elements * width, network)
+        took = all_reduce_s(bucket.elements * sync.element_bytes, network)
         # Only transfers before the end of backward slow it down.
         delayed += compute.slowdown_share * max(0.0, min(starts + took, backward + delayed) - starts)
         free = starts + took
@@ -189,7 +179,7 @@ def _sharded(
     The transfers of the first layer's weights and the last gradient, which do not overlap, are neglected.
     """
     weights_bytes = compute.elements * float(FP32_BYTES)
-    gradient_bytes = compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype])
+    gradient_bytes = compute.elements * float(sync.element_bytes)
     within = sync.shard_within_nodes
     gather = gather_s(weights_bytes, replace(network, nodes=1) if within else network)
     send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
@@ -222,5 +212,5 @@ def hidden_bound_s(
     """Return the step's time if synchronisation overlapped every micro-batch's backward: a lower bound."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
-    transfer_s = all_reduce_s(compute.elements * float(ELEMENT_BYTES[sync.gradient_dtype]), network)
+    transfer_s = all_reduce_s(compute.elements * float(sync.element_bytes), network)
     return micro_batches * alone + max(0.0, transfer_s - backward) + compute.optimizer_step_s

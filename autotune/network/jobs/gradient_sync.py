@@ -28,13 +28,8 @@ Gradients = list[tuple[int, DeviceEvent]]
 def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Train on cached batches of the dataset for the requested number of steps.
 
-    Args:
-        measured: A ``GradientSyncRequest``.
-        local: ``data_dir``, the dataset's directory.
-        ranks: This process among all ranks.
-
-    Returns:
-        The fields of ``GradientSyncFigures``, the same from every rank.
+    ``measured`` is a ``GradientSyncRequest``; ``local`` has ``data_dir``, the dataset's directory. Return the fields of
+    ``GradientSyncFigures``, the same from every rank.
     """
     asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
@@ -101,11 +96,9 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     each = [after.updated.seconds_since(before.updated) for before, after in itertools.pairwise(results)]
     updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
     exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
-    return {
-        "step_s": ranks.all_reduce_max(*each),
-        "optimizer_step_s": ranks.all_reduce_max(statistics.median(updates))[0],
-        "communication_s": ranks.all_reduce_max(statistics.median(exposed))[0] if exposed else None,
-    }
+    step_s, update_s = ranks.all_reduce_max(*each), ranks.all_reduce_max(statistics.median(updates))[0]
+    exposed_s = ranks.all_reduce_max(statistics.median(exposed))[0] if exposed else None
+    return {"step_s": step_s, "optimizer_step_s": update_s, "communication_s": exposed_s}
 
 
 def _of_passes(
@@ -123,16 +116,11 @@ def _of_passes(
     ]
     # By step and rank, for the spread between ranks and between steps.
     by_rank = [ranks.all_gather_float(seconds) for seconds in computed]
-    forward, backward = ranks.all_reduce_sum(
-        statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
-    )
+    medians_s = statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
+    forward, backward = ranks.all_reduce_sum(*medians_s)
     # From the first rank, so that all ranks return the same; means over steps, as a single backward may be delayed.
     shares = [statistics.fmean(one[number] / one[-1] for one in arrivals) for number in range(len(arrivals[0]))]
-    return {
-        "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
-        "forward_share": forward / (forward + backward),
-        "gradients": [
-            [elements, min(1.0, max(0.0, ranks.broadcast_object(share)))]
-            for (elements, _), share in zip(passes[0][2], shares, strict=True)
-        ],
-    }
+    pairs = zip((elements for elements, _ in passes[0][2]), shares, strict=True)
+    gradients = [[elements, min(1.0, max(0.0, ranks.broadcast_object(share)))] for elements, share in pairs]
+    compute_s = [list(rank) for rank in zip(*by_rank, strict=True)]
+    return {"compute_s_by_rank": compute_s, "forward_share": forward / (forward + backward), "gradients": gradients}

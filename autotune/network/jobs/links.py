@@ -33,21 +33,14 @@ INFINIBAND = Path("/sys/class/infiniband")
 _NO_LOG = "n/a (NCCL wrote no log; to get one, set NCCL_DEBUG=INFO and NCCL_DEBUG_FILE)"
 
 
-def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
 
-    Args:
-        measured: A ``LinksRequest``.
-        local: Unused.
-        ranks: This process among all ranks.
-
-    Returns:
-        ``all``, ``within`` and ``between`` are pairs of bytes and seconds of the slowest rank, empty if there is one
-        member. ``neighbours_bytes_per_s`` is of each node and the next, in order, from the slower of two directions.
-        ``matmul_flops_per_s`` is by rank; ``slowdown_share`` is the part of its time that compute loses during an
-        all-reduce. There are also ``nodes``, ``ranks_per_node`` and the fields of ``_carrier``.
+    ``measured`` is a ``LinksRequest``. In the result, ``all``, ``within`` and ``between`` are pairs of bytes and
+    seconds of the slowest rank, empty if there is one member; ``neighbours_bytes_per_s`` is of each node and the next,
+    in order, from the slower of two directions; ``matmul_flops_per_s`` is by rank; ``slowdown_share`` is the part of
+    its time that compute loses during an all-reduce. The others are ``nodes``, ``ranks_per_node`` and ``_carrier``'s.
     """
-    del local
     size = ranks.local_world_size
     nodes = ranks.world_size // size
     # This rank's own node, and the first ranks of all nodes; every rank must make every group.
@@ -56,9 +49,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     asked = LinksRequest.of(measured)
 
     def times(group: dist.ProcessGroup | None, members: int, *, takes_part: bool) -> list[tuple[int, float]]:
-        if members < 2:
-            return []
-        return _all_reduces(group, asked, ranks, takes_part=takes_part)
+        return _all_reduces(group, asked, ranks, takes_part=takes_part) if members > 1 else []
 
     everyone = times(None, ranks.world_size, takes_part=True)
     return {
@@ -127,9 +118,8 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
         other = {left: right, right: left}.get(node) if first else None
 
         def swap(peer: int = (other or 0) * ranks.local_world_size) -> None:
-            for work in dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, away, peer), dist.P2POp(dist.irecv, here, peer)]
-            ):
+            both = [dist.P2POp(dist.isend, away, peer), dist.P2POp(dist.irecv, here, peer)]
+            for work in dist.batch_isend_irecv(both):
                 work.wait()
 
         part = other is not None

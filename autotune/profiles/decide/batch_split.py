@@ -90,12 +90,6 @@ def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
     return split.gradient_accumulation_steps * float(micro_s)
 
 
-def choose_untimed(rows: int) -> MicroBatchChoice:
-    """Return the choice for a pretended GPU, which has no throughput: the largest micro-batch size with headroom."""
-    reason = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
-    return MicroBatchChoice(micro_batch_size=rows, reason=reason)
-
-
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return bounds of the smallest micro-batch size within 2 % of the best; None if the steps show no spread."""
     ends = [(point.micro_batch_size, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]
@@ -123,10 +117,8 @@ class GlobalBatchSplit:
 def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
-        raise BadInput(
-            f"global batch size {global_batch_size} is too small for {ranks} ranks",
-            next_step=f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks.",
-        )
+        next_step = f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks."
+        raise BadInput(f"global batch size {global_batch_size} is too small for {ranks} ranks", next_step=next_step)
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks
     rows = math.ceil(global_batch_size / unit)

@@ -24,9 +24,8 @@ trainer's. ``changed``: none of these, edited by hand or by ``autotune advise``.
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = tagged(DataSettings, Tag.LOADER)
-_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model") | dict.fromkeys(
-    ("data.path", "data.dataset_hash"), "dataset"
-)
+_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model")
+_ASKED_FOR |= dict.fromkeys(("data.path", "data.dataset_hash"), "dataset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +69,8 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
     known = [one.key for one in found]
     match = nearest(name, known) or nearest(name, [one.rpartition(".")[2] for one in known])
     whole = next((one for one in known if match in (one, one.rpartition(".")[2])), None)
-    raise BadInput(
-        f"unknown setting {key[:80]!r}",
-        next_step=f"Did you mean {whole!r}?" if whole else "Omit the key to list all settings with their reasons.",
-    )
+    next_step = f"Did you mean {whole!r}?" if whole else "Omit the key to list all settings with their reasons."
+    raise BadInput(f"unknown setting {key[:80]!r}", next_step=next_step)
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
@@ -120,11 +117,10 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
         figures += _micro_batch(profile, probe).evidence
     chosen, because = getattr(found.chosen, key), f"joint search of the step's settings: {found.choice}"
     return Explanation(
-        origin="measured" if chosen == value else "changed",
+        origin="measured" if chosen == value else "changed", evidence=tuple(figures),
         because=because if chosen == value else f"{chosen} was chosen; {because}",
-        evidence=tuple(figures),
         rejected=tuple(_best_with(one, rows, found.starting) for one, rows in of_value.items() if one != chosen),
-    )
+    )  # fmt: skip
 
 
 def _best_with(value: object, rows: Sequence[ExploredRow], starting: Configuration) -> str:
@@ -163,18 +159,16 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
     told = dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     budget_bytes = profile.constraints.memory_budget_bytes
-    figures = (
-        *(
-            figure(
-                f"tokens/s with padding at micro-batch size {point.micro_batch_size}", point.padded_rate, "tokens/s",
-                f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
-            )
-            for point in told
-        ),
+    figures = []
+    for point in told:
+        name, source = f"tokens/s with padding at micro-batch size {point.micro_batch_size}", "evidence.probe."
+        source += "sustained" if point is probe.sustained else "curve"
+        figures.append(figure(name, point.padded_rate, "tokens/s", source, n=point.timed_steps))
+    figures += [
         figure("largest that fits", probe.feasible_max, "sequences", "evidence.probe.feasible_max", known=known),
         figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
-    )  # fmt: skip
+    ]
     rejected = []
     for point in probe.curve:
         if point.micro_batch_size != rows and best is not None:
@@ -193,22 +187,20 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         because = f"split of the global batch by the chosen gradient synchronisation; the probe chose {chosen}"
     elif rows != chosen:
         origin, because = "changed", f"{chosen} was measured to be the best choice: {probe.choice}"
-    return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
+    return Explanation(origin=origin, because=because, evidence=tuple(figures), rejected=tuple(rejected))
 
 
 def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
     rows = global_batch_size_of(tokens, tokens_per_sequence)
     follows, by_default = profile.train.global_batch_size == rows, tokens == DEFAULT_GLOBAL_BATCH_TOKENS
-    return Explanation(
-        origin="constraint" if follows else "changed",
-        because=f"{plural(rows, 'sequence')} {'' if follows else 'would '}hold {tokens:,} non-padding tokens, "
-        + ("the default" if by_default else "as you set"),
-        evidence=(
-            figure("non-padding tokens per sequence, average", tokens_per_sequence, "tokens", "evidence.probe"),
-            figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
-        ),
+    hold, whose = "hold" if follows else "would hold", "the default" if by_default else "as you set"
+    evidence = (
+        figure("non-padding tokens per sequence, average", tokens_per_sequence, "tokens", "evidence.probe"),
+        figure("global batch", tokens, "tokens", "default" if by_default else "constraints", known="assumed"),
     )
+    because = f"{plural(rows, 'sequence')} {hold} {tokens:,} non-padding tokens, {whose}"
+    return Explanation(origin="constraint" if follows else "changed", because=because, evidence=evidence)
 
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
@@ -230,11 +222,9 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
         figures.append(figure(alone, joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
     kept = getattr(profile.train.data, name) == expected
     return Explanation(
-        origin="measured" if kept else "changed",
+        origin="measured" if kept else "changed", evidence=tuple(figures), rejected=tuple(rejected),
         because=because if kept else f"{expected} was measured to be the best choice: {because}",
-        evidence=tuple(figures),
-        rejected=tuple(rejected),
-    )
+    )  # fmt: skip
 
 
 def _gradient_sync(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:

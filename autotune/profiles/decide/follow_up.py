@@ -17,13 +17,10 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
-    """Return a command of this program, quoted for a shell.
+    """Return a command of this program, such as ``train``, quoted for a shell.
 
-    Args:
-        name: The subcommand, such as ``train``.
-        arguments: Positional arguments, such as a profile's path.
-        options: Options by name, with underscores for hyphens. None and defaults are left out; True becomes the flag
-            ``--NAME``, False ``--no-NAME``; a list repeats the option.
+    Options have underscores for hyphens. None and defaults are left out; True becomes the flag ``--NAME``, False
+    ``--no-NAME``; a list repeats the option.
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():

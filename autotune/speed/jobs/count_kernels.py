@@ -18,11 +18,9 @@ _DTYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
 _MATMULS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
 """Operators by the position of their first factor."""
 _ATTENTION = {
-    "_scaled_dot_product_flash_attention": "flash",
-    "_scaled_dot_product_efficient_attention": "efficient",
-    "_scaled_dot_product_flash_attention_for_cpu": "cpu",
-    "_varlen_attn": "varlen",
-}
+    "_scaled_dot_product_flash_attention": "flash", "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_flash_attention_for_cpu": "cpu", "_varlen_attn": "varlen",
+}  # fmt: skip
 _BACKWARD_MATMULS = 2.5
 """FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for two."""
 _TILE = 128
@@ -110,12 +108,10 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
     query, key = args[backward : backward + 2]
     if kernel == "varlen":
         queries, heads, width = query.shape
-        window = next(
-            (one[0] for one in args if isinstance(one, list | tuple) and len(one) == 2 and one[0] is not None), None
-        )
-        if window is None or window < 0:
-            keys = document_tokens
-        else:  # tiles of queries and keys: those that a window touches are computed whole
+        pairs_of_sides = [one for one in args if isinstance(one, list | tuple) and len(one) == 2]
+        window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
+        keys = document_tokens
+        if window >= 0:  # tiles of queries and keys: those that a window touches are computed whole
             keys = min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
         pairs = queries * heads * keys
     else:
@@ -130,12 +126,14 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
 @functools.cache
 def _name_of(function: Any) -> tuple[str, bool]:  # noqa: ANN401 - an operator
     """Return the name of an operator, and whether it launches a kernel."""
-    schema = function._schema
-    name = schema.name.split("::")[-1]
-    views = bool(schema.returns) and all(
-        one.alias_info is not None and not one.alias_info.is_write for one in schema.returns
-    )
-    return name, not views and name not in _MOVES_NOTHING
+    name = function._schema.name.split("::")[-1]
+    return name, not is_view(function) and name not in _MOVES_NOTHING
+
+
+def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
+    """Return whether all results of an operator share the memory of its arguments, none of which it changes."""
+    returns = function._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - arguments, nested

@@ -39,15 +39,12 @@ class _Loop:
 
 
 def kernels_of(
-    nodes: Sequence[fx.Node],
-    stored: Collection[fx.Node],
-    library_call: Callable[[fx.Node], tuple[Any, Any] | None],
-    counter: KernelCounter,
-) -> Iterator[Kernel]:
+    nodes: Sequence[fx.Node], stored: Collection[fx.Node],
+    library_call: Callable[[fx.Node], tuple[Any, Any] | None], counter: KernelCounter,
+) -> Iterator[Kernel]:  # fmt: skip
     """Yield the kernels of one call of a graph.
 
-    ``stored`` are the values that are in memory; ``library_call`` returns the operator and the arguments of a node that
-    calls a library, None for others.
+    ``stored`` are the values in memory; ``library_call`` returns operator and arguments of a library call, else None.
     """
     loops: list[_Loop] = []
     needs: dict[fx.Node, int] = {}

@@ -47,14 +47,7 @@ class _Counting(TorchDispatchMode):
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Measure all constants.
-
-    Args:
-        measured: A ``RatesRequest``.
-
-    Returns:
-        The fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise.
-    """
+    """Return the fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise."""
     kind = RatesRequest.of(measured).device
     device = pick_device(kind, 0)
     torch.set_float32_matmul_precision("high")  # in TF32, as the trainer does by default
@@ -63,17 +56,16 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     # Without instructions for bf16 a CPU takes minutes for a step.
     if kind == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         dtypes["bf16"] = torch.bfloat16
-    measured_rates: dict[str, Any] = {
-        "matmul": {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()},
-        "attention": {
-            f"{kernel} {direction} {name}": rates.model_dump()
-            for name, dtype in dtypes.items()
-            for kernel, direction, rates in bench.attention(dtype)
-        },
-        "passes": {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)},
-        **bench.host(),
+    matmul = {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()}
+    attention = {
+        f"{kernel} {direction} {name}": rates.model_dump()
+        for name, dtype in dtypes.items()
+        for kernel, direction, rates in bench.attention(dtype)
     }
-    return measured_rates | {"spread": statistics.median(bench.spreads)}
+    passes = {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)}
+    host = bench.host()
+    spread = statistics.median(bench.spreads)
+    return {"matmul": matmul, "attention": attention, "passes": passes, **host, "spread": spread}
 
 
 class _Bench:
@@ -209,11 +201,10 @@ class _Bench:
         eager_s = self.seconds(lambda: chain(weight).sum().backward(), 20) / (2 * operations)
         compiled = torch.compile(lambda value: (value * 1.5).cos())
         graph_s = self.seconds(lambda: compiled(weight).sum().backward(), 20) / 2
-        return {
-            "launch_s": eager_s,
-            "compiled_launch_s": eager_s,
-            "graph_call_s": max(0.0, graph_s - 2 * eager_s),
-            "kernel_s": 3e-6 if self._cuda else 0.0,
+        call_s, kernel_s = max(0.0, graph_s - 2 * eager_s), 3e-6 if self._cuda else 0.0
+        return dict.fromkeys(("launch_s", "compiled_launch_s"), eager_s) | {
+            "graph_call_s": call_s,
+            "kernel_s": kernel_s,
         }
 
     def _tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

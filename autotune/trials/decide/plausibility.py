@@ -64,10 +64,9 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
     """Raise ``MachineLacks`` if a rate is to be of a pretended GPU, whose kernels do nothing."""
     if is_pretended(driver):
-        raise MachineLacks(
-            f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}): its kernels do nothing",
-            next_step="Measure on a real GPU. On this one only memory can be measured: autotune probe",
-        )
+        told = f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}): its kernels do nothing"
+        next_step = "Measure on a real GPU. On this one only memory can be measured: autotune probe"
+        raise MachineLacks(told, next_step=next_step)
 
 
 def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None) -> bool:
@@ -161,10 +160,8 @@ def check_run(run: Run) -> None:
     check_real(header.device, header.driver, f"{what}: its tokens/s")
     least, of = least_flops_per_token(settings_of(header.config), header.parameters), _format(header.config)
     peak = header.peak_flops_per_s or 0.0
-    flops_per_s = [
-        max(row.model_flops_per_s_per_rank, least * row.tokens_per_s / header.world_size, (row.mfu or 0.0) * peak)
-        for row in run.steps
-    ]
+    each = [(row.model_flops_per_s_per_rank, row.tokens_per_s / header.world_size, row.mfu or 0.0) for row in run.steps]
+    flops_per_s = (max(told, least * tokens_per_s, mfu * peak) for told, tokens_per_s, mfu in each)
     check_rates(header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])
 
 

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -219,20 +219,13 @@ def serve(preload: dict[str, Any] | None = None) -> None:
         for line in iter(requests.readline, b""):
             request = json.loads(line)
             if "modules" in request:
-                send({"loaded": _load(request["modules"])})
+                for name in request["modules"]:  # imported late by a trial; as far as they can be imported here
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)
+                send({})
                 continue
             preload_model(request["measured"].get("config", {}).get("model", {}).get("config", {}).get("model_type"))
             send(run_trial(request, ended))
-
-
-def _load(modules: Sequence[str]) -> int:
-    """Import modules that a trial imported late, as far as they can be imported here; return their number."""
-    loaded = 0
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-            loaded += 1
-    return loaded
 
 
 # gloo's and NCCL's texts for another rank that is gone.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_template, render
+from autotune.cluster.job_script import Shape, measure_script, read_template, render
 from autotune.cluster.site_file import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
 from autotune.errors import BadInput
 from autotune.launch.training_job import TrainRequest, default_ranks, term_lead_s, train_script
@@ -18,10 +18,10 @@ SITE = SiteFile(
     command_prefix="apptainer exec --nv image.sif",
     slurm=SlurmSettings(account="project1", partition="gpu", gres="gpu:h100:{count}", time="01:00:00"),
 )
-JOB = MeasureJob(
-    name="workers-tiny", purpose="Counts the loader workers that tiny needs.", command=["autotune", "workers"],
-    shape=Shape(gpus=2, cpus=16), log=Path("reports/jobs/workers-%j.log"),
-)  # fmt: skip
+JOB = {
+    "name": "workers-tiny", "purpose": "Counts the loader workers that tiny needs.", "command": ["autotune", "workers"],
+    "shape": Shape(gpus=2, cpus=16), "log": Path("reports/jobs/workers-%j.log"),
+}  # fmt: skip
 PROFILE = example_profile()
 REQUEST = TrainRequest(
     profile_path=Path("profiles/p.toml"), profile=PROFILE, config=PROFILE.train, data_dir=Path("data"),
@@ -40,7 +40,7 @@ TRAINING = replace(with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), 
 
 
 def measured(site: SiteFile = SITE, **changes) -> str:
-    return measure_script(replace(JOB, **changes), site, read_template("measure", site, None))
+    return measure_script(site, read_template("measure", site, None), **JOB | changes)
 
 
 def trained(site: SiteFile = SITE, **changes) -> str:
@@ -178,7 +178,7 @@ def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
 def test_a_site_may_bring_its_own_template(tmp_path):
     (tmp_path / "mine.sbatch").write_text("#!/bin/bash\n{{ command }} # {{ purpose }}\n")
     site = SiteFile(templates=Templates(measure="mine.sbatch", train="none.sbatch"))
-    script = measure_script(JOB, site, read_template("measure", site, tmp_path / "site.toml"))
+    script = measure_script(site, read_template("measure", site, tmp_path / "site.toml"), **JOB)
     assert script.endswith("\nautotune workers # Counts the loader workers that tiny needs.\n")
     with pytest.raises(BadInput, match="cannot read the template") as refused:
         read_template("train", site, tmp_path / "site.toml")

@@ -1,7 +1,6 @@
 """What the scripts of jobs do: bash is real, SLURM's commands and this program are a few lines each."""
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +87,6 @@ def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answe
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")
-    job = replace(JOB, command=["python", "-m", "torch", "measures"])
-    script = measure_script(job, SiteFile(), read_template("measure", SiteFile(), None))
+    job = JOB | {"command": ["python", "-m", "torch", "measures"]}
+    script = measure_script(SiteFile(), read_template("measure", SiteFile(), None), **job)
     assert ran(script, tmp_path, **variables).stdout == f"-m torch measures gloo n/a until {end}\n"

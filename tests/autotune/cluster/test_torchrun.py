@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.cluster import torchrun
-from autotune.cluster.job_script import MeasureJob, Shape, measure_script, read_template
+from autotune.cluster.job_script import Shape, measure_script, read_template
 from autotune.cluster.site_file import SiteFile
 from autotune.errors import MachineLacks
 from tests.autotune.cluster.conftest import SRUN
@@ -181,11 +181,12 @@ def job(put, tmp_path):
 
     def start(line: str) -> subprocess.Popen[str]:
         site = SiteFile(command_prefix="env -u NOTHING")
-        asked = MeasureJob(
-            name="network", purpose="Tests.", command=[sys.executable, "-uc", ASK + line], shape=Shape(nodes=2, cpus=3),
-            log=Path("jobs/network-%j.log"), with_srun=False,
+        script = measure_script(
+            site, read_template("measure", site, None), name="network", purpose="Tests.", with_srun=False,
+            command=[sys.executable, "-uc", ASK + line], shape=Shape(nodes=2, cpus=3),
+            log=Path("jobs/network-%j.log"),
         )  # fmt: skip
-        (tmp_path / "job.sh").write_text(measure_script(asked, site, read_template("measure", site, None)))
+        (tmp_path / "job.sh").write_text(script)
         return subprocess.Popen(
             ["bash", "job.sh"], cwd=tmp_path, env=os.environ | {"SLURMD_NODENAME": "n4"}, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,

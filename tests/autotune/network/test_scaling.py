@@ -5,6 +5,7 @@ import pytest
 from autotune.errors import ProfileRejected, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling
+from autotune.network.measure import measured_row
 from autotune.network.values import Link
 from tests.autotune.network.gradient_syncs import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
@@ -83,7 +84,7 @@ def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_
     (row,) = scaling.predict_scaling("tiny", model, [2]).rows
     row = row.model_copy(update={"micro_batch_size": 4, "gradient_accumulation_steps": 8})
     cluster = Cluster()
-    found = scaling.measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
+    found = measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials
     assert trial.measured["config"]["global_batch_size"] == 4 * 4 * 2
     assert (found.measured, found.added_micro_batches) == (True, 4)

@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.corpus.values import SequenceMeans
-from autotune.profiles.decide.export import batch as export_batch
-from autotune.profiles.decide.export import export_profile, own_export
-from autotune.profiles.decide.export.batch import exported_batch
+from autotune.profiles.decide.export import export_profile, own_export, program
+from autotune.profiles.decide.export.program import exported_batch
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.config import train_config
 
@@ -99,7 +98,7 @@ def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
 
 @pytest.mark.parametrize("step_s", [0.0, 5e-324])
 def test_a_rate_that_no_machine_has_is_exported_all_the_same(monkeypatch, step_s):
-    monkeypatch.setattr(export_batch, "_step_s", lambda *_: (step_s, "edited"))
+    monkeypatch.setattr(program, "_step_s", lambda *_: (step_s, "edited"))
     assert _export().arguments["save_steps"] > 10**9
 
 

@@ -48,6 +48,10 @@ def counted(work):
     return found
 
 
+def _launches(work):
+    return sum(count for kernel, count in work.kernels if kernel.kind != "graph call")
+
+
 def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_flops():
     work = work_of(last_layer="dense", mlm_head="dense", compile=False)
     tokens, of_layer = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
@@ -65,7 +69,7 @@ def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_fl
 def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_matmuls():
     eager, compiled = work_of(compile=False), work_of()
     assert counted(eager)["matmul"] == counted(compiled)["matmul"]
-    assert compiled.launches < eager.launches
+    assert _launches(compiled) < _launches(eager)
     moving = ("copy", "math", "norm", "softmax", "random")
     assert compiled.bytes_of(*moving) < 0.9 * eager.bytes_of(*moving)
     assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0

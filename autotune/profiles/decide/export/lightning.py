@@ -22,13 +22,10 @@ CALLS = {
     "Trainer": "trainer = Trainer(**(arguments | dict({})))  # arguments: those of the file",
 }
 _SAVE = "ModelCheckpoint"
-_NAMES = {
+NAMES = {
     **program.PROGRAM_NAMES, "global_batch_size": "accumulate_grad_batches", "max_steps": "max_steps",
     "max_grad_norm": "gradient_clip_val", "seed": "seed_everything(seed)",
-    "checkpoint.keep_last": f"{_SAVE}(save_top_k)", "parallel.bucket_cap_mib": "DDPStrategy(bucket_cap_mb)",
-    "parallel.static_graph": "DDPStrategy(static_graph)",
-    "every parameter is used": "DDPStrategy(find_unused_parameters)",
-    "no synchronisation of buffers": "DDPStrategy(broadcast_buffers)",
+    "checkpoint.keep_last": f"{_SAVE}(save_top_k)", **program.ddp_names("DDPStrategy({})"),
 }  # fmt: skip
 
 
@@ -36,21 +33,23 @@ def settings(profile: Profile, batch: ExportedBatch, nodes: int) -> tuple[Equiva
     """Return the settings that its arguments or the module express, and those that it lacks."""
     train = profile.train
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"  # it rejects FSDP on CPUs
-    names = _NAMES | ({"max_grad_norm": "clip_grad_norm_(max_norm)"} if fsdp else {})  # its FSDP clips no norms
+    names = NAMES | ({"max_grad_norm": "clip_grad_norm_(max_norm)"} if fsdp else {})  # its FSDP clips no norms
     rows = (
         *program.unexpressed_rows(train), *program.program_rows(train, fsdp=fsdp),
-        *program.shared_rows(profile, batch, names, fsdp=fsdp), *_length(train, batch), *_saving(train),
+        *program.shared_rows(profile, batch, names, fsdp=fsdp), *_training(train, batch),
         *_parallel(train, batch.ranks, nodes, fsdp=fsdp),
     )  # fmt: skip
     alone = batch.ranks == 1 and not fsdp
     return tuple(row(one.setting) if alone and "DDPStrategy(" in (one.argument or "") else one for one in rows)
 
 
-def _length(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
-    """Return the settings of steps and evaluations, whose intervals count micro-batches there."""
+def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    """Return the settings of steps, checkpoints and evaluations, whose intervals count micro-batches there."""
     compiles, interval, limit = train.compiled, train.evaluation.interval_steps, train.stop_after_s
-    steps = batch.gradient_accumulation_steps
     evaluated = math.ceil(train.evaluation.max_sequences / (batch.per_device_batch_size * batch.ranks))
+    saving, on, steps = train.checkpoint, train.checkpoint.enabled, batch.gradient_accumulation_steps
+    time = Code(f"timedelta(seconds={saving.interval_s:g})")
+    also = on and saving.interval_steps is not None and f"not every {saving.interval_steps} steps as well"
     return (
         row("device", "accelerator", "gpu" if train.device == "cuda" else "cpu"),
         row("precision", "precision", "bf16-mixed" if train.precision == "bf16" else "32-true"),
@@ -67,16 +66,7 @@ def _length(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
         row("no evaluation before training", "num_sanity_val_steps", 0),
         row("log_interval_steps", "log_every_n_steps", train.logged_steps),
         row("log_to", lost=bool(train.log_to) and "your program passes loggers: Trainer(logger=[...])"),
-    )  # fmt: skip
-
-
-def _saving(train: TrainConfig) -> tuple[Equivalent, ...]:
-    saving, on = train.checkpoint, train.checkpoint.enabled
-    time = Code(f"timedelta(seconds={saving.interval_s:g})")
-    also = on and saving.interval_steps is not None and f"not every {saving.interval_steps} steps as well"
-    return (
-        row("run directory", "default_root_dir", f"runs/lightning-{train.model.name}",
-            near="without run record, steps and events"),
+        row("run directory", "default_root_dir", f"runs/lightning-{train.model.name}", near=program.NO_RECORD),
         row("checkpoint.enabled", "enable_checkpointing", on),
         row("checkpoints by a callback", "Trainer(callbacks)", Code("[checkpoint]") if on else None),
         row("checkpoint.interval_s", f"{_SAVE}(train_time_interval)", time if on else None, near=also),
@@ -90,21 +80,20 @@ def _saving(train: TrainConfig) -> tuple[Equivalent, ...]:
 def _parallel(train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool) -> tuple[Equivalent, ...]:
     shared, kinds, call = train.parallel.shard_ranks, Code("kinds"), "FSDPStrategy" if fsdp else "DDPStrategy"
     many, hybrid = fsdp or ranks > 1, fsdp and shared is not None and ranks % shared == 0
-    whole = fsdp and shared is not None and not hybrid and "HSDP: all ranks share one copy of the weights"
-    again = fsdp and train.activation_checkpointing != "none"
-    timeout, dtype = f"timedelta(seconds={train.parallel.timeout_s:g})", train.parallel.gradient_dtype
+    timeout = f"timedelta(seconds={train.parallel.timeout_s:g})"
+    again, dtype = fsdp and train.activation_checkpointing != "none", train.parallel.gradient_dtype
     return (
         row("ranks", "devices", ranks // nodes),
         row("nodes", "num_nodes", nodes),
         row("parallel.strategy", "strategy", "fsdp" if fsdp else "ddp" if many else "auto",
             near=fsdp and "FSDP1, which with bf16 gathers weights and reduces gradients in bf16",
-            lost=program.plain_ddp(train, fsdp=fsdp)),
+            lost=program.remarks(train, fsdp=fsdp)["parallel.strategy"]),
         row("arguments of the strategy", "Trainer(strategy)", Code("strategy") if many else None),
         row("layers gathered one at a time", f"{call}(auto_wrap_policy)", kinds if fsdp else None),
         row("layers that are checkpointed", f"{call}(activation_checkpointing_policy)", kinds if again else None),
         row("copies of the weights", f"{call}(sharding_strategy)", "HYBRID_SHARD" if hybrid else None),
         row("parallel.shard_ranks", f"{call}(device_mesh)", Code((ranks // (shared or 1), shared)) if hybrid else None,
-            lost=whole),
+            lost=fsdp and shared is not None and not hybrid and program.HSDP),
         *program.hooked_rows(train, call, "ddp_comm_hook", f"default_hooks.{dtype}_compress_hook", fsdp=fsdp),
         row("parallel.timeout_s", f"{call}(timeout)", Code(timeout), near="kills the process after it"),
     )  # fmt: skip

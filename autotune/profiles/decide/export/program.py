@@ -1,8 +1,12 @@
-"""Settings that every target takes by some name, those that none takes, and the calling program's code. Pure."""
+"""Settings that every target takes by some name, those that none takes, the program's code, and the batch. Pure."""
 
+import math
+import sys
 from collections.abc import Mapping
 
+from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, Scalar, Value, row
+from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -32,32 +36,43 @@ PROGRAM_NAMES: Mapping[str, str] = {
     "final_learning_rate_share": "get_scheduler(scheduler_specific_kwargs)",
     "activation_checkpointing": "activation_checkpointing_enable(activation_checkpointing_kwargs)",
 }  # fmt: skip
+NO_RECORD, OTHER_ORDER = "without run record, steps and events", "a different permutation of each epoch"
+HSDP = "HSDP: all ranks share one copy of the weights"
 _TORCHS_BUCKET_CAP_MIB = 25
 """Default of torch: if no size is given, it makes the first bucket smaller, so that it is sent early."""
+
+
+def ddp_names(form: str) -> dict[str, str]:
+    """Return the names of DDP's settings, each in the place of ``{}``."""
+    names = {
+        "parallel.bucket_cap_mib": "bucket_cap_mb", "parallel.static_graph": "static_graph",
+        "every parameter is used": "find_unused_parameters", "no synchronisation of buffers": "broadcast_buffers",
+    }  # fmt: skip
+    return {setting: form.replace("{}", name) for setting, name in names.items()}
 
 
 def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings whose values only code around a loop takes."""
     betas, tf32 = (train.adam_beta1, train.adam_beta2), train.device == "cuda" and train.precision == "fp32"
     again: Value = {"use_reentrant": False} if train.activation_checkpointing != "none" and not fsdp else None
-    bucketed = train.layout == "bucketed" and "mixes all lengths in a micro-batch"
+    said, bucketed = remarks(train, fsdp=fsdp), train.layout == "bucketed" and "mixes all lengths in a micro-batch"
     values: tuple[tuple[str, Value, str | bool], ...] = (
         ("adam_beta1", Code(betas), ""), ("fused AdamW", True, ""), ("steps of the schedule", train.max_steps, ""),
         ("tf32", ("high" if train.tf32 else "highest") if tf32 else None, ""),
-        ("order of the data", True, "a different permutation of each epoch"),
-        ("activation_checkpointing", again, recomputes(train)),
+        ("order of the data", True, OTHER_ORDER), ("activation_checkpointing", again, said["activation_checkpointing"]),
     )  # fmt: skip
     rows = (row(setting, PROGRAM_NAMES[setting], value, near=near) for setting, value, near in values)
-    return (*rows, row("adam_beta2"), row("layout", lost=unpacked(train) or bucketed))
+    return (*rows, row("adam_beta2"), row("layout", lost=said["layout"] or bucketed))
 
 
 def hooked_rows(train: TrainConfig, call: str, hook: str, dtype: str, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings of gradients that DDP takes as arguments of ``call``: the hook to compress, and the view."""
     parallel = train.parallel
     half = Code(dtype) if parallel.gradient_dtype != "fp32" and not fsdp else None
-    view = None if fsdp else parallel.gradient_as_bucket_view
+    view, said = None if fsdp else parallel.gradient_as_bucket_view, remarks(train, fsdp=fsdp)
+    lost = fsdp and said["parallel.gradient_dtype"]
     return (
-        row("parallel.gradient_dtype", f"{call}({hook})", half, lost=fsdp and gradients_differ(train, fsdp=True)),
+        row("parallel.gradient_dtype", f"{call}({hook})", half, lost=lost),
         row("parallel.gradient_as_bucket_view", f"{call}(gradient_as_bucket_view)", view),
     )
 
@@ -155,24 +170,83 @@ def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
     return "warmup_stable_decay", {"num_decay_steps": steps, "decay_type": "1-sqrt", "min_lr_ratio": share}
 
 
-def recomputes(train: TrainConfig) -> str | bool:
-    """Return how activation checkpointing differs."""
-    return train.activation_checkpointing == "selective" and "recomputes matmuls as well"
+def remarks(train: TrainConfig, *, fsdp: bool) -> dict[str, str | bool]:
+    """Return remarks that several targets share, by setting; false if they do not apply."""
+    dtype, gathered = train.parallel.gradient_dtype, fsdp and train.precision == "bf16"
+    gradients: str | bool = dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
+    if gathered:
+        gradients = dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
+    packed = "packing would allow cross-document attention: one padded sample per sequence"
+    replaced = train.parallel.strategy != "ddp" and not fsdp
+    return {
+        "activation_checkpointing": train.activation_checkpointing == "selective" and "recomputes matmuls as well",
+        "layout": train.layout == "packed" and packed,
+        "parallel.strategy": replaced and "plain DDP: every rank holds the whole optimizer state",
+        "parallel.gradient_dtype": gradients,  # without a hook
+        "stop_after_s": train.stop_after_s is not None and "does not save and exit before the time limit",
+        "weights": gathered and "with bf16 it gathers weights and reduces gradients in bf16",
+    }
 
 
-def unpacked(train: TrainConfig) -> str | bool:
-    """Return what replaces packed sequences."""
-    return train.layout == "packed" and "packing would allow cross-document attention: one padded sample per sequence"
+def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
+    """Return the optimizer step of a profile, and the nearest one of whole samples.
+
+    It keeps, in this order: at most as many sequences in a micro-batch as were verified to fit; the non-padding tokens
+    of an optimizer step, as near as whole micro-batches of all ranks allow.
+    """
+    train, rows = profile.train, profile.train.global_batch_size
+    if train.global_batch_tokens is not None and means.non_padding_tokens:
+        rows = max(1, round(train.global_batch_tokens / means.non_padding_tokens))
+    elif train.global_batch_samples is not None and means.samples:
+        rows = max(1, round(train.global_batch_samples / means.samples))
+    samples = max(1, round(rows * (means.samples or 1.0)))
+    steps = max(1, math.ceil(samples / (train.micro_batch_size * ranks)))
+    each = min(train.micro_batch_size, max(1, round(samples / (steps * ranks))))
+    exported = each * steps * ranks
+    known = means.non_padding_tokens / means.samples if means.non_padding_tokens and means.samples else None
+    return ExportedBatch(
+        ranks=ranks, sequences_per_step=rows, samples_per_sequence=means.samples,
+        tokens_per_step=means.non_padding_tokens and rows * means.non_padding_tokens, per_device_batch_size=each,
+        gradient_accumulation_steps=steps, exported_samples_per_step=exported,
+        exported_tokens_per_step=known and exported * known,
+    )  # fmt: skip
 
 
-def plain_ddp(train: TrainConfig, *, fsdp: bool) -> str | bool:
-    """Return what replaces a parallel strategy that the other trainer lacks."""
-    return train.parallel.strategy != "ddp" and not fsdp and "plain DDP: every rank holds the whole optimizer state"
+def checkpoint_steps(profile: Profile, batch: ExportedBatch) -> tuple[int | None, str]:
+    """Return the steps between checkpoints, as seconds become steps at the measured rate, and their source."""
+    saving = profile.train.checkpoint
+    if (step := _step_s(profile, batch)) is None:
+        return saving.interval_steps, "no measured step time to convert seconds into steps"
+    every = max(1, math.floor(min(saving.interval_s / max(1e-9, step[0]), sys.maxsize)))
+    how = f"steps of {step[0]:.3g} s by this project's trainer ({step[1]})"
+    return min(every, saving.interval_steps or sys.maxsize), how
 
 
-def gradients_differ(train: TrainConfig, *, fsdp: bool) -> str | bool:
-    """Return the dtype in which gradients are synchronised without a hook, if it is another one."""
-    dtype = train.parallel.gradient_dtype
-    if fsdp and train.precision == "bf16":
-        return dtype != "bf16" and "synchronises gradients in bf16, as bf16 is on"
-    return dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
+def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
+    """Return the seconds of this trainer's optimizer step and their source; None if nothing was measured."""
+    tokens, rate, tuned = batch.tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
+    if tokens is None:
+        return None
+    if rate is not None:
+        return tokens / rate.value, f"{rate.known}: {rate.source}"
+    if tuned is None:
+        return None
+    return tokens / (tuned.value * batch.ranks / tuned.ranks), f"assumed: per rank as fast as in {tuned.source}"
+
+
+def batch_warnings(train: TrainConfig, batch: ExportedBatch, means: SequenceMeans) -> list[str]:
+    """Return what to know before the exported step is trained."""
+    each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
+    if train.layout == "packed" and batch.samples_per_sequence is None:
+        found.append(
+            f"The number of samples per packed sequence is unknown ({means.source}): the export assumes one, so its "
+            "optimizer step has fewer tokens. Pass the dataset: --data DIR."
+        )
+    elif train.layout == "packed":
+        found.append(
+            f"{rows} packed sequences are not {rows} samples: each holds {batch.samples_per_sequence:.2f} on average. "
+            "The export accumulates gradients up to the same number of non-padding tokens."
+        )
+    if each < rows:
+        found.append(f"Micro-batch size {each} instead of {rows}, to come closest to the global batch.")
+    return [*found, "The micro-batch was measured to fit with this project's trainer; the other may need more memory."]

@@ -72,9 +72,8 @@ def row(
 ) -> Equivalent:
     """Return one row of the table; a remark that is false is left out."""
     equivalence: Equivalence = "none" if lost else "near" if near else "same"
-    return Equivalent(
-        setting=setting, argument=argument, value=value, equivalence=equivalence, remark=str(lost or near or "")
-    )
+    remark = str(lost or near or "")
+    return Equivalent(setting=setting, argument=argument, value=value, equivalence=equivalence, remark=remark)
 
 
 def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
