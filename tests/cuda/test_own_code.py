@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.cuda
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
-ALONE = '''
+ALONE = """
 import sys, torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from subject import build_step
@@ -26,7 +26,7 @@ except Enough:
     print("ran" if not counts["num_alloc_retries"] + counts["num_ooms"] else "retried")
 except torch.OutOfMemoryError:
     print("out of memory")
-'''
+"""
 
 
 @pytest.mark.parametrize("example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
