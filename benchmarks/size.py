@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     documents = [path for path in paths if path.startswith(("docs/", "reports/")) and path.endswith(DOCUMENT_SUFFIXES)]
     bars = [
         _bar(
-            "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 40_000
+            "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 42_600
         ),
-        _bar("benchmark_lines", count_lines(path for path in paths if path.startswith("benchmarks/")), 7_000),
-        _bar("test_lines", count_lines(tests), 30_000),
+        _bar("benchmark_lines", count_lines(path for path in paths if path.startswith("benchmarks/")), 7_600),
+        _bar("test_lines", count_lines(tests), 31_000),
         _bar("document_lines", count_lines(documents), 12_000),
         _bar("passed_through_constructors_count", len(walls), 10),
         *sources.bars(),

@@ -137,8 +137,8 @@ class Sources:
         stations = stations_of((self.root / ARCHITECTURE).read_text(encoding="utf-8"))
         most = {"micro_batch_size": 12, "num_workers": 10, "term": 10}
         return [
-            _bar("product_files", len(self.paths), 260),
-            _bar("top_level_names_count", len(tops), 24),
+            _bar("product_files", len(self.paths), 290),
+            _bar("top_level_names_count", len(tops), 25),
             _bar("largest_folder_files", max(folders.values()), 16),
             _bar("small_files", len(small), 25),
             _bar("repeated_module_names_count", len(self.repeated_modules), 8),

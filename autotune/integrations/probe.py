@@ -242,8 +242,8 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
         feasible_peak_bytes=max(peaks),
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
         traced_max=None if search.estimate is None else search.estimate.max_micro_batch_size,
-        not_traced=search.not_traced, kept_bytes=figures.kept_bytes[-1], host_peak_bytes=figures.host_peak_bytes,
-        optimizer_steps=figures.optimizer_steps, trains=figures.trains, multiple_of=unit,
+        not_traced=search.not_traced, kept_bytes=figures.kept_bytes[-1],
+        **{name: getattr(figures, name) for name in ("host_peak_bytes", "optimizer_steps", "trains")}, multiple_of=unit,
         varies_bytes=search.varies_bytes,
         verified_in="this process" if here else "fresh processes", rows=_rows(search), seconds=round(runner.seconds, 3),
         choice=f"the largest that fits, {largest * unit}"

@@ -1,6 +1,6 @@
 """Reading and writing of profiles of your own training code."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,7 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
         profile = parse_table(OwnProfile, content, where=str(path))
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
-    known = read_content(path, tables, reports)
-    return StoredOwn(path=path, profile=profile, **{one.name: getattr(known, one.name) for one in fields(known)})
+    return StoredOwn(path=path, profile=profile, **read_content(path, tables, reports).as_fields)
 
 
 def own_path(out: Path | None, name: str, device_name: str) -> Path:

@@ -64,11 +64,8 @@ def probe(
         own.reject_others(context, _OF_STEP)
         code, *_ = own.codes()
         most = options.max_micro_batch_size
-        asked_step = StepProbe(
-            code=code, reports=job.reports, memory_bytes=options.memory_bytes, headroom_share=headroom,
-            max_size=MAX_SIZE if most == MAX_MICRO_BATCH_SIZE else most, multiple_of=multiple_of,
-            allow_varying=allow_varying, trial_timeout_s=options.trial_timeout_s,
-        )  # fmt: skip
+        most = MAX_SIZE if most == MAX_MICRO_BATCH_SIZE else most
+        asked_step = opt.make_request(StepProbe, context, code=code, headroom_share=headroom, max_size=most)
         probe_own(context, own, asked_step, options.device, job, out=out, time_limit_s=time_limit_s)
         return
     options.require()

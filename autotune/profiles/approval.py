@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class Content:
     """Hash of the whole file, the recorded hash included, by which runs identify the profile."""
     approval: Approval
 
+    @property
+    def as_fields(self) -> dict[str, Any]:
+        """All of these by name, for a class that has them and others."""
+        return {one.name: getattr(self, one.name) for one in fields(Content)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedProfile(StoredProfile, Content):
@@ -64,11 +69,7 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
-    content = read_content(profile, tables, reports)
-    return ApprovedProfile(
-        path=profile, profile=stored.profile, intact=stored.intact, recorded_sha256=content.recorded_sha256,
-        file_sha256=content.file_sha256, approval=content.approval,
-    )  # fmt: skip
+    return ApprovedProfile(path=profile, profile=stored.profile, **read_content(profile, tables, reports).as_fields)
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:

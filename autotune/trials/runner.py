@@ -124,8 +124,8 @@ class TrialRunner:
     def _write(self, done: FinishedTrial) -> None:
         trial, now = done.trial, self.clock.utc_now().isoformat()
         record = TrialRecord(
-            time_utc=now, site=self.site, made_on=self.made_on, key=trial.key, job=trial.job, measured=trial.measured,
-            label=done.label, seconds=done.seconds, outcome=asdict(done.outcome),
+            time_utc=now, site=self.site, made_on=self.made_on, outcome=asdict(done.outcome), label=done.label,
+            seconds=done.seconds, **{name: getattr(trial, name) for name in ("key", "job", "measured")},
         )  # fmt: skip
         self.trial_log.append(record.model_dump(mode="json"))
         self._remember(record)

@@ -1,7 +1,7 @@
 """Export of a profile to a file for ``accelerate launch --config_file``, and code for the loop around it. Pure."""
 
 from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, Scalar, row
+from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Raw, Scalar, row
 from autotune.profiles.values import Profile
 
 WRITTEN_FOR = "accelerate 1.15 and transformers 5.23"
@@ -71,8 +71,13 @@ def _loop(profile: Profile, batch: ExportedBatch, *, fsdp: bool) -> tuple[Equiva
     train, on, interval = profile.train, profile.train.checkpoint.enabled, profile.train.evaluation.interval_steps
     timeout, (every, how) = f"timedelta(seconds={train.parallel.timeout_s:g})", program.checkpoint_steps(profile, batch)
     return (
-        row("parallel.timeout_s", "InitProcessGroupKwargs(timeout)", Code(timeout), near="kills the process after it"),
-        row("handlers of both", "Accelerator(kwargs_handlers)", Code("[group]" if fsdp else "[ddp, group]")),
+        row(
+            "parallel.timeout_s",
+            "InitProcessGroupKwargs(timeout)",
+            Raw(timeout),
+            near="kills the process after it",
+        ),
+        row("handlers of both", "Accelerator(kwargs_handlers)", Raw("[group]" if fsdp else "[ddp, group]")),
         row("run directory", f"{_PROJECT}(project_dir)", f"runs/accelerate-{train.model.name}", near=program.NO_RECORD),
         row("checkpoint.enabled", f"{_PROJECT}(automatic_checkpoint_naming)", True if on else None),
         row("checkpoint.interval_s", "save_state()", every if on else None, near=how),

@@ -3,7 +3,7 @@
 import math
 
 from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, row
+from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Raw, row
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -48,7 +48,7 @@ def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...
     compiles, interval, limit = train.compiled, train.evaluation.interval_steps, train.stop_after_s
     evaluated = math.ceil(train.evaluation.max_sequences / (batch.per_device_batch_size * batch.ranks))
     saving, on, steps = train.checkpoint, train.checkpoint.enabled, batch.gradient_accumulation_steps
-    time = Code(f"timedelta(seconds={saving.interval_s:g})")
+    time = Raw(f"timedelta(seconds={saving.interval_s:g})")
     also = on and saving.interval_steps is not None and f"not every {saving.interval_steps} steps as well"
     return (
         row("device", "accelerator", "gpu" if train.device == "cuda" else "cpu"),
@@ -60,7 +60,7 @@ def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...
             near=limit is not None and "counts from the start of training, and ends it in success"),
         row("evaluation.interval_steps", "val_check_interval", interval and interval * steps,
             near=interval is None and "the final model is not evaluated"),
-        row("intervals count over epochs", "Trainer(check_val_every_n_epoch)", Code("None") if interval else None),
+        row("intervals count over epochs", "Trainer(check_val_every_n_epoch)", Raw("None") if interval else None),
         row("evaluation.max_sequences", "limit_val_batches", evaluated if interval else 0,
             near=interval is not None and "other masks"),
         row("no evaluation before training", "num_sanity_val_steps", 0),
@@ -68,7 +68,7 @@ def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...
         row("log_to", lost=bool(train.log_to) and "your program passes loggers: Trainer(logger=[...])"),
         row("run directory", "default_root_dir", f"runs/lightning-{train.model.name}", near=program.NO_RECORD),
         row("checkpoint.enabled", "enable_checkpointing", on),
-        row("checkpoints by a callback", "Trainer(callbacks)", Code("[checkpoint]") if on else None),
+        row("checkpoints by a callback", "Trainer(callbacks)", Raw("[checkpoint]") if on else None),
         row("checkpoint.interval_s", f"{_SAVE}(train_time_interval)", time if on else None, near=also),
         row("the newest checkpoints are kept", f"{_SAVE}(monitor)", "step" if on else None),
         row("the newest is the one of the highest step", f"{_SAVE}(mode)", "max" if on else None),
@@ -78,7 +78,7 @@ def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...
 
 
 def _parallel(train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool) -> tuple[Equivalent, ...]:
-    shared, kinds, call = train.parallel.shard_ranks, Code("kinds"), "FSDPStrategy" if fsdp else "DDPStrategy"
+    shared, kinds, call = train.parallel.shard_ranks, Raw("kinds"), "FSDPStrategy" if fsdp else "DDPStrategy"
     many, hybrid = fsdp or ranks > 1, fsdp and shared is not None and ranks % shared == 0
     timeout = f"timedelta(seconds={train.parallel.timeout_s:g})"
     again, dtype = fsdp and train.activation_checkpointing != "none", train.parallel.gradient_dtype
@@ -88,12 +88,12 @@ def _parallel(train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool) -> tupl
         row("parallel.strategy", "strategy", "fsdp" if fsdp else "ddp" if many else "auto",
             near=fsdp and "FSDP1, which with bf16 gathers weights and reduces gradients in bf16",
             lost=program.remarks(train, fsdp=fsdp)["parallel.strategy"]),
-        row("arguments of the strategy", "Trainer(strategy)", Code("strategy") if many else None),
+        row("arguments of the strategy", "Trainer(strategy)", Raw("strategy") if many else None),
         row("layers gathered one at a time", f"{call}(auto_wrap_policy)", kinds if fsdp else None),
         row("layers that are checkpointed", f"{call}(activation_checkpointing_policy)", kinds if again else None),
         row("copies of the weights", f"{call}(sharding_strategy)", "HYBRID_SHARD" if hybrid else None),
-        row("parallel.shard_ranks", f"{call}(device_mesh)", Code((ranks // (shared or 1), shared)) if hybrid else None,
+        row("parallel.shard_ranks", f"{call}(device_mesh)", Raw((ranks // (shared or 1), shared)) if hybrid else None,
             lost=fsdp and shared is not None and not hybrid and program.HSDP),
         *program.hooked_rows(train, call, "ddp_comm_hook", f"default_hooks.{dtype}_compress_hook", fsdp=fsdp),
-        row("parallel.timeout_s", f"{call}(timeout)", Code(timeout), near="kills the process after it"),
+        row("parallel.timeout_s", f"{call}(timeout)", Raw(timeout), near="kills the process after it"),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from autotune.corpus.values import SequenceMeans
-from autotune.profiles.decide.export.table import Code, Equivalent, ExportedBatch, Scalar, Value, row
+from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Raw, Scalar, Value, row
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
@@ -14,7 +14,7 @@ FIRST = {
     "set_seed": "set_seed({})", "seed_everything": "seed_everything({}, workers=True)",
     "matmul_precision": "torch.set_float32_matmul_precision({})",
 }  # fmt: skip
-"""Code before the model is made."""
+"""Raw before the model is made."""
 PROGRAM = {
     "activation_checkpointing_enable": "model.activation_checkpointing_enable({})",
     "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
@@ -24,7 +24,7 @@ others = [one for name, one in model.named_parameters() if name in bare]
 optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], {})""",
     "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
 }
-"""Code after the model is made, for the arguments in ``PROGRAM_NAMES``."""
+"""Raw after the model is made, for the arguments in ``PROGRAM_NAMES``."""
 PROGRAM_NAMES: Mapping[str, str] = {
     "micro_batch_size": "DataLoader(batch_size)", "order of the data": "DataLoader(shuffle)",
     "data.num_workers": "DataLoader(num_workers)", "data.prefetch_factor": "DataLoader(prefetch_factor)",
@@ -57,7 +57,7 @@ def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
     again: Value = {"use_reentrant": False} if train.activation_checkpointing != "none" and not fsdp else None
     said, bucketed = remarks(train, fsdp=fsdp), train.layout == "bucketed" and "mixes all lengths in a micro-batch"
     values: tuple[tuple[str, Value, str | bool], ...] = (
-        ("adam_beta1", Code(betas), ""), ("fused AdamW", True, ""), ("steps of the schedule", train.max_steps, ""),
+        ("adam_beta1", Raw(betas), ""), ("fused AdamW", True, ""), ("steps of the schedule", train.max_steps, ""),
         ("tf32", ("high" if train.tf32 else "highest") if tf32 else None, ""),
         ("order of the data", True, OTHER_ORDER), ("activation_checkpointing", again, said["activation_checkpointing"]),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
 def hooked_rows(train: TrainConfig, call: str, hook: str, dtype: str, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings of gradients that DDP takes as arguments of ``call``: the hook to compress, and the view."""
     parallel = train.parallel
-    half = Code(dtype) if parallel.gradient_dtype != "fp32" and not fsdp else None
+    half = Raw(dtype) if parallel.gradient_dtype != "fp32" and not fsdp else None
     view, said = None if fsdp else parallel.gradient_as_bucket_view, remarks(train, fsdp=fsdp)
     lost = fsdp and said["parallel.gradient_dtype"]
     return (

@@ -12,7 +12,7 @@ Value = Scalar | list[str] | dict[str, Scalar]
 """Values that a JSON file of settings can hold."""
 
 
-class Code(str):
+class Raw(str):
     """A value that is an expression, and is therefore written without quotes."""
 
     __slots__ = ()
@@ -62,7 +62,7 @@ class Export:
     batch: ExportedBatch
     arguments: dict[str, Value]
     calls: tuple[str, ...]
-    """Code for the calling program, which no argument can express."""
+    """Raw for the calling program, which no argument can express."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
 
