@@ -2,7 +2,7 @@
 
 Eight subjects on a CPU whose memory is limited for real. Ours is ``autotune.find_batch_size``; the references are
 Lightning's ``BatchSizeFinder`` and accelerate's ``find_executable_batch_size`` on the same model, batch and loss. Each
-is a program of its own, timed from its start to its answer, imports included; they take turns. An answer is exact if
+is a separate program, timed from its start to its answer, imports included; they take turns. An answer is exact if
 two further processes run it and two run out of memory with one sample more. Then the same subjects on a pretended GPU,
 where a program without autotune must run the answer and run out of memory one above; and loaders whose answers are
 known.
@@ -97,7 +97,7 @@ def _call(module: str, *words: str, place: str, **environment: str) -> dict[str,
 
 
 def part(words: Sequence[str]) -> dict[str, Any]:
-    """Run one tool on a subject, in a program of its own."""
+    """Run one tool on a subject, in a separate program."""
     tool, name, *more = words
     if tool == "autotune":
         return _autotune(name)
@@ -230,30 +230,6 @@ def _accelerate(name: str) -> dict[str, Any]:
     return {"size": size, "trials": len(tried)}
 
 
-ALONE = """
-import sys, torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-import importlib
-class Enough(BaseException): pass
-taken = []
-def stepped(*_):
-    taken.append(1)
-    if len(taken) >= 3: raise Enough
-register_optimizer_step_post_hook(stepped)
-name, kind, size = sys.argv[1:]
-module, function = name.split(":")
-key = "kind" if function == "build_step" else "example"
-try:
-    step = getattr(importlib.import_module(module), function)(int(size), "cuda", **{key: kind})
-    while True: step()
-except Enough:
-    counts = torch.cuda.memory_stats()
-    print("ran" if not counts["num_alloc_retries"] + counts["num_ooms"] else "retried")
-except torch.OutOfMemoryError:
-    print("out of memory")
-"""
-
-
 def on_pretended_gpu(name: str) -> dict[str, Any]:
     """Return autotune's answer on a pretended GPU, and what a program without it does with that and one more."""
     from tests.nullgpu.environment import find
@@ -273,10 +249,8 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
         if ended.code:
             return {"size": None, "note": ended.err[-400:]}
         found = json.loads(ended.out)["steps"][0]["evidence"]["step"]
-        script = Path(place, "alone.py")
-        script.write_text(ALONE)
         said = [
-            machine.run(script, step, given[1], str(size)).out.strip().splitlines()[-1:]
+            machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given)).out.strip().splitlines()[-1:]
             for size in (found["feasible_max"], found["feasible_max"] + 1)
         ]
     told = {"size": found["feasible_max"], "trials": len(found["rows"]), "said": said}

@@ -45,8 +45,8 @@ def measure_script(
 ) -> str:  # fmt: skip
     """Return the script of a measuring job, which ends if a node fails; the shell expands no word of ``command``.
 
-    ``purpose`` is a comment at its top; ``directory`` the working directory, None for that of submission; ``with_srun``
-    True for one process per node, while otherwise the command runs on the first node and starts the others;
+    ``purpose`` is a comment at its top; ``directory`` the working directory, None for that of submission. With
+    ``with_srun`` there is one process per node; otherwise the command runs on the first node and starts the others.
     ``variables`` come in addition to the site's; ``typed`` is False if the job follows another job.
     """
     options = {"output": str(log), "no-requeue": ""}

@@ -105,7 +105,7 @@ def find_batch_size(
     returns a function that takes one optimizer step.
 
     ``@find_batch_size(starting_batch_size=128)`` replaces accelerate's ``find_executable_batch_size``: the decorated
-    ``train(batch_size, ...)`` is called without its first argument. It is tried in processes of its own, each stopped
+    ``train(batch_size, ...)`` is called without its first argument. It is tried in fresh processes, each stopped
     after three optimizer steps, and then called once, with a size that fits. The trial log remembers the result.
 
     Args:

@@ -117,12 +117,12 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
     step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)
     if step_s is None:
         raise BadInput(
-            f"{code.step} trains on data of its own, and its step was not timed",
+            f"{code.step} is a training loop, and its step was not timed",
             next_step="Add --step-time T, the duration of its step.",
         )
     step_time_s = step_s * size / step.feasible_max
     sys.stderr.write(
-        f"info: {code.step} trains on data of its own; a step of {format_seconds(step_time_s)} is replayed\n"
+        f"info: {code.step} is a training loop, which has its data; a step of {format_seconds(step_time_s)} is replayed\n"
     )
     return replace(sweep, step_time_s=step_time_s)
 

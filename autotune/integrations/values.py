@@ -134,7 +134,7 @@ class OwnStepFigures(JobFigures):
     optimizer_steps: int
     """Steps that torch's optimizers took; 0 if your code uses none of them."""
     trains: bool
-    """True if one call takes many steps: a training function, with data of its own."""
+    """True if one call takes many steps: a training loop."""
     gradient_bytes: int
     """Gradients that torch's optimizers hold after a step; 0 if there are none."""
     host_peak_bytes: int
@@ -186,7 +186,7 @@ class StepEvidence(StrictTable):
     optimizer_steps: NonNegative
     """Steps of torch's optimizers in that trial; 0 if none of them is used."""
     trains: bool = False
-    """True if the function is a training loop with data of its own, which a loader cannot feed."""
+    """True if the function is a training loop, which another loader cannot feed."""
     multiple_of: Positive = 1
     varies_bytes: NonNegative = 0
     """Difference between steps of one size, accepted with --allow-varying; 0 if steps agree."""

@@ -36,7 +36,7 @@ def report(
     own = [is_own(path) for path in profile]
     if any(own) and (not all(own) or run or form == "pr"):
         next_step = "Build their report alone, without --run and --format."
-        raise UsageError("profiles of your own training code have a report of their own", next_step=next_step)
+        raise UsageError("profiles of your own training code have another report", next_step=next_step)
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return

@@ -84,7 +84,7 @@ class OwnStep:
         steps = self._optimizer_steps[id(optimizer)] = self._optimizer_steps.get(id(optimizer), 0) + 1
         if steps > 1:
             raise BadConfig(
-                "the step took several optimizer steps in one call: it trains on data of its own",
+                "the step took several optimizer steps in one call: it is a training loop, which has its data",
                 next_step="Let it take one step; or replay its duration with --step-time.",
             )
 

@@ -91,7 +91,7 @@ class StepMeter:
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build a step of yours, and take optimizer steps, in a process of its own.
+    """Build a step of yours, and take optimizer steps, in a fresh process.
 
     Args:
         measured: An ``OwnStepRequest``.

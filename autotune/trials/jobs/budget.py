@@ -141,7 +141,7 @@ class CudaBudget:
         """Raise ``OutOfMemoryError`` if the allocator freed cached blocks or failed, or the peak exceeds the budget."""
         counts = torch.cuda.memory_stats(self._device)
         if counts.get("num_ooms", 0):
-            raise torch.OutOfMemoryError("an allocation failed, and the code went on without it")
+            raise torch.OutOfMemoryError("an allocation failed, and the code continued without it")
         if counts.get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:

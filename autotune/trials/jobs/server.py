@@ -130,7 +130,7 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
 
 
 def _kill_orphans() -> None:
-    """End processes that a trial left running in sessions of their own; their parents' ends made them this one's."""
+    """End processes that a trial left running in other sessions; the end of their parents made them this one's."""
     while orphans := psutil.Process().children():
         for orphan in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
