@@ -73,7 +73,7 @@ def bars(paths: Sequence[str], found: Sequence[str]) -> list[Bar]:
     readme = (ROOT / "README.md").read_text().count("\n")
     rows: tuple[tuple[str, float, Direction, float], ...] = (
         ("pages_words", words, "<=", 18_000),
-        ("pages_count", sum(path.startswith("docs/") for path in pages), "<=", 15),
+        ("pages_count", sum(path.startswith("docs/") for path in pages), "<=", 16),
         ("readme_lines", readme, "<=", 120),
         ("what_per_1000_words", per_thousand("what", told), "<=", 3),
         ("where_per_1000_words", per_thousand("where", told), "<=", 1),

@@ -122,7 +122,7 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
         )
     step_time_s = step_s * size / step.feasible_max
     sys.stderr.write(
-        f"info: {code.step} is a training loop, which has its data; a step of {format_seconds(step_time_s)} is replayed\n"
+        f"info: {code.step} is a training loop with its data; a step of {format_seconds(step_time_s)} is replayed\n"
     )
     return replace(sweep, step_time_s=step_time_s)
 

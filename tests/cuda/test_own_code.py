@@ -8,25 +8,6 @@ import pytest
 pytestmark = pytest.mark.cuda
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
-ALONE = """
-import sys, torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from subject import build_step
-class Enough(BaseException): pass
-taken = []
-def stepped(*_):
-    taken.append(1)
-    if len(taken) >= 3: raise Enough
-register_optimizer_step_post_hook(stepped)
-try:
-    step = build_step(int(sys.argv[1]), "cuda")
-    while True: step()
-except Enough:
-    counts = torch.cuda.memory_stats()
-    print("ran" if not counts["num_alloc_retries"] + counts["num_ooms"] else "retried")
-except torch.OutOfMemoryError:
-    print("out of memory")
-"""
 
 
 @pytest.mark.parametrize("example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
@@ -34,8 +15,7 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
     (tmp_path / "subject.py").write_text(
         f"import torch\ntorch.backends.cudnn.enabled = False  # it is not pretended\nfrom {example} import build_step\n"
     )
-    (tmp_path / "alone.py").write_text(ALONE)
-    machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": f"{EXAMPLES}:{tmp_path}"})
+    machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}:{tmp_path}"})
     words = ("--memory", f"{MEMORY_BYTES}B", "--out", tmp_path, "--reports", tmp_path, "--json")
     ended = machine.autotune("probe", "--step", "subject:build_step", *words)
     assert ended.code == 0, ended
@@ -45,7 +25,8 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
     assert step["infeasible_min"] == step["feasible_max"] + 1
     assert all(row["step_s"] is None for row in step["rows"])  # nothing of a pretended GPU is timed
     sizes = (step["feasible_max"], step["infeasible_min"])
-    said = [machine.run(tmp_path / "alone.py", str(size)).out.strip().splitlines()[-1] for size in sizes]
+    alone = ("-m", "benchmarks.alone", "subject:build_step")
+    said = [machine.run(*alone, str(size)).out.strip().splitlines()[-1] for size in sizes]
     assert said[0] == "ran"
     assert said[1] in ("out of memory", "retried")
 

@@ -14,17 +14,21 @@ FIRST = {
     "set_seed": "set_seed({})", "seed_everything": "seed_everything({}, workers=True)",
     "matmul_precision": "torch.set_float32_matmul_precision({})",
 }  # fmt: skip
-"""Raw before the model is made."""
+"""Code before the model is made."""
 PROGRAM = {
     "activation_checkpointing_enable": "model.activation_checkpointing_enable({})",
     "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
-    "AdamW": """bare = {name for name, _ in model.named_parameters() if name.lower().endswith(("bias", "norm.weight"))}
-decayed = [one for name, one in model.named_parameters() if name not in bare]
-others = [one for name, one in model.named_parameters() if name in bare]
-optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], {})""",
+    "AdamW": "\n".join(
+        (
+            'bare = {name for name, _ in model.named_parameters() if name.lower().endswith(("bias", "norm.weight"))}',
+            "decayed = [one for name, one in model.named_parameters() if name not in bare]",
+            "others = [one for name, one in model.named_parameters() if name in bare]",
+            'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], {})',
+        )
+    ),
     "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
 }
-"""Raw after the model is made, for the arguments in ``PROGRAM_NAMES``."""
+"""Code after the model is made, for the arguments in ``PROGRAM_NAMES``."""
 PROGRAM_NAMES: Mapping[str, str] = {
     "micro_batch_size": "DataLoader(batch_size)", "order of the data": "DataLoader(shuffle)",
     "data.num_workers": "DataLoader(num_workers)", "data.prefetch_factor": "DataLoader(prefetch_factor)",

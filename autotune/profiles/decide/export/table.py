@@ -62,7 +62,7 @@ class Export:
     batch: ExportedBatch
     arguments: dict[str, Value]
     calls: tuple[str, ...]
-    """Raw for the calling program, which no argument can express."""
+    """Code for the calling program, which no argument can express."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
 
