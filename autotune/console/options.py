@@ -130,6 +130,8 @@ def gpus_per_node(default: str, *, advanced: bool = False) -> Any:  # noqa: ANN4
 
 _BATCH = "--global-batch-tokens"
 REPORTS = Path("reports")
+NOT_GIVEN = Path("/dev/null")
+"""Default of a path that only some forms of a command require."""
 NODES = option("N", "Nodes to train on.", min=1, max=8192)
 SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
@@ -317,13 +319,13 @@ class WorkersOptions(SweepOptions):
 
     profile: Annotated[
         Path, typer.Argument(metavar="[PROFILE]", help="Profile (TOML).", autocompletion=profiles, show_default=False)
-    ] = Path()
+    ] = NOT_GIVEN
 
     def required(self) -> Path:
         """Return the profile; raise ``UsageError`` without one."""
-        if self.profile == Path():
+        if self.profile == NOT_GIVEN:
             next_step = "Add it; or measure your own loader: --loader my_module:build_loader --step-time 120ms"
-            raise UsageError("Missing argument 'PROFILE'", next_step=next_step)
+            raise UsageError("autotune workers requires PROFILE", next_step=next_step)
         return self.profile
 
 
@@ -334,14 +336,15 @@ class ProbeOptions(ModelOptions):
     model: Annotated[
         list[str], option("NAME", "Preset, or path of a config.json; repeatable.", autocompletion=models)
     ] = field(default_factory=list)
-    data: Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False)] = Path()
+    data: Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False)] = NOT_GIVEN
 
     def require(self) -> None:
         """Raise ``UsageError`` unless a model and a dataset are set."""
-        for name, given in {"--model": bool(self.model), "--data": self.data != Path()}.items():
+        for name, given in {"--model": bool(self.model), "--data": self.data != NOT_GIVEN}.items():
             if not given:
-                next_step = "Add it; or probe your own training code: --step my_module:build_step"
-                raise UsageError(f"Missing option {name!r}", next_step=next_step)
+                own = "your own training code: autotune probe --step my_module:build_step"
+                next_step = f"autotune probe --model bert-120m --data data; or {own}"
+                raise UsageError(f"autotune probe requires {name}", next_step=next_step)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

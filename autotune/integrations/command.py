@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from autotune.console.options import OwnOptions
+from autotune.console.options import NOT_GIVEN, OwnOptions
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
 
@@ -55,5 +55,5 @@ def sweep_own(
     )  # fmt: skip
     if job.submitted_or_rejected(context, asked):
         return
-    found = run(choice, sweep, None if out == Path() else out)
+    found = run(choice, sweep, None if out == NOT_GIVEN else out)
     print(answer_json(own_answer(found)) if job.as_json else own_workers_text(found))

@@ -71,7 +71,7 @@ def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> Loa
     code, *others = codes
     if others:
         raise UsageError("a sweep takes one value of each argument", next_step="Run it once for each value of --set.")
-    if profile != Path() and profile.exists():
+    if profile.is_file():
         subject = read_own(profile).profile.subject
         arguments = {**subject.arguments, **code.arguments}
         code = replace(code, step=code.step or subject.step, along=subject.along, arguments=arguments)

@@ -79,7 +79,7 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("probe",), 2, "Missing option '--model'"),
+        (("probe",), 2, "autotune probe requires --model"),
         (("probe", "--step", "hostile"), 2, "'hostile' does not name a function"),
         (("probe", "--step", "a:b", "--model", "bert-mini"), 2, "--model cannot be used with your own code"),
         (("probe", "--step", "a:b", "--set", "3"), 2, "--set '3' is not NAME=VALUE"),
@@ -87,7 +87,7 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
         (("probe", "--step", "broken:b", "--here"), 3, "cannot import 'broken': ZeroDivisionError"),
         (("probe", "--step", "leaves:b", "--here"), 3, "cannot import 'leaves': SystemExit: 3"),
         (("probe", "--step", "vanishes:b", "--here"), 3, "importing vanishes ended its process"),
-        (("workers",), 2, "Missing argument 'PROFILE'"),
+        (("workers",), 2, "autotune workers requires PROFILE"),
         (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
         (("workers", "--step", "a:b"), 2, "--step needs a loader"),
     ],
