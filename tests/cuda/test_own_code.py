@@ -31,6 +31,7 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
     assert said[1] in ("out of memory", "retried")
 
 
+@pytest.mark.soak
 def test_host_memory_is_not_limited_on_a_gpu_and_is_reported(null_gpu, tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import torch\n"

@@ -12,7 +12,7 @@ from autotune.integrations.values import LoaderSweep, OwnCode, StepProbe
 from autotune.trials.trial_log import report_directory
 
 MODULE = "hostile"
-MEMORY_BYTES = 150_000_000
+MEMORY_BYTES = 80_000_000
 
 
 class OwnCodeBench:

@@ -28,7 +28,7 @@ def step_of(size):
         optimizer.zero_grad()
     return step
 
-@find_batch_size(starting_batch_size=1024, memory="150MB", device="cpu", headroom=0)
+@find_batch_size(starting_batch_size=1024, memory="60MB", device="cpu", headroom=0)
 def train(batch_size, steps, *, loud=False):
     step = step_of(batch_size)
     for _ in range(steps):
@@ -66,12 +66,12 @@ def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
         calls.append(micro_batch_size)
         return step_of(micro_batch_size)
 
-    found = find_batch_size(build, memory="150MB", device="cpu", reports=tmp_path, headroom=0.0)
+    found = find_batch_size(build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0)
     assert found.verified_in == "this process"
     assert calls.count(found.feasible_max) >= 2
     assert int(found) == found.feasible_max
     before = len(calls)
-    again = find_batch_size(build, memory="150MB", device="cpu", reports=tmp_path, headroom=0.0)
+    again = find_batch_size(build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0)
     assert again.feasible_max == found.feasible_max
     assert len(calls) == before
 
@@ -98,7 +98,7 @@ def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
     def build(num_workers):
         return torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=num_workers)
 
-    found = find_num_workers(build, step_time="20ms", max_workers=1, time_limit="8s", window="0.3s", reports=tmp_path)
+    found = find_num_workers(build, step_time="20ms", max_workers=1, time_limit="5s", window="0.3s", reports=tmp_path)
     within = found.undecided_between or (found.value, found.value)
     assert within[0] <= 1 <= within[-1]
     assert found.measured_in == "this process"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.system
 
 
 def test_the_fewest_workers_that_keep_up_are_found(own):
-    found = own.sweep("sleepy", budget_s=20.0)
+    found = own.sweep("sleepy", budget_s=12.0)
     within = found.undecided_between or [found.chosen]
     assert within[0] <= 4 <= within[-1]  # 30 ms for each batch, and 10 ms for each step
     assert found.worker_bytes > 2**20
@@ -24,7 +24,7 @@ def test_your_own_step_consumes_the_batches(own):
 
 
 def test_a_loader_that_ignores_its_workers_is_the_limit(own):
-    found = own.sweep("locked", budget_s=6.0)
+    found = own.sweep("locked", budget_s=4.0)
     assert not found.keeps_up
     told = _lines(found)
     assert "the loader itself is the limit" in told
