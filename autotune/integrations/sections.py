@@ -98,7 +98,8 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
     assert found is not None
     yield found.choice
     where = "each in a fresh process" if found.verified_in == "fresh processes" else "in one process, twice"
-    yield f"verified: {found.feasible_max} ran, and {found.infeasible_min or 'no larger one'} was out of memory, {where}"
+    above = found.infeasible_min or "no larger one"
+    yield f"verified: {found.feasible_max} ran, and {above} was out of memory, {where}"
     if found.infeasible_min is None:
         yield f"more may fit: larger sizes were not tried (--max-micro-batch-size {found.feasible_max})"
     timed = {row.size: row.size / row.step_s for row in found.rows if row.fits and row.step_s is not None}
