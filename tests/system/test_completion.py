@@ -44,7 +44,7 @@ def bash():
     ("autotune estimate --what", ["--what-if"]),
     ("autotune estimate --model bert-m", ["bert-mini"]),
     ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
-    ("autotune profile export --to ", ["hf-trainer"]),
+    ("autotune profile export --to ", ["hf-trainer", "accelerate", "lightning"]),
     ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
 ])  # fmt: skip
 def test_bash_completes_commands_options_and_values(bash, line, offered):
