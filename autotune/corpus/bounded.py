@@ -81,7 +81,7 @@ def run_bounded(
             # Kill the child's process group, which holds only its processes, and reap it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            # Between fork and setsid the child has no group of its own yet.
+            # Between fork and setsid the child is still in the group of its parent.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

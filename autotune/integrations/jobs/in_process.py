@@ -43,7 +43,7 @@ class InThisProcess(StartedMachine):
             figures = self._figures(trial)
         except TrainerError:
             raise
-        except Exception as error:  # noqa: BLE001 - your code may raise anything, and the search goes on
+        except Exception as error:  # noqa: BLE001 - your code may raise anything, and the search continues
             refusal = out_of_memory(error)
             return Crashed(detail=step.described(error)) if refusal is None else OutOfMemory(detail=refusal)
         finally:

@@ -49,7 +49,7 @@ def raises(micro_batch_size):
 
 def forks(micro_batch_size):
     def fork():
-        if os.fork() == 0:  # this copy goes on as if it were the trial, its own child in a session of its own
+        if os.fork() == 0:  # this copy continues as if it were the trial; its child is in another session
             if os.fork() == 0:
                 os.setsid()
                 os.execlp("sleep", "sleep", "1234.5")

@@ -1,4 +1,4 @@
-"""What is made of the memory of a trial's steps."""
+"""Judgement of the memory of a trial's steps."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -69,7 +69,7 @@ def test_a_step_that_misbehaves_is_survived_and_named(own, name, kind, said):
         own.probe(name, timeout_s=4 if name == "hangs" else 20, max_size=2**14)
     assert "autotune/trials/jobs" not in caught.value.message
     assert caught.value.next_step
-    found, _ = own.probe("behaves", max_size=4)  # the same server goes on
+    found, _ = own.probe("behaves", max_size=4)  # the same server continues
     assert found.feasible_max == 4
 
 
