@@ -94,6 +94,16 @@ class OwnStep:
             self._before.wait()
 
 
+class ReadStep(ReplayedStep):
+    """Replayed step whose loss is read: this process loads nothing meanwhile, as in most loops."""
+
+    def step(self, loader: Iterator[Any]) -> list[Any]:
+        """Take a batch and a step; return after the simulated device finished it."""
+        batches = super().step(loader)
+        self.finish()
+        return batches
+
+
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Consume batches of a loader of yours for a timed window.
 
@@ -136,7 +146,7 @@ def _consumer(
     if build is None:
         assert asked.step_time_s is not None
         alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
-        return ReplayedStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
+        return ReadStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
     arguments = load.accepted(build, asked.arguments | {"device": asked.device})
     return OwnStep(functools.partial(build, **arguments), device)
 

@@ -17,6 +17,11 @@ def test_the_fewest_workers_that_keep_up_are_found(own):
     assert found.batch_bytes == 4000
 
 
+def test_nothing_is_loaded_in_process_during_a_replayed_step(own):
+    found = own.sweep("sleepy", step_time_s=0.045, budget_s=6.0, max_workers=2)  # longer than the 30 ms of a batch
+    assert found.chosen == 1
+
+
 def test_your_own_step_consumes_the_batches(own):
     found = own.sweep("sleepy", step="behaves", budget_s=5.0, max_workers=1)
     assert found.replayed_step_s is None
