@@ -14,6 +14,8 @@ LEAST_SHARE = 0.005
 """The same, as a share of the peak."""
 LONG_STEPS = 10
 """Steps of the trial that confirms a doubt of a shorter one."""
+HIGHEST_SHARE = 0.4
+"""Share of a trial's steps that reach its highest memory: then others may need less, as an epoch's last batch does."""
 FIRST_MARGIN = 1.25
 """Factor on the growth that a single trial shows."""
 IGNORED_RATIO = 256
@@ -36,8 +38,9 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
     if growth and sum(growth) > noise * len(growth) and sum(one > noise / 2 for one in growth) > 0.7 * len(growth):
         return "leaks", sum(growth) // len(growth)
     peaks = figures.step_peak_bytes[1:]
-    if peaks and (spread := max(peaks) - min(peaks)) > 2 * noise:
-        return "varies", spread
+    highest = sum(max(peaks) - one <= 2 * noise for one in peaks)
+    if highest < len(peaks) and highest < max(2, HIGHEST_SHARE * len(peaks)):
+        return "varies", max(peaks) - min(peaks)
     return None
 
 

@@ -53,7 +53,6 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
     enter(directory)
     if not resolved:
         return {}
-    threads = _threads()
     write_stack_after(timeout_s)
     told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}, "model": None}
     try:
@@ -71,13 +70,16 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         time.sleep(_THREAD_ENDS_S)
     if torch.cuda.is_initialized():
         told["unsafe"] = "importing it initialises CUDA"
-    elif (more := _threads() - threads) > 0:  # libraries' own pools survive a fork
+    elif (more := _threads() - 1) > 0:
         told["unsafe"] = f"importing it starts threads ({more})"
     return told
 
 
 def _threads() -> int:
-    """Return the number of threads but those that survive a fork: Arrow's allocator starts its own again."""
+    """Return the number of threads that a fork breaks: OpenBLAS ends its pool before one, Arrow's starts again."""
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
     names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     return sum(not name.startswith("jemalloc_bg") for name in names)
 

@@ -29,6 +29,15 @@ def test_peaks_that_differ_after_the_first_step_are_a_doubt():
     assert doubt_of(figures([], [MIB] * 3)) is None
 
 
+def test_smaller_last_batches_of_epochs_are_no_doubt_once_the_largest_repeats():
+    of_epochs = [90 * MIB, *[70 * MIB, 70 * MIB, 50 * MIB] * 3]
+    assert doubt_of(figures(of_epochs[:4], [MIB] * 4)) is None
+    assert doubt_of(figures([90 * MIB, 70 * MIB, 50 * MIB], [MIB] * 3)) == ("varies", 20 * MIB)  # to be confirmed
+    assert doubt_of(figures(of_epochs, [MIB] * 10)) is None
+    random_lengths = [90 * MIB, *(size * MIB for size in (31, 70, 44, 58, 61, 39, 69, 50, 47))]
+    assert doubt_of(figures(random_lengths, [MIB] * 10)) == ("varies", 39 * MIB)
+
+
 @given(st.lists(st.integers(0, LEAST_BYTES // 2), min_size=3, max_size=10))
 def test_noise_is_no_doubt(noise):
     assert doubt_of(figures([100 * MIB + one for one in noise], [10 * MIB + one for one in noise])) is None
