@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
 
 def _perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 2048), nn.GELU(), nn.Linear(2048, 10))
+    return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10))
 
 
 def _convolutional() -> nn.Module:
@@ -133,7 +133,7 @@ def _squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[[nn.Module, Any], torch.Tensor]]] = {
-    "perceptron": (_perceptron, lambda size: torch.randn(size, 1024), _squares),
+    "perceptron": (_perceptron, lambda size: torch.randn(size, 16, 256), _squares),
     "CNN": (_convolutional, _images, _squares),
     "LSTM": (Recurrent, _ids, _next_word),
     "decoder": (Decoder, _ids, _next_word),
@@ -141,8 +141,8 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[[
 }
 
 
-_PLAIN_BYTES = {"perceptron": 120_000_000}
-"""Memory with which the answer has two or three digits, as on GPUs."""
+_PLAIN_BYTES = 300_000_000
+"""Memory with which answers have two or three digits, as on GPUs."""
 
 
 def _causal_lm() -> Subject:
@@ -188,7 +188,7 @@ def _classifier() -> Subject:
 def subjects() -> dict[str, Subject]:
     """Return the subjects by name."""
     plain = {
-        name: Subject(step=name, model=model, batch=batch, loss=loss, memory_bytes=_PLAIN_BYTES.get(name, 300_000_000))
+        name: Subject(step=name, model=model, batch=batch, loss=loss, memory_bytes=_PLAIN_BYTES)
         for name, (model, batch, loss) in PLAIN.items()
     }
     return {

@@ -18,6 +18,8 @@ HIGHEST_SHARE = 0.4
 """Share of a trial's steps that reach its highest memory: then others may need less, as an epoch's last batch does."""
 FIRST_MARGIN = 1.25
 """Factor on the growth that a single trial shows."""
+FLATTER = 16
+"""Most by which a trial flattens the predicted growth."""
 IGNORED_RATIO = 256
 """Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
 
@@ -37,11 +39,12 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
     growth = [later - earlier for earlier, later in itertools.pairwise(kept)]
     if growth and sum(growth) > noise * len(growth) and sum(one > noise / 2 for one in growth) > 0.7 * len(growth):
         return "leaks", sum(growth) // len(growth)
-    peaks = figures.step_peak_bytes[1:]
+    peaks = list(figures.step_peak_bytes[1:])
+    if not peaks or (spread := max(peaks) - min(peaks)) <= 2 * noise:
+        return None
     highest = sum(max(peaks) - one <= 2 * noise for one in peaks)
-    if highest < len(peaks) and highest < max(2, HIGHEST_SHARE * len(peaks)):
-        return "varies", max(peaks) - min(peaks)
-    return None
+    rises = peaks == sorted(peaks)  # on a CPU always, where each is the peak so far
+    return ("varies", spread) if rises or highest < max(2, HIGHEST_SHARE * len(peaks)) else None
 
 
 def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
@@ -56,6 +59,19 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
         return None
     base_bytes, each_bytes = figures.peak_bytes - growing_bytes, FIRST_MARGIN * growing_bytes / size
     return Prediction(peak_bytes=lambda rows: base_bytes + each_bytes * rows)
+
+
+def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Prediction:
+    """Predict memory from the two largest sizes that fitted, with their peaks, and the prediction before the last.
+
+    Noise may hide the growth between two sizes, so that it is taken to be a ``FLATTER``-th of the predicted one at least.
+    """
+    if len(fits) < 2:
+        return before
+    (smaller, lower_bytes), (size, peak_bytes) = fits[-2:]
+    predicted_bytes = before.peak_bytes(size) - before.peak_bytes(smaller)
+    each_bytes = max(peak_bytes - lower_bytes, predicted_bytes / FLATTER) / (size - smaller)
+    return Prediction(peak_bytes=lambda rows: peak_bytes + each_bytes * (rows - size))
 
 
 def ignores_size(fitted: Sequence[tuple[int, int]]) -> bool:

@@ -16,6 +16,7 @@ from autotune.integrations.decide import (
     first_prediction,
     ignores_size,
     last_line,
+    next_prediction,
 )
 from autotune.integrations.values import (
     STEPS,
@@ -90,13 +91,15 @@ class OwnSearch(SizeSearch):
         figures = self.figures[size] = OwnStepFigures.of(outcome)
         if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
             self._confirm(size, *doubt)
-        if self.prediction is None:
-            self.prediction = first_prediction(size, figures)
-        fitted = [(one.micro_batch_size, one.peak_bytes or 0) for one in self.tried if one.fits]
-        if ignores_size([*fitted, (size, figures.peak_bytes)]):
+        fitted = {one.micro_batch_size: one.peak_bytes or 0 for one in self.tried if one.fits}
+        fits = sorted((fitted | {size: figures.peak_bytes}).items())
+        if self.estimate is None:
+            before = self.prediction
+            self.prediction = first_prediction(size, figures) if before is None else next_prediction(fits, before)
+        if ignores_size(fits):
             raise BadInput(
                 f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(figures.peak_bytes)} at "
-                f"{self.words(size)} as at {self.words(min(fitted)[0])}",
+                f"{self.words(size)} as at {self.words(fits[0][0])}",
                 next_step=f"Make the batch of the step as large as {self.probe.code.along} says.",
             )
         return figures.peak_bytes
