@@ -64,7 +64,7 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
 def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Prediction:
     """Predict memory from the two largest sizes that fitted, with their peaks, and the prediction before the last.
 
-    Noise may hide the growth between two sizes, so that it is taken to be a ``FLATTER``-th of the predicted one at least.
+    Noise may hide the growth between two sizes: at least a ``FLATTER``-th of the predicted growth is assumed.
     """
     if len(fits) < 2:
         return before

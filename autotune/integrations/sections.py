@@ -1,9 +1,7 @@
 """Text and report blocks about your own training code: the largest size, the loader's workers, what to run next."""
 
-import shlex
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
@@ -215,8 +213,3 @@ def trials_table(trials: Sequence[FinishedTrial]) -> doc.Block:
         ("detail", "l", lambda one: "" if isinstance(one.outcome, Measured) else one.outcome.detail[:200]),
         long=True,
     )  # fmt: skip
-
-
-def quoted(path: Path) -> str:
-    """Return a path quoted for a shell."""
-    return shlex.quote(str(path))

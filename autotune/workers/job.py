@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -80,7 +80,21 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     step_s = time.perf_counter() - started_s
     # Workers deliver in bursts, so a window must have whole bursts.
     group = max(1, workers // math.gcd(workers, micro_batches))
-    figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
+    work = consumer.work if isinstance(consumer, TrainingStep) else None
+    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | ({} if work is None else {"model_flops_per_s": 0.0})
+
+    def took(batches: list[MicroBatch]) -> None:
+        sums["tokens_per_s"] += sum(one.non_padding_tokens for one in batches)
+        sums["padded_tokens_per_s"] += sum(one.ids_BS.numel() for one in batches)
+        if work is not None:
+            flops = (work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            sums["model_flops_per_s"] += sum(flops)
+
+    figures, seconds = timed_window(
+        loader, consumer, ranks, took, window_s=asked.window_s, step_s=step_s, least=asked.min_steps, group=group
+    )
+    rates = {name: ranks.all_reduce_sum(one)[0] / seconds for name, one in sums.items()}
+    figures |= {"model_flops_per_s": None} | rates
     if asked.losses and isinstance(consumer, TrainingStep):
         figures["losses"] = consumer.losses()
     leave_ranks(together=True)
@@ -168,8 +182,16 @@ class _Until(DeviceEvent):
         return time.perf_counter() >= self.moment
 
 
-Consumer = TrainingStep | ReplayedStep
-"""Consumer of batches; it runs as far ahead of the device as the trainer does."""
+class Consumer(Protocol):
+    """Consumer of batches; the trainer's runs one step ahead of the device."""
+
+    wait: DataWait
+
+    def step(self, loader: Iterator[Any]) -> list[Any]:
+        """Take the batches of a step and the step; return the batches."""
+
+    def finish(self) -> None:
+        """Wait until the device is idle."""
 
 
 def batches_of(
@@ -210,32 +232,40 @@ def drain(loader: Iterator[Any], ready: int) -> int:
     return 2 * ready
 
 
-def _measure(
-    asked: TrainingRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, group: int, step_s: float
-) -> dict[str, Any]:
-    """Take steps until the window is full, the same number on all ranks, in whole groups; return the figures."""
+def timed_window(
+    loader: Iterator[Any], consumer: Consumer, ranks: Ranks, took: Callable[[list[Any]], None], *, window_s: float,
+    step_s: float, least: int, group: int,
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """Take steps until a window is full, the same number on all ranks, in whole groups.
+
+    Args:
+        loader: Iterator of batches.
+        consumer: Takes steps.
+        ranks: All ranks.
+        took: Called with the batches of each step.
+        window_s: Least duration of the window.
+        step_s: Duration of a step so far.
+        least: Fewest steps of the first part of a window.
+        group: Number of steps in which workers deliver whole bursts.
+
+    Returns:
+        Fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
+    """
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:
         return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
 
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
-    work = consumer.work if isinstance(consumer, TrainingStep) else None
-    non_padding_tokens = slots = taken = 0
-    flops = 0.0
-    todo = round(ranks.all_reduce_max(filling(asked.window_s / FIRST_PART, step_s, asked.min_steps))[0])
+    taken, todo = 0, round(ranks.all_reduce_max(filling(window_s / FIRST_PART, step_s, least))[0])
     ranks.all_reduce_sum(0.0)
     start_s = time.monotonic()
     while todo:
         for _ in range(todo):
-            batches = consumer.step(loader)
-            non_padding_tokens += sum(batch.non_padding_tokens for batch in batches)
-            slots += sum(batch.ids_BS.numel() for batch in batches)
-            if work is not None:
-                flops += sum(work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            took(consumer.step(loader))
         taken += todo
         past_s = ranks.all_reduce_max(time.monotonic() - start_s)[0]
-        left_s = asked.window_s - past_s
+        left_s = window_s - past_s
         todo = filling(left_s, past_s / taken) if left_s > 0 else 0
     consumer.finish()
     end_s = time.monotonic()
@@ -245,14 +275,12 @@ def _measure(
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
-        "steps": taken, "tokens_per_s": ranks.all_reduce_sum(non_padding_tokens)[0] / slowest_s,
-        "padded_tokens_per_s": ranks.all_reduce_sum(slots)[0] / slowest_s,
-        "model_flops_per_s": None if work is None else ranks.all_reduce_sum(flops)[0] / slowest_s,
-        "data_wait_share": min(1.0, waited_s / slowest_s), "window_start_s": -ranks.all_reduce_max(-start_s)[0],
-        "window_end_s": ranks.all_reduce_max(end_s)[0], "memory_bytes": _sum(ranks, memory),
+        "steps": taken, "data_wait_share": min(1.0, waited_s / slowest_s),
+        "window_start_s": -ranks.all_reduce_max(-start_s)[0], "window_end_s": ranks.all_reduce_max(end_s)[0],
+        "memory_bytes": _sum(ranks, memory),
         "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
         "storage_bytes_per_s": None if (total := _sum(ranks, read)) is None else total / slowest_s,
-    }  # fmt: skip
+    }, slowest_s  # fmt: skip
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:

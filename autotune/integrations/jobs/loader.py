@@ -3,7 +3,6 @@
 import functools
 import inspect
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils import _pytree
 from autotune.integrations.jobs import load
 from autotune.integrations.values import OwnLoaderRequest
 from autotune.trials.jobs import footprint
-from autotune.workers.job import ReplayedStep, drain
+from autotune.workers.job import Consumer, ReplayedStep, drain, timed_window
 from trainer.data.loader import DataWait
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 from trainer.errors import BadConfig
@@ -25,7 +24,6 @@ WARM_UP_STEPS = 2
 PREFETCHED = 2
 """Batches that a worker holds ready, by torch's default."""
 MIN_STEPS = 4
-_FIRST_PART = 4
 
 
 class Epochs:
@@ -124,7 +122,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Callable[..., Any] | None) -> dict[str, Any]:
     """Measure a window of the loader that a function builds; without another for the step, a step is replayed."""
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
-    consumer = _consumer(asked, build_step, device)
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
+    consumer = _consumer(asked, build_step, alone)
     arguments = asked.arguments | {"device": asked.device, "num_workers": asked.num_workers}
     loader = Epochs(build(**load.accepted(build, arguments)), asked.loader)
     batches = iter(loader)
@@ -136,19 +135,22 @@ def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Calla
         (batch,) = consumer.step(batches)
         consumer.finish()
     step_s = time.perf_counter() - started_s
-    figures = _measure(asked, batches, consumer, step_s)
-    return figures | {"epoch_batches": loader.epoch_batches, "batch_bytes": _bytes_of(batch)}
+    figures, seconds = timed_window(
+        batches, consumer, alone, lambda batches: None, window_s=asked.window_s, step_s=step_s, least=MIN_STEPS,
+        group=max(1, asked.num_workers),
+    )  # fmt: skip
+    return figures | {
+        "tokens_per_s": figures["steps"] / seconds, "processes": len(footprint.private_bytes_of_children()),
+        "epoch_batches": loader.epoch_batches, "batch_bytes": _bytes_of(batch),
+    }  # fmt: skip
 
 
-def _consumer(
-    asked: OwnLoaderRequest, build: Callable[..., Any] | None, device: torch.device
-) -> OwnStep | ReplayedStep:
+def _consumer(asked: OwnLoaderRequest, build: Callable[..., Any] | None, alone: Ranks) -> Consumer:
     if build is None:
         assert asked.step_time_s is not None
-        alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
         return ReadStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
     arguments = load.accepted(build, asked.arguments | {"device": asked.device})
-    return OwnStep(functools.partial(build, **arguments), device)
+    return OwnStep(functools.partial(build, **arguments), alone.device)
 
 
 def _takes_batch(step: Callable[..., object]) -> bool:
@@ -160,38 +162,6 @@ def _takes_batch(step: Callable[..., object]) -> bool:
     except ValueError:  # of a builtin
         return True
     return True
-
-
-def _measure(
-    asked: OwnLoaderRequest, batches: Iterator[Any], consumer: OwnStep | ReplayedStep, step_s: float
-) -> dict[str, Any]:
-    """Take steps until the window is full, in whole bursts of the workers; return the figures."""
-    group = max(1, asked.num_workers)
-
-    def filling(left_s: float, step_s: float, least: int = 1) -> int:
-        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
-
-    read_before = footprint.storage_read_bytes()
-    consumer.wait.read()
-    todo, taken, start_s = filling(asked.window_s / _FIRST_PART, step_s, MIN_STEPS), 0, time.monotonic()
-    while todo:
-        for _ in range(todo):
-            consumer.step(batches)
-        taken += todo
-        past_s = time.monotonic() - start_s
-        left_s = asked.window_s - past_s
-        todo = filling(left_s, past_s / taken) if left_s > 0 else 0
-    consumer.finish()
-    end_s = time.monotonic()
-    read_after, workers = footprint.storage_read_bytes(), footprint.private_bytes_of_children()
-    waited_s, window_s = consumer.wait.read(), end_s - start_s
-    read = None if read_before is None or read_after is None else (read_after - read_before) / window_s
-    return {
-        "steps": taken, "tokens_per_s": taken / window_s, "data_wait_share": min(1.0, waited_s / window_s),
-        "window_start_s": start_s, "window_end_s": end_s, "processes": len(workers),
-        "memory_bytes": footprint.memory_bytes(), "worker_bytes": max(workers, default=None),
-        "storage_bytes_per_s": read,
-    }  # fmt: skip
 
 
 def _bytes_of(batch: Any) -> int:  # noqa: ANN401 - a batch of any form
