@@ -171,8 +171,8 @@ def _model_of(model: object, name: object = "") -> str:
     return canonical_sha256({k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else name)
 
 
-def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
-    """Return both losses over the later part of the common steps, their ratio, and these steps; None without any."""
+def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
+    """Return both losses over the later part of the common steps, and their ratio; None without any."""
     losses = [
         {row.step: row.loss for row in run.steps if row.loss is not None and math.isfinite(row.loss) and row.loss > 0}
         for run in (a, b)
@@ -182,10 +182,10 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
     if not later:
         return None
     mine, theirs = ([side[step] for step in later] for side in losses)
-    first, second = (
-        Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs)
-    )
-    return first, second, paired_difference(mine, theirs), f"at the same steps, {later[0]} to {later[-1]}"
+    of = f"at the same steps, {later[0]} to {later[-1]}"
+    estimates = (Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs))
+    first, second = (Measurement(metric=decide.LOSS, of=of, estimate=one) for one in estimates)
+    return first, second, paired_difference(mine, theirs)
 
 
 def _tuning_side(path: Path) -> Side:
