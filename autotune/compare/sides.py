@@ -82,18 +82,18 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     profile, train, made_on = stored.profile, stored.profile.train, stored.profile.fingerprint
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
-    known: dict[Circumstance, str | None] = {
+    circumstances: dict[Circumstance, str] = {
         "model": made_on.model_sha256, "dataset": made_on.dataset_hash, "machine": made_on.gpu_name or "cpu",
         "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
         "global batch": f"{train.global_batch_size} sequences", "row length": str(train.seq_length_tokens),
         "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
-        "ranks": None if ranks is None else str(ranks),
+        **({} if ranks is None else {"ranks": str(ranks)}),
     }  # fmt: skip
     constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
     notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
         kind="profile", name=name, settings=flat_table(train.model_dump(mode="json")) | constraints,
-        circumstances={name: value for name, value in known.items() if value is not None},
+        circumstances=circumstances,
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
         measurements=tuple(_profile_figures(profile)),
