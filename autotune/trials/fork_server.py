@@ -104,15 +104,11 @@ class ForkServerMachine(StartedMachine):
         # Private to the user: logs of trials may quote data.
         self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
         self._server: subprocess.Popen[str] | None = None
-        self._count = 0
 
     def _run(self, trial: Trial) -> Outcome:
-        self._count += 1
-        directory = self._scratch / f"trial-{self._count}"
         server = self._started()
-        directory.mkdir()
-        reply = self._ask(server, asdict(trial) | {"directory": str(directory)})
-        shutil.rmtree(directory, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as directory:
+            reply = self._ask(server, asdict(trial) | {"directory": directory})
         if reply["timed_out"]:
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
