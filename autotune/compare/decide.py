@@ -134,8 +134,8 @@ class Comparison:
     """Figures that the other side does not have."""
 
 
-def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
-    """Compare two sides; for runs, ``loss`` is that of A and B at the same steps, its ratio B to A, and those steps."""
+def compare(a: Side, b: Side, loss: tuple[Measurement, Measurement, Interval] | None = None) -> Comparison:
+    """Compare two sides; for runs, ``loss`` is that of A and B at the same steps, and its ratio B to A."""
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [{str(name): said for name, said in one.circumstances.items() if name in known} for one in (a, b)]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
@@ -145,7 +145,7 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
     mine, theirs = ({(one.metric.name, one.of): one for one in side.measurements} for side in (a, b))
     figures = [_compared(mine[key], theirs[key], differs) for key in mine if key in theirs]
     if loss is not None:
-        figures.append(_judged(LOSS, loss[3], (loss[0], loss[1]), loss[2], differs))
+        figures.append(_compared(loss[0], loss[1], differs, loss[2]))
     return Comparison(
         a=a, b=b, settings=changes(a.settings, b.settings), circumstances=circumstances, facts=facts,
         figures=tuple(figures), headline=_headline(a, b, differs),
@@ -160,29 +160,24 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     if not pairs:
         return None
     one, other = next((pair for pair in pairs if pair[0].of == pair[1].of), pairs[0])
-    if one.of == other.of:
-        return _compared(one, other, differs)
-    change = difference(one.estimate, other.estimate)
-    return _judged(one.metric, f"A: {one.of}; B: {other.of}", (one.estimate, other.estimate), change, differs)
+    if one.of != other.of:
+        one = replace(one, of=f"A: {one.of}; B: {other.of}")
+    return _compared(one, other, differs)
 
 
-def _compared(a: Measurement, b: Measurement, differs: set[str]) -> Compared:
-    change = difference(a.estimate, b.estimate)
+def _compared(a: Measurement, b: Measurement, differs: set[str], change: Interval | None = None) -> Compared:
+    change = change or difference(a.estimate, b.estimate)
     if a.exact and b.exact:
         change = replace(change, low=change.value, high=change.value, confidence=1.0)
-    return _judged(a.metric, a.of, (a.estimate, b.estimate), change, differs)
-
-
-def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: Interval, differs: set[str]) -> Compared:
-    found = Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change)
-    nothing = 1.0 if sides[0].scale == "log" else 0.0
-    if other := [_OTHER.get(name, f"another {name}") for name in metric.needs if name in differs]:
+    found = Compared(metric=a.metric, of=a.of, a=a.estimate, b=b.estimate, change=change)
+    nothing = 1.0 if a.estimate.scale == "log" else 0.0
+    if other := [_OTHER.get(name, f"another {name}") for name in a.metric.needs if name in differs]:
         return replace(found, verdict="not comparable", why=", ".join(other))
     if change.low is None or change.high is None:
-        return replace(found, verdict="not judged", why=no_spread_of(*sides))
+        return replace(found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate))
     if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
         return replace(found, verdict="the same")
-    less, more = metric.words
+    less, more = a.metric.words
     if change.high < nothing or change.low > nothing:
         return replace(found, verdict=less if change.high < nothing else more)
     return found

@@ -82,18 +82,18 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     profile, train, made_on = stored.profile, stored.profile.train, stored.profile.fingerprint
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
-    known: dict[Circumstance, str | None] = {
+    circumstances: dict[Circumstance, str] = {
         "model": made_on.model_sha256, "dataset": made_on.dataset_hash, "machine": made_on.gpu_name or "cpu",
         "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
         "global batch": f"{train.global_batch_size} sequences", "row length": str(train.seq_length_tokens),
         "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
-        "ranks": None if ranks is None else str(ranks),
+        **({} if ranks is None else {"ranks": str(ranks)}),
     }  # fmt: skip
     constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
     notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
         kind="profile", name=name, settings=flat_table(train.model_dump(mode="json")) | constraints,
-        circumstances={name: value for name, value in known.items() if value is not None},
+        circumstances=circumstances,
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
         measurements=tuple(_profile_figures(profile)),
@@ -171,8 +171,8 @@ def _model_of(model: object, name: object = "") -> str:
     return canonical_sha256({k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else name)
 
 
-def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
-    """Return both losses over the later part of the common steps, their ratio, and these steps; None without any."""
+def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
+    """Return both losses over the later part of the common steps, and their ratio; None without any."""
     losses = [
         {row.step: row.loss for row in run.steps if row.loss is not None and math.isfinite(row.loss) and row.loss > 0}
         for run in (a, b)
@@ -182,10 +182,10 @@ def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
     if not later:
         return None
     mine, theirs = ([side[step] for step in later] for side in losses)
-    first, second = (
-        Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs)
-    )
-    return first, second, paired_difference(mine, theirs), f"at the same steps, {later[0]} to {later[-1]}"
+    of = f"at the same steps, {later[0]} to {later[-1]}"
+    estimates = (Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs))
+    first, second = (Measurement(metric=decide.LOSS, of=of, estimate=one) for one in estimates)
+    return first, second, paired_difference(mine, theirs)
 
 
 def _tuning_side(path: Path) -> Side:

@@ -91,11 +91,10 @@ def plan_of(known: Plan) -> Plan:
     told = f"wall time on {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
     hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
     flops = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
-    told = "at your price"
     plan = replace(
         known, tokens=tokens, batch_tokens=batch, steps=asked if goal.kind == "steps" else steps,
         passes=asked if goal.kind == "epochs" else passes, wall_s=wall, device_hours=hours,
-        cost=None if price is None else _if_known(lambda one: one * price, hours, source=told),
+        cost=None if price is None else _if_known(lambda one: one * price, hours, source="at your price"),
         flops_6n=flops, by_nodes=tuple(_by_nodes(known, tokens.value)),
     )  # fmt: skip
     return replace(plan, warnings=(*known.warnings, *_warnings(plan)))

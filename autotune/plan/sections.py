@@ -54,22 +54,17 @@ def plan_text(plan: Plan) -> str:
 
 
 def _figures(plan: Plan) -> str:
-    kind, every = ("GPU" if plan.fleet.device == "cuda" else "CPU"), plan.all_ranks
+    kind, every, price = "GPU" if plan.fleet.device == "cuda" else "CPU", plan.all_ranks, plan.price_per_device_hour
+    scaling = f"scaling efficiency, {plan.fleet.nodes} nodes"
     rows = [
         _row("non-padding tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),
         _row("wall time", plan.wall_s, lambda seconds: _duration(plan.wall_s.value if plan.wall_s else 0.0, seconds)),
         _row(f"{kind}-hours", plan.device_hours, format_amount),
-    ]
-    if plan.price_per_device_hour is not None:
-        rows.append(_row(f"cost at {plan.price_per_device_hour:g} per {kind}-hour", plan.cost, format_amount))
-    rows += [
+        *([] if price is None else [_row(f"cost at {price:g} per {kind}-hour", plan.cost, format_amount)]),
         _row(f"tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
         _row("tokens/s of all", every.tokens_per_s, format_amount),
-    ]
-    if every.efficiency is not None:
-        rows.append(_row(f"scaling efficiency, {plan.fleet.nodes} nodes", every.efficiency, format_share))
-    rows += [
+        *([] if every.efficiency is None else [_row(scaling, every.efficiency, format_share)]),
         _row("non-padding tokens per step", plan.batch_tokens, format_amount),
         _row("epochs", plan.passes, lambda value: f"{value:,.3g}", "requires --data"),
         _row("parameters", plan.parameters, format_amount),

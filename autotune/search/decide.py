@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search.values import KNOBS, Configuration
+from autotune.workers.decide.worker_count import ladder
 from trainer.config.train_config import Layout
 
 ROW_DOUBLINGS = 5
@@ -93,15 +94,13 @@ def posterior(
     shares = np.array(PREDICTED_SHARES if predicted else (0.0,))
     prior_mean = _prior_mean(cells, predicted) if predicted else np.zeros(len(cells))
     off_prior = means[:, None] - prior_mean[at, None] * shares
-    best: tuple[float, float, float, float, float] | None = None
+    fitted: list[tuple[float, float, float, float, float]] = []
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
         among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * same
         fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, off_prior) + of_scatter[:, None]
         which, of_share = divmod(int(fits.argmax()), len(shares))
-        if best is None or fits[which, of_share] > best[0]:
-            best = float(fits[which, of_share]), NOISE_SIGMAS[which], effect, pair, float(shares[of_share])
-    assert best is not None
-    _, noise, effect, pair, share = best
+        fitted.append((float(fits[which, of_share]), NOISE_SIGMAS[which], effect, pair, float(shares[of_share])))
+    _, noise, effect, pair, share = max(fitted, key=lambda one: one[0])
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
     solve = np.linalg.inv(prior[there] + noise**2 * own)
     across = prior[:, at]
@@ -185,8 +184,7 @@ def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int)
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:
         return []
-    asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
-    kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]
+    kept = [rows for rows in ladder(largest) if rows * 2**ROW_DOUBLINGS >= largest]
     return sorted({split_global_batch(global_batch_size, rows, ranks).micro_batch_size for rows in kept})
 
 

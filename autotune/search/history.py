@@ -1,7 +1,7 @@
 """Search request, and the measurements of each configuration so far."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,6 @@ from trainer.config.train_config import Layout, TrainConfig
 
 CRASHES = 2
 """Number of crashes after which a value that never ran is excluded from the search."""
-FINALISTS = 6
-"""Largest number of configurations that are verified against the starting configuration."""
 LEAST_IMPROVEMENT = 0.003
 """Smallest gain in log throughput that is worth a search, however certain."""
 _SURE = 8
@@ -176,11 +174,6 @@ class SearchState:
         """Return the highest predicted log ratio of the configurations that ran."""
         ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
         return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
-
-    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
-        """Return those that ran and may be the fastest, the most promising first, without ``rejected`` arithmetics."""
-        ran = [cell for cell in self.tried if self.tried[cell].best and cell in self.cells and cell != self.starting]
-        return self.may_be_fastest([cell for cell in ran if cell.arithmetic not in rejected])[:FINALISTS]
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""

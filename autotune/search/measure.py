@@ -38,6 +38,8 @@ COMPILING_S = 60.0
 LEAST_S = 0.001
 """Fewest seconds that a window counts as: trial logs keep no more digits."""
 
+FINALISTS = 6
+"""Largest number of configurations that are verified against the starting configuration."""
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
 UNKNOWN = Interval(value=1.0, low=None, high=None)
 """Ratio of a configuration that did not run or was not measured."""
@@ -155,8 +157,10 @@ class Exploration:
         return self.left_s - self.request.training.request.budget_s / 2
 
     def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
-        """Return the most promising configurations: as many as the time left can verify, and at least one."""
-        every, least_s = self.known.finalists(rejected), self._takes_s(self.starting)
+        """Return the most promising that ran, without ``rejected`` arithmetics: as many as there is time to verify."""
+        known, least_s = self.known, self._takes_s(self.starting)
+        ran = [cell for cell, one in known.tried.items() if one.best and cell in known.cells and cell != self.starting]
+        every = known.may_be_fastest([cell for cell in ran if cell.arithmetic not in rejected])[:FINALISTS]
         rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 

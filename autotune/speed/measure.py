@@ -43,8 +43,7 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
         raise MachineLacks(what, next_step="Run autotune doctor, and try again on an idle machine.")
     rates = dict(outcome.figures)
     if (spread := rates.pop("spread")) > MOST_SPREAD:
-        why = f"times are {spread:.1f} times the shortest in the median"
-        what = f"the machine's constants could not be measured: {why}"
+        what = f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median"
         raise Undecided(what, next_step="Stop what else uses the machine, and try again.")
     rates |= {"device": device, "source": f"measured on this machine, {when_utc[:10]}"}
     told = {"host_runs_ahead": kind == "cuda", "range_share": MEASURED_RANGE_SHARE}

@@ -25,7 +25,7 @@ _OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
 MOST_FRAMES = 8
 """Most calls that are shown of a stack."""
 START_TIMEOUT_S = 300.0
-"""Longest start of the server; on a network file system imports take minutes."""
+"""Longest start of the server, or of the ranks; on a network file system imports take minutes."""
 ENVIRONMENT = {
     # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
@@ -104,33 +104,18 @@ class ForkServerMachine(StartedMachine):
         # Private to the user: logs of trials may quote data.
         self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
         self._server: subprocess.Popen[str] | None = None
-        self._count = 0
 
     def _run(self, trial: Trial) -> Outcome:
-        self._count += 1
-        directory = self._scratch / f"trial-{self._count}"
         server = self._started()
-        directory.mkdir()
-        assert server.stdin is not None
-        try:
-            server.stdin.write(json.dumps(asdict(trial) | {"directory": str(directory)}) + "\n")
-            server.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._server_died(server) from error
-        reply = self._read(server)
-        shutil.rmtree(directory, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as directory:
+            reply = self._ask(server, asdict(trial) | {"directory": directory})
         if reply["timed_out"]:
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
     def load(self, modules: Sequence[str]) -> None:
         """Import modules in the server, so that trials do not; those that cannot be imported are left out."""
-        server = self._started()
-        assert server.stdin is not None
-        server.stdin.write(json.dumps({"modules": list(modules)}) + "\n")
-        server.stdin.flush()
-        self._await(server)
-        self._read(server)
+        self._ask(self._started(), {"modules": list(modules)}, self._start_timeout_s)
 
     def restart(self, preload: Mapping[str, Any]) -> None:
         """End the server, and start one with another ``preload``."""
@@ -161,18 +146,25 @@ class ForkServerMachine(StartedMachine):
                 [sys.executable, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
             )  # fmt: skip
-        self._await(self._server)
-        self.versions = self._read(self._server)
+        self.versions = self._read(self._server, self._start_timeout_s)
         return self._server
 
-    def _await(self, server: "subprocess.Popen[str]") -> None:
-        """Wait for the next reply; end a server that takes too long to import."""
-        assert server.stdout is not None
-        if not select.select([server.stdout], [], [], self._start_timeout_s)[0]:
-            server.kill()
+    def _ask(
+        self, server: "subprocess.Popen[str]", request: dict[str, Any], timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        assert server.stdin is not None
+        try:
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._server_died(server) from error
+        return self._read(server, timeout_s)
 
-    def _read(self, server: "subprocess.Popen[str]") -> dict[str, Any]:
+    def _read(self, server: "subprocess.Popen[str]", timeout_s: float | None) -> dict[str, Any]:
+        """Return the next reply; end a server that takes longer to import than ``timeout_s``."""
         assert server.stdout is not None
+        if not select.select([server.stdout], [], [], timeout_s)[0]:
+            server.kill()
         if not (line := server.stdout.readline()):
             raise self._server_died(server)
         reply: dict[str, Any] = json.loads(line)

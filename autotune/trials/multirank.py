@@ -15,14 +15,13 @@ from typing import Any
 
 from autotune.base.process import start
 from autotune.errors import MachineLacks
-from autotune.trials.fork_server import ENVIRONMENT, StartedMachine, classify
+from autotune.trials.fork_server import ENVIRONMENT, START_TIMEOUT_S, StartedMachine, classify
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from trainer.config.tables import read_json
 from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
-START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 40.0
 """Time that ranks have to end, in seconds; longer than torchrun gives them."""
 _LOG_TAIL = 4000

@@ -106,9 +106,6 @@ def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
         hashes = None if settings is None else canonical_sha256(settings), dataset
     if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (None, made_on.dataset_hash):
         return True
-    if where is None:
-        return False
-    if where.gpu_name is None and made_on.gpu_name is not None:
-        return False  # a GPU's steps are replayed on a machine without one
-    kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
-    return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)
+    if where is None or (where.gpu_name is None and made_on.gpu_name is not None):
+        return False  # unknown; or a GPU's steps are replayed on a machine without one
+    return where.gpu_name != made_on.gpu_name or (where.gpu_name is None and where.cpu_model != made_on.cpu_model)

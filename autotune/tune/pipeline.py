@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
@@ -35,7 +36,7 @@ from autotune.workers.stage import count_workers
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import read_json
 
-ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
+ORDER: tuple[StageName, ...] = get_args(StageName)
 OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
 """Errors of one model, after which the other models are still tuned."""
 REPORT = "report.html"

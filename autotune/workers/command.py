@@ -51,12 +51,8 @@ def workers(
         from autotune.integrations.stage import sweep_request
 
         own.reject_others(context, _OF_LOADER)
-        limits: dict[str, Any] = {
-            "window_s": window_s,
-            "max_workers": max_workers,
-            "trial_timeout_s": sweep.trial_timeout_s,
-        }
-        limits |= {"budget_s": time_limit_s, "step_time_s": step_time_s, "reports": job.reports}
+        limits: dict[str, Any] = {"window_s": window_s, "max_workers": max_workers, "budget_s": time_limit_s}
+        limits |= {"trial_timeout_s": sweep.trial_timeout_s, "step_time_s": step_time_s, "reports": job.reports}
         found = sweep.profile
         sweep_own(context, sweep_request(own.codes(loader=loader), found, **limits), device, job, out=found)
         return

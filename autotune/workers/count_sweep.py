@@ -4,14 +4,14 @@ A subclass says how a window is made, and reads its figures.
 """
 
 import abc
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
+from autotune.trials.decide.contamination import of_known
 from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
 from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, LoadedWindow, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits
@@ -34,12 +34,6 @@ def gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
     gpus = [gpu for one in windows for gpu in one.gpus]
     means = {name: of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
     return GpuUse(**means) if gpus else None
-
-
-def of_known(mean: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    """Apply a mean to the finite values; return None without any."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return mean(known) if known else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -60,10 +60,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     })  # fmt: skip
     consumer: Consumer
     if asked.replayed_step_s is not None:
-        width = config.seq_length_tokens
         consumer = ReplayedStep(
-            asked.replayed_step_s, lambda batch: batch.ids_BS.shape[1] / width, micro_batches, ranks
-        )  # fmt: skip
+            asked.replayed_step_s, lambda batch: batch.ids_BS.shape[1] / config.seq_length_tokens, micro_batches, ranks
+        )
     else:
         manifest = dataset.manifest
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)

@@ -8,9 +8,10 @@ from typing import Any
 from autotune.base.units import format_seconds, percent
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
+from autotune.trials.decide.contamination import of_known
 from autotune.trials.session import Session
 from autotune.trials.values import LoadedWindow, Measured, TrainingFigures, Trial
-from autotune.workers.count_sweep import CountSweep, gpu_use, of_known
+from autotune.workers.count_sweep import CountSweep, gpu_use
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WorkersChoice
 from autotune.workers.values import SweepRequest, TrainingRequest, WorkersEvidence, WorkersRow

@@ -6,10 +6,11 @@ Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S 
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autotune.speed.values import Kernel, KernelKind
 
@@ -73,15 +74,15 @@ class KernelCounter:
         forward = name.removesuffix("_backward")
         if forward in _ATTENTION:
             return _attention(_ATTENTION[forward], name != forward, args, result, self._document_tokens)
-        written = moved_bytes(_tensors(result))
+        written = moved_bytes(tensors_in(result))
         if name in _WRITES_ONLY:
             read = 0
         elif name in _READS_RESULT:
             read = written
         elif name in {"_foreach_copy_", "copy_"}:
-            read, written = moved_bytes(_tensors(args[1])), moved_bytes(_tensors(args[0]))
+            read, written = moved_bytes(tensors_in(args[1])), moved_bytes(tensors_in(args[0]))
         else:
-            read = moved_bytes(_tensors((args, tuple(kwargs.values()))))
+            read = moved_bytes(tensors_in((args, tuple(kwargs.values()))))
             if name.endswith("_") and not written:  # in place, without a result
                 written = read
         return Kernel(_KINDS.get(name, "copy"), "", "", 0.0, read + written) if read + written else None
@@ -93,7 +94,7 @@ def kind_of(functions: Sequence[Any]) -> KernelKind:
     return max((kind for kind in kinds if kind in _ORDER), key=_ORDER.index, default="copy")
 
 
-def moved_bytes(tensors: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> int:
+def moved_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """Return the bytes of tensors; an expanded dimension is in memory once."""
     found = 0
     for tensor in tensors:
@@ -118,7 +119,7 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])
         pairs = batch * heads * queries * keys
     flops = 4.0 * pairs * width * (_BACKWARD_MATMULS if backward else 1.0)
-    moved = moved_bytes(_tensors((args, result)))
+    moved = moved_bytes(tensors_in((args, result)))
     name = f"{kernel} {'backward' if backward else 'forward'}"
     return Kernel("attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys)
 
@@ -136,9 +137,6 @@ def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - arguments, nested
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - arguments, nested
+    """Return all tensors in nested arguments or results."""
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]

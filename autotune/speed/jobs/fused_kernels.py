@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune.speed.jobs.count_kernels import KernelCounter, kind_of, moved_bytes
+from autotune.speed.jobs.count_kernels import KernelCounter, kind_of, moved_bytes, tensors_in
 from autotune.speed.values import Kernel
 
 _PARTIAL_SUMS_BYTES = 2**20
@@ -141,8 +142,5 @@ def _sums_columns(node: fx.Node) -> bool:
     return isinstance(dims, list | tuple) and bool(dims) and rank - 1 not in {dim % rank for dim in dims}
 
 
-def _values(nodes: Collection[fx.Node]) -> Iterator[Any]:
-    for node in nodes:
-        for value in pytree.tree_leaves(node.meta.get("val")):
-            if hasattr(value, "element_size"):
-                yield value
+def _values(nodes: Collection[fx.Node]) -> list[torch.Tensor]:
+    return tensors_in([node.meta.get("val") for node in nodes])

@@ -58,9 +58,9 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
         dtypes["bf16"] = torch.bfloat16
     matmul = {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()}
     attention = {
-        f"{kernel} {direction} {name}": rates.model_dump()
+        f"{kernel} {name}": rates.model_dump()
         for name, dtype in dtypes.items()
-        for kernel, direction, rates in bench.attention(dtype)
+        for kernel, rates in bench.attention(dtype).items()
     }
     passes = {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)}
     host = bench.host()
@@ -112,16 +112,14 @@ class _Bench:
             points += [(2.0 * m * n * k, float(moved), self.seconds(work)) for work in works]
         return fit_matmul_rates(*(np.array(column) for column in zip(*points, strict=True)))
 
-    def attention(self, dtype: torch.dtype) -> Sequence[tuple[str, str, AttentionRates]]:
-        """Return the rates of the attention kernels of this device, forward and backward."""
+    def attention(self, dtype: torch.dtype) -> dict[str, AttentionRates]:
+        """Return the rates of the attention kernels of this device, by kernel and direction."""
         kernels = ("varlen", "efficient") if self._cuda and dtype == torch.bfloat16 else ("efficient",)
-        found = []
+        found, lengths = {}, (128, 512)
         for kernel in kernels if self._cuda else ("cpu",):
-            lengths = (128, 512)
-            points = [self._attention_s(kernel, length, dtype) for length in lengths]
-            for number, direction in enumerate(("forward", "backward")):
-                rates = attention_rates(lengths, [point[number] for point in points])
-                found.append((kernel, direction, rates))
+            forward, backward = zip(*(self._attention_s(kernel, length, dtype) for length in lengths), strict=True)
+            found[f"{kernel} forward"] = attention_rates(lengths, forward)
+            found[f"{kernel} backward"] = attention_rates(lengths, backward)
         return found
 
     def _attention_s(self, kernel: str, length: int, dtype: torch.dtype) -> tuple[float, float]:
@@ -202,10 +200,7 @@ class _Bench:
         compiled = torch.compile(lambda value: (value * 1.5).cos())
         graph_s = self.seconds(lambda: compiled(weight).sum().backward(), 20) / 2
         call_s, kernel_s = max(0.0, graph_s - 2 * eager_s), 3e-6 if self._cuda else 0.0
-        return dict.fromkeys(("launch_s", "compiled_launch_s"), eager_s) | {
-            "graph_call_s": call_s,
-            "kernel_s": kernel_s,
-        }
+        return {"launch_s": eager_s, "compiled_launch_s": eager_s, "graph_call_s": call_s, "kernel_s": kernel_s}
 
     def _tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(*shape, device=self._device, dtype=torch.float32).to(dtype)

@@ -4,17 +4,20 @@ Process ids do not identify the owner of memory, as a container sees other ids t
 a baseline from before this program used a GPU; listed processes are only a hint.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TypeVar
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.machine.decide import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.machine.values import GpuProcess, GpuSample, GpuSeries, Unavailable, throttle_faults
 from autotune.trials.values import Contaminated, GpuUseFigures, Measured, Outcome, OutOfMemory
 
+Known = TypeVar("Known", bound=float)
+Combined = TypeVar("Combined")
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a CUDA context takes hundreds."""
 
@@ -102,13 +105,14 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         lacking = samples[-1].missing.get("utilisation", lacking)
     capped = ["sw_power_cap" in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
     return GpuUseFigures(
-        samples=len(samples), utilisation_share=utilisation, used_bytes=_over(max, (one.used_bytes for one in samples)),
-        power_w=mean_power_w(samples), sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
-        temperature_c=_over(max, (one.temperature_c for one in samples)),
-        power_capped_share=_over(statistics.fmean, capped), lacking=lacking if utilisation is None else None,
+        samples=len(samples), utilisation_share=utilisation, power_w=mean_power_w(samples),
+        used_bytes=of_known(max, (one.used_bytes for one in samples)),
+        sm_clock_mhz=of_known(statistics.median, (one.sm_clock_mhz for one in samples)),
+        temperature_c=of_known(max, (one.temperature_c for one in samples)),
+        power_capped_share=of_known(statistics.fmean, capped), lacking=lacking if utilisation is None else None,
         gpm_windows=len(counted),
         **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
-        gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
+        gpm_pcie_rx_bytes_per_s=of_known(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
         gpm_lacking=None if counted else series.gpm_lacking or "no counter interval fell into the window",
     )  # fmt: skip
 
@@ -124,8 +128,7 @@ def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
         (start_s, before_j), (end_s, after_j) = counted[0], counted[-1]
         if end_s > start_s and after_j > before_j:
             return (after_j - before_j) / (end_s - start_s)
-    mean: float | None = _over(statistics.fmean, (one.power_w for one in samples))
-    return mean
+    return of_known(statistics.fmean, (one.power_w for one in samples))
 
 
 def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
@@ -143,11 +146,11 @@ def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
 
 def _share(values: Iterable[float | None]) -> float | None:
     """Return the mean within 0 and 1: counters that are read at slightly different times exceed 1 by a little."""
-    mean: float | None = _over(statistics.fmean, values)
+    mean = of_known(statistics.fmean, values)
     return None if mean is None else min(1.0, max(0.0, mean))
 
 
-def _over(combine: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:  # noqa: ANN401 - of whatever kind they are
-    """Combine the values that are not None; return None if there are none."""
-    there = [value for value in values if value is not None]
-    return combine(there) if there else None
+def of_known(combine: Callable[[list[Known]], Combined], values: Iterable[Known | None]) -> Combined | None:
+    """Combine the finite values; return None if there are none."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return combine(known) if known else None

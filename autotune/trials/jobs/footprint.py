@@ -3,8 +3,7 @@
 import contextlib
 import gc
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,9 +18,7 @@ _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 
 def memory_bytes() -> int | None:
     """Return the memory of this process and its children, shared pages in parts (PSS); None if it cannot be read."""
-    with contextlib.suppress(*_UNREADABLE):
-        return sum(process.memory_full_info().pss for process in _family())
-    return None
+    return _sum_of_family(lambda process: process.memory_full_info().pss)
 
 
 def private_bytes_of_children() -> list[int]:
@@ -33,15 +30,14 @@ def private_bytes_of_children() -> list[int]:
 
 def storage_read_bytes() -> int | None:
     """Return the bytes read from storage for this process and its children; None if the kernel does not count them."""
+    return _sum_of_family(lambda process: process.io_counters().read_bytes)
+
+
+def _sum_of_family(figure: Callable[[psutil.Process], int]) -> int | None:
     with contextlib.suppress(*_UNREADABLE):
-        return sum(process.io_counters().read_bytes for process in _family())
+        me = psutil.Process()
+        return sum(map(figure, (me, *me.children(recursive=True))))
     return None
-
-
-def _family() -> Iterator[psutil.Process]:
-    me = psutil.Process(os.getpid())
-    yield me
-    yield from me.children(recursive=True)
 
 
 class Memory:

@@ -73,8 +73,7 @@ class WorkersChoice:
 
 def ladder(max_count: int) -> list[int]:
     """Return the counts 0, 1, 2, 4, … and the largest allowed."""
-    rungs = [0, *(2**exponent for exponent in range(max_count.bit_length()))]
-    return sorted({rung for rung in rungs if rung <= max_count} | {max_count})
+    return sorted({0, max_count, *(2**exponent for exponent in range(max_count.bit_length()))})
 
 
 class WorkersRule:
@@ -212,11 +211,9 @@ class WorkersRule:
     def _seems_enough(self, count: int) -> bool:
         if count == self._best or self.verdict(count) == "verified":
             return True
-        if self._best is None or len(self._common(count, self._best)) < FIRST_ROUNDS:
-            value = self._value(count, None) / (1.0 if self._best is None else self._value(self._best, None))
-        else:
-            value = self._value(count, self._best)
-        return value >= ENOUGH_SHARE
+        if self._best is not None and len(self._common(count, self._best)) < FIRST_ROUNDS:
+            return self._value(count, None) / self._value(self._best, None) >= ENOUGH_SHARE
+        return self._value(count, self._best) >= ENOUGH_SHARE
 
     def _more(self, counts: Sequence[int]) -> NextRounds:
         candidate = counts[-1]

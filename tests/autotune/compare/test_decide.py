@@ -85,7 +85,8 @@ def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
     assert [change.key for change in found.settings] == ["max_steps"]
     # Losses are judged where the work is the same.
     change = Interval(value=1.1, low=1.05, high=1.15)
-    loss = (Estimate(value=3.0, n=10), Estimate(value=3.3, n=10), change, "steps 1 to 9")
+    losses = [Estimate(value=value, n=10) for value in (3.0, 3.3)]
+    loss = (*(Measurement(metric=decide.LOSS, of="steps 1 to 9", estimate=one) for one in losses), change)
     assert compare(_side(), _side(machine="other"), loss).figures[-1].verdict == "more"
     assert compare(_side(), _side(dataset="other"), loss).figures[-1].verdict == "not comparable"
     assert compare(_side(), _side(), loss).figures[-1].metric is decide.LOSS

@@ -6,8 +6,7 @@ import pytest
 
 from autotune.errors import Undecided
 from autotune.search.decide import knob_space
-from autotune.search.history import FINALISTS
-from autotune.search.measure import FIRST_VERIFYING, MOST_VERIFYING, TOGETHER, confirm, evidence
+from autotune.search.measure import FINALISTS, FIRST_VERIFYING, MOST_VERIFYING, TOGETHER, confirm, evidence
 from autotune.trials.values import Crashed, OutOfMemory
 from tests.simulators.explorations import CELLS, FEW, GLOBAL_ROWS, UNEXPLORED, additive, exploring, knobs_of, worth
 
