@@ -54,6 +54,7 @@ def names_of(root: Path) -> dict[str, Any]:
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
         "steps": steps["steps"],
         "alternatives": steps["alternatives of bert-120m"],
+        "h100_trials": json.loads((h100.parent / "2026-11-27/trials.json").read_text()),
         "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,
