@@ -128,7 +128,7 @@ def _is_exact(name: str, size: int) -> bool:
     from autotune.integrations.values import OwnCode, OwnStepRequest
 
     step, arguments = own_code(name)
-    with open_own("cpu", OwnCode(step=step, arguments=arguments, directory=ROOT), 300) as bench:
+    with open_own("cpu", OwnCode(step=step, arguments=arguments), 300, ROOT) as bench:
 
         def run(tried: int, limit_bytes: int | None) -> Any:  # noqa: ANN401 - an outcome
             asked = OwnStepRequest(

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, InternalError
@@ -19,8 +20,9 @@ from autotune.trials.values import Trial, TrialRequest
 class OwnBench(Bench):
     """A machine that is ready to run trials of your code."""
 
-    code: OwnCode
     subject: Subject
+    directory: Path
+    """Directory from which modules are imported; the working directory of all trials."""
     model: str | None = None
     """``build_model`` in the module of the step, if it has one."""
     forked: bool = True
@@ -36,13 +38,13 @@ class OwnBench(Bench):
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
         """Return the trial of a request, with its inputs that depend on this machine."""
         used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
-        here = {"directory": str(self.code.directory.resolve()), "limit_s": timeout_s, "device_used_before_bytes": used}
+        here = {"directory": str(self.directory.resolve()), "limit_s": timeout_s, "device_used_before_bytes": used}
         return asked.trial(timeout_s=timeout_s, **here, **local)
 
 
 @contextlib.contextmanager
 def open_own(
-    choice: DeviceChoice, code: OwnCode, timeout_s: float, *, shared: bool = False,
+    choice: DeviceChoice, code: OwnCode, timeout_s: float, directory: Path = Path(), *, shared: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
 ) -> Iterator[OwnBench]:  # fmt: skip
     """Choose a device, and start the process that trials are forked from, which imports your code.
@@ -50,10 +52,10 @@ def open_own(
     If it cannot be forked after that, because importing it started threads or CUDA, every trial imports it again.
     ``shared`` and ``check`` are as for ``open_bench``. Raise ``BadInput`` if your code cannot be imported.
     """
-    server = ForkServerMachine(_preload(code, timeout_s), timeout_s)
+    server = ForkServerMachine(_preload(code, timeout_s, directory), timeout_s)
     modules = " and ".join(dict.fromkeys(name.partition(":")[0] for name in code.functions.values()))
     with contextlib.ExitStack() as stack:
-        opened = open_bench(choice, code.directory, server, check=check, shared=shared, loading=f"torch and {modules}")
+        opened = open_bench(choice, directory, server, check=check, shared=shared, loading=f"torch and {modules}")
         try:
             bench = stack.enter_context(opened)
         except InternalError as error:  # of the server, which only imports
@@ -66,14 +68,13 @@ def open_own(
             raise BadInput(told["error"]["message"], next_step=told["error"]["next_step"])
         if told["unsafe"] is not None:
             sys.stderr.write(f"info: every trial imports {modules} again, because {told['unsafe']}\n")
-            server.restart(_preload(code, timeout_s, resolved=False))
+            server.restart(_preload(code, timeout_s, directory, resolved=False))
         hashes = {f"{role}_sha256": sha256 for role, sha256 in told["source_sha256"].items()}
-        subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
-        forked = told["unsafe"] is None
-        yield bench.extended(OwnBench, code=code, subject=subject, model=told["model"], forked=forked)
+        more = {"subject": Subject(**code.model_dump() | hashes), "forked": told["unsafe"] is None}
+        yield bench.extended(OwnBench, directory=directory, model=told["model"], **more)
 
 
-def _preload(code: OwnCode, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:
-    options = {"functions": code.functions, "directory": str(code.directory.resolve()), "resolved": resolved}
+def _preload(code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True) -> dict[str, Any]:
+    options = {"functions": code.functions, "directory": str(directory.resolve()), "resolved": resolved}
     options["timeout_s"] = timeout_s
     return {"module": "autotune.integrations.jobs.load", "function": "preload", "options": options}

@@ -43,11 +43,21 @@ Where = Literal["fresh processes", "this process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSize:
-    """Result of ``find_batch_size``; ``int()`` of it is the size to use."""
+class Found:
+    """A value to use, which ``int()`` returns."""
 
     value: int
-    """Size to use: the largest that fits, less the headroom."""
+
+    def __int__(self) -> int:
+        return self.value
+
+    __index__ = __int__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize(Found):
+    """Result of ``find_batch_size``: the largest size that fits, less the headroom."""
+
     feasible_max: int
     """Largest size that ran."""
     infeasible_min: int | None
@@ -58,18 +68,11 @@ class BatchSize:
     verified_in: Where
     """``fresh processes``: exact. ``this process``: what earlier trials left in memory counts."""
 
-    def __int__(self) -> int:
-        return self.value
-
-    def __index__(self) -> int:
-        return self.value
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumWorkers:
-    """Result of ``find_num_workers``; ``int()`` of it is the number to use."""
+class NumWorkers(Found):
+    """Result of ``find_num_workers``: the fewest workers that keep up."""
 
-    value: int
     undecided_between: tuple[int, ...]
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     keeps_up: bool
@@ -79,12 +82,6 @@ class NumWorkers:
     worker_bytes: int | None
     """Private memory of the largest worker."""
     measured_in: Where
-
-    def __int__(self) -> int:
-        return self.value
-
-    def __index__(self) -> int:
-        return self.value
 
 
 def find_batch_size(
@@ -189,7 +186,7 @@ def _found(
 ) -> BatchSize:
     """Find the largest size of a function; without the ``name`` of an importable one, in this process."""
     name = name or _importable(function)
-    code = replace(asked.code, step=name or _label(function), along=along)
+    code = asked.code.model_copy(update={"step": name or _label(function), "along": along})
     with _opened(device, code, asked.trial_timeout_s, None if name else {"step": function}) as bench:
         probe = replace(asked, code=code)
         found, runner, _ = run_probe(bench, probe, own_path(None, code.name, bench.site.name))
@@ -217,9 +214,9 @@ def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., A
         def here(**sizes: Any) -> Any:  # noqa: ANN401 - of your function
             return function(sizes[names[0]], *args, **kwargs)
 
-        fixed = {**asked.code.arguments, **(given if name else {})}
+        fixed = OwnCode(arguments={**asked.code.arguments, **(given if name else {})})
         tried = function if name else functools.update_wrapper(here, function)
-        found = _found(replace(asked, code=replace(asked.code, arguments=fixed)), device, tried, names[0], name)
+        found = _found(replace(asked, code=fixed), device, tried, names[0], name)
         return function(found.value, *args, **kwargs)
 
     call.__dict__[WRAPPED] = function
@@ -239,10 +236,10 @@ def _opened(
         from autotune.integrations.jobs.in_process import InThisProcess
 
         server = InThisProcess({code.functions[role]: function for role, function in functions.items()})
-        with open_bench(choice, code.directory, server, shared=True, loading="nothing: trials run here") as opened:
+        with open_bench(choice, Path(), server, shared=True, loading="nothing: trials run here") as opened:
             hashes = {f"{role}_sha256": _source_sha256(function) for role, function in functions.items()}
-            subject = Subject(**code.functions, **hashes, arguments=dict(code.arguments), along=code.along)
-            yield opened.extended(OwnBench, code=code, subject=subject, in_this_process=True)
+            subject = Subject(**code.model_dump() | hashes)
+            yield opened.extended(OwnBench, subject=subject, directory=Path(), in_this_process=True)
     except (AutotuneError, TrainerError) as error:
         error.add_note(f"next: {error.next_step}")
         raise

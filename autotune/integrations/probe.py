@@ -128,7 +128,7 @@ class OwnSearch(SizeSearch):
             return
         asked = OwnTraceRequest(
             model=bench.model, arguments=dict(code.arguments), along=code.along, device=bench.site.device,
-            directory=str(code.directory.resolve()),
+            directory=str(bench.directory.resolve()),
         )  # fmt: skip
         gpu = bench.site.gpu
         expected = (

@@ -10,7 +10,7 @@ from autotune.base import document as doc
 from autotune.base.document import facts, plain
 from autotune.base.files import json_rows, write_atomically
 from autotune.base.tables import Row
-from autotune.integrations.sections import loader_section, name_of, own_profile_text, step_section, trials_table
+from autotune.integrations.sections import loader_section, own_profile_text, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, fingerprint, open_device
@@ -111,7 +111,7 @@ def _document(reviewed: Sequence[ReviewedOwn]) -> doc.Document:
     sections: list[doc.Section] = []
     for number, one in enumerate(reviewed):
         profile, quoted = one.stored.profile, shlex.quote(str(one.stored.path))
-        title = name_of(profile)
+        title = profile.subject.words
         tuned = " · ".join(f"{name} {value}" for name, value in profile.tuned.items())
         answer: tuple[doc.Block, ...] = (
             doc.Paragraph(words=(doc.Strong(text=tuned),), large=True),

@@ -10,7 +10,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, percent
 from autotune.base.wording import plural
-from autotune.integrations.values import LoaderEvidence, OwnCode, OwnProfile, StepEvidence, Written
+from autotune.integrations.values import LoaderEvidence, OwnProfile, StepEvidence, Written
 from autotune.profiles.decide.follow_up import command
 from autotune.trials.values import FinishedTrial, Measured, describe
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
@@ -41,7 +41,7 @@ def own_probe_text(found: Sequence[Written]) -> str:
     along = known[0][0].profile.subject.along
     table = table_of(
         "", known,
-        ("step", "l", lambda one: name_of(one[0].profile)),
+        ("step", "l", lambda one: one[0].profile.subject.words),
         (f"max {along}", "r", lambda one: str(one[1].feasible_max)),
         ("out of memory at", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
         (along, "r", lambda one: str(one[0].profile.tuned[along])),
@@ -50,7 +50,7 @@ def own_probe_text(found: Sequence[Written]) -> str:
         ("trials", "r", lambda one: str(len(one[1].rows))),
         ("time", "r", lambda one: format_seconds(one[1].seconds)),
     )  # fmt: skip
-    reasons = [(name_of(one.profile), (line,)) for one, _ in known for line in step_lines(one.profile)]
+    reasons = [(one.profile.subject.words, (line,)) for one, _ in known for line in step_lines(one.profile)]
     written = [("profile", (str(one.path),)) for one, _ in known]
     following = [("next", (command("workers", one.path, loader="MODULE:build_loader"),)) for one, _ in known]
     return console_text((table, doc.Pairs(pairs=(*reasons, *written, *following))))
@@ -77,12 +77,6 @@ def own_profile_text(profile: OwnProfile, *, intact: bool, approval: str) -> str
     table = doc.Table(caption="", headers=("setting", "value", "why"), rows=tuple(rows))
     origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval}
     return console_text((table, doc.Pairs(pairs=tuple((name, (text,)) for name, text in origin.items()))))
-
-
-def name_of(profile: OwnProfile) -> str:
-    """Return the function of a profile with its fixed arguments."""
-    subject = profile.subject
-    return OwnCode(step=subject.step, loader=subject.loader, arguments=subject.arguments).words
 
 
 def _step_time(found: StepEvidence) -> str | None:

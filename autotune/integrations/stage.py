@@ -74,8 +74,8 @@ def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> Loa
     if profile.is_file():
         subject = read_own(profile).profile.subject
         arguments = {**subject.arguments, **code.arguments}
-        code = replace(code, step=code.step or subject.step, along=subject.along, arguments=arguments)
-        code = replace(code, loader=code.loader or subject.loader)
+        update = {"step": code.step or subject.step, "loader": code.loader or subject.loader}
+        code = code.model_copy(update=update | {"along": subject.along, "arguments": arguments})
     if code.loader is None:
         raise UsageError("--step needs a loader to feed it", next_step="Add --loader my_module:build_loader")
     if limits.get("step_time_s") is None and code.step is None:
@@ -111,7 +111,8 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
     code, step = sweep.code, profile.evidence.step
     if (size := profile.tuned.get(code.along)) is None or code.along in code.arguments:
         return sweep
-    sweep = replace(sweep, code=replace(code, arguments={**code.arguments, code.along: size}))
+    arguments = {**code.arguments, code.along: size}
+    sweep = replace(sweep, code=code.model_copy(update={"arguments": arguments}))
     if step is None or not step.trains or sweep.step_time_s is not None:
         return sweep
     step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)

@@ -1,7 +1,6 @@
 """Your own training code as a subject: requests, figures and evidence of trials, and the profile that keeps them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -28,19 +27,16 @@ STEPS = 3
 """Optimizer steps of a trial: the first allocates the optimizer's state, two further ones must agree."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCode:
+class OwnCode(StrictTable):
     """Functions of yours, by name, and their fixed arguments."""
 
     step: str | None = None
     """``module:function`` that builds a step, or that trains until it is stopped; None for a loader alone."""
     loader: str | None = None
     """``module:function`` that builds a loader."""
-    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    arguments: dict[str, Argument] = Field(default_factory=dict)
     along: str = SIZE
     """Argument of ``step`` whose largest value is searched."""
-    directory: Path = field(default_factory=Path.cwd)
-    """Directory from which modules are imported; the working directory of all trials."""
 
     @property
     def name(self) -> str:
@@ -218,13 +214,9 @@ class LoaderEvidence(CountEvidence):
     """Batches of an epoch, if one ended within a window, so that restarting the loader is part of its cost."""
 
 
-class Subject(StrictTable):
+class Subject(OwnCode):
     """Your functions, by name, with the arguments and the source that were measured."""
 
-    step: str | None = None
-    loader: str | None = None
-    arguments: dict[str, Argument] = Field(default_factory=dict)
-    along: str = SIZE
     step_sha256: str | None = None
     """SHA-256 of all your modules that importing the step imported: those outside of the installed packages."""
     loader_sha256: str | None = None
