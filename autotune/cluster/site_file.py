@@ -107,14 +107,14 @@ def read_site(path: Path) -> SiteFile:
     return parse_table(SiteFile, read_toml(path), where=str(path))
 
 
-def find_site(asked: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; else None."""
-    if asked != DEFAULT_SITE:
-        return Path(asked)
-    if environment.get(SITE_VARIABLE):
-        return Path(environment[SITE_VARIABLE])
-    here = Path(SITE_FILE)
-    return here if here.is_file() else None
+def find_site(asked: str, environment: Mapping[str, str]) -> tuple[SiteFile, Path | None]:
+    """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; return it with its path.
+
+    Without any, return the default settings and None. Raise the errors of ``read_site``.
+    """
+    named = asked or environment.get(SITE_VARIABLE)
+    path = Path(named or SITE_FILE)
+    return (read_site(path), path) if named or path.is_file() else (SiteFile(), None)
 
 
 def job_variables(site: SiteFile) -> dict[str, str]:
