@@ -109,9 +109,8 @@ def ask_state(job: str) -> JobState | None:
 def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
-    found: dict[str, str] = {}
-    for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text):
-        found.setdefault(name, value)
+    listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
+    found: dict[str, str] = dict(reversed(listed))
     state, ended = found.get("JobState"), re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
     if state is None:
         return None

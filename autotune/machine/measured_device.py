@@ -193,9 +193,7 @@ def fingerprint(
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
     """Return the facts of this node, and the code and data that it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
-    links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
-    told = [link for link in links if not isinstance(link, Unavailable)]
-    all_known = bool(links) and len(told) == len(links)
+    links = {monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)}
     dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
@@ -204,6 +202,6 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
     return NodeFacts(
         name=name, allotted_cpus=host.facts([]).allotted_cpus, gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=(True if all_known else None) if all(told) else False, code_sha256=code_sha256(), dataset_hash=dataset,
-        dataset_dir=str(data_dir), dataset_missing=missing,
+        nvlinked=False if False in links else True if links == {True} else None, code_sha256=code_sha256(),
+        dataset_hash=dataset, dataset_dir=str(data_dir), dataset_missing=missing,
     )  # fmt: skip

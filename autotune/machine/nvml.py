@@ -142,11 +142,10 @@ class NvmlMonitor:
             ),
             "process_count": self._ask(uuid, _processes_with_memory),
         }
-        missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
+        missing = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
         if len(missing) == len(figures):
-            return missing[0]
-        reasons = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
-        return GpuSample(time_s=time_s, missing=reasons, **{name: _or_none(figure) for name, figure in figures.items()})
+            return Unavailable(reason=missing["energy_j"])
+        return GpuSample(time_s=time_s, missing=missing, **{name: _or_none(figure) for name, figure in figures.items()})
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """Return the processes that the driver lists, with the host's process ids."""
