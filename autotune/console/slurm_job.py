@@ -63,10 +63,7 @@ class JobRequest:
 class SlurmOptions:
     """Options to run a command as a job, and to choose its output."""
 
-    slurm: Annotated[
-        str | None,
-        option("[SITE]", _HELP, "--slurm", autocompletion=sites),
-    ] = None
+    slurm: Annotated[str | None, option("[SITE]", _HELP, "--slurm", autocompletion=sites)] = None
     wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
     dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
     as_json: AsJson = False

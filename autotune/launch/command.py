@@ -73,7 +73,7 @@ class TrainOptions:
 
 @opt.grouped
 def train(
-    context: typer.Context, *, options: TrainOptions, ranks: opt.NodeRanks = None,
+    *, options: TrainOptions, ranks: opt.NodeRanks = None,
     nodes: Annotated[int | None, opt.NODES] = None,
     time_limit_s: Annotated[
         float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
@@ -88,7 +88,6 @@ def train(
     Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
     --time-limit and --chain require --slurm.
     """
-    del context
     if job.slurm is not None:
         _submit(options, job, ranks=ranks, nodes=nodes or 1, time_limit_s=time_limit_s, chain=chain or 1)
         return

@@ -105,10 +105,9 @@ class NvmlMonitor:
         self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
         lacking = ((index, facts) for index, facts in enumerate(described) if isinstance(facts, Unavailable))
         self._unreadable = tuple(f"GPU {index}: {facts.reason}" for index, facts in lacking)
-        self._absent: str | None = None
-        if not self._devices:
-            none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
-            self._absent = count.reason if isinstance(count, Unavailable) else none
+        none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
+        reason = count.reason if isinstance(count, Unavailable) else none
+        self._absent = None if self._devices else reason
 
     def devices(self) -> tuple[GpuFacts, ...]:
         """Return the GPUs that were described when the monitor was made."""
