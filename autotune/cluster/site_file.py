@@ -15,9 +15,6 @@ SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""
 """Value of ``--slurm`` without a file: the site file is searched for."""
 
-TIME_PATTERN = r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$"
-"""Pattern of ``[days-]hours:minutes:seconds``, SLURM's only unambiguous time format."""
-
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -47,7 +44,8 @@ class SlurmSettings(StrictTable):
     """Memory of a job per CPU core, in MiB."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``; ``0`` requests all."""
-    time: Annotated[str, Field(pattern=TIME_PATTERN)] = "04:00:00"
+    # [days-]hours:minutes:seconds is SLURM's only unambiguous time format.
+    time: Annotated[str, Field(pattern=r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$")] = "04:00:00"
     """Time limit of jobs."""
     requeue: bool = True
     """True if training jobs may be requeued; if false, use a chain of jobs (``--chain``)."""
