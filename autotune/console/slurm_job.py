@@ -6,7 +6,6 @@
 import functools
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -148,7 +147,7 @@ class JobOptions(SlurmOptions):
         """Do as ``submitted``; raise ``MachineLacks`` on a login node, which people share, unless ``here`` is set."""
         if self.submitted(context, request):
             return True
-        if not self.here and read_slurm(os.environ, shutil.which).is_login_node:
+        if not self.here and read_slurm().is_login_node:
             as_job = shlex.join(["autotune", *context.find_root().obj, "--slurm"])
             raise MachineLacks(
                 "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a "

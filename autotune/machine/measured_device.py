@@ -3,7 +3,6 @@
 import itertools
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,14 +86,13 @@ def open_device(
     absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU")
     if measures and choice != "cpu":
         _check_described(gpus, absent, monitor)
-    slurm = read_slurm(os.environ, shutil.which)
     if choice == "cuda" and not gpus:
         next_step = without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
         raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
     used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
-    facts, versions = host.facts([data_dir]), host.library_versions()
+    facts, versions, slurm = host.facts([data_dir]), host.library_versions(), read_slurm()
     return MeasuredDevice(
         device=device, gpus=gpus, host=facts, slurm=slurm, versions=versions, gpu_absent=absent, used_bytes_by_gpu=used
     )

@@ -239,9 +239,7 @@ class NvmlMonitor:
             return _or_none(self._try(functools.partial(call, *arguments)))
 
         mig = optional(nvml.nvmlDeviceGetMigMode, gpu)
-        cap_mw = optional(nvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
         mode = optional(nvml.nvmlDeviceGetComputeMode, gpu)
-        capability = optional(nvml.nvmlDeviceGetCudaComputeCapability, gpu)
         sliced = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slots = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) if sliced else None
         slices = [optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slots or 0)]
@@ -249,10 +247,10 @@ class NvmlMonitor:
         facts = GpuFacts(
             uuid=nvml.nvmlDeviceGetUUID(gpu), index=index, name=nvml.nvmlDeviceGetName(gpu),
             total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total), mig_enabled=None if mig is None else sliced,
-            power_cap_w=None if cap_mw is None else cap_mw / 1000,
+            power_cap_w=optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
             compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
             driver=nvml.nvmlSystemGetDriverVersion(),
-            compute_capability=None if capability is None else (capability[0], capability[1]),
+            compute_capability=optional(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))),
             mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
         )  # fmt: skip
         self._handles[facts.uuid] = gpu
