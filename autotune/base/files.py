@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,12 +40,8 @@ def check_writable(directory: Path) -> None:
     """Check that a directory is writable, or can be created, without leaving files; raise ``BadInput`` if it cannot."""
     with translate_write_errors(directory):
         there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
-        probe = there / f".{secrets.token_hex(4)}.writable"
-        try:
-            with probe.open("xb") as file:
-                file.write(b"1")
-        finally:
-            probe.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"1")
 
 
 @contextlib.contextmanager

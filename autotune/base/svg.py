@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from autotune.base.document import Axis, Bars, Columns, Drawing, Line, Lines, Point, Rule, Stacks, Unit
 from autotune.base.tables import inert
-from autotune.base.units import format_count
+from autotune.base.units import BYTE_UNITS, format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ INK = "#010203"
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey."""
 _MOST_LETTERS, _FEW = 44, 4
-_BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _WIDTH_INCHES, _SMALL_WIDTH_INCHES, _LINES_INCHES = 6.6, 4.8, 3.6
 _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES, _LONG_NAME_LETTERS = 3, 0.24, 20
@@ -268,7 +267,7 @@ def _name_in_chart(text: str) -> str:
 
 def _byte_unit(most_bytes: float) -> tuple[str, int]:
     """Return the largest binary unit of which there are a few, so that parts are not all fractions, and its bytes."""
-    return next((unit for unit in _BYTE_UNITS if most_bytes >= _FEW * unit[1]), _BYTE_UNITS[-1])
+    return next((unit for unit in BYTE_UNITS if most_bytes >= _FEW * unit[1]), BYTE_UNITS[-1])
 
 
 def _tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:

@@ -13,6 +13,8 @@ _BYTES = {"b": 1.0} | {
 _BITS_PER_S = {f"{prefix}bit{per}": 1e3**power for power, prefix in enumerate(["", *"kmgt"]) for per in ("", "/s")}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+"""Units in which sizes are shown, the largest first."""
 NO_UNIT = "has no unit"
 """Message of the ``ValueError`` for a bare number."""
 _NUMBER = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµ/]*)\s*")
@@ -33,11 +35,9 @@ def format_bytes(size_bytes: float | None) -> str:
     """Show a size with a binary unit and three significant digits; ``n/a`` if it is missing."""
     if size_bytes is None:
         return "n/a"
-    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(value) >= 1024 and len(units) > 1:
-        value /= 1024
-        del units[0]
-    return f"{value:.0f} {units[0]}" if value >= 1000 or units[0] == "B" else f"{value:.3g} {units[0]}"
+    unit, unit_bytes = next((one for one in BYTE_UNITS if abs(size_bytes) >= one[1]), BYTE_UNITS[-1])
+    value = size_bytes / unit_bytes
+    return f"{value:.0f} {unit}" if value >= 1000 or unit == "B" else f"{value:.3g} {unit}"
 
 
 def floor_gib(size_bytes: float) -> str:

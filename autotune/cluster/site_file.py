@@ -15,9 +15,6 @@ SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""
 """Value of ``--slurm`` without a file: the site file is searched for."""
 
-TIME_PATTERN = r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$"
-"""Pattern of ``[days-]hours:minutes:seconds``, SLURM's only unambiguous time format."""
-
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -47,7 +44,8 @@ class SlurmSettings(StrictTable):
     """Memory of a job per CPU core, in MiB."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``; ``0`` requests all."""
-    time: Annotated[str, Field(pattern=TIME_PATTERN)] = "04:00:00"
+    # [days-]hours:minutes:seconds is SLURM's only unambiguous time format.
+    time: Annotated[str, Field(pattern=r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$")] = "04:00:00"
     """Time limit of jobs."""
     requeue: bool = True
     """True if training jobs may be requeued; if false, use a chain of jobs (``--chain``)."""
@@ -107,14 +105,14 @@ def read_site(path: Path) -> SiteFile:
     return parse_table(SiteFile, read_toml(path), where=str(path))
 
 
-def find_site(asked: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; else None."""
-    if asked != DEFAULT_SITE:
-        return Path(asked)
-    if environment.get(SITE_VARIABLE):
-        return Path(environment[SITE_VARIABLE])
-    here = Path(SITE_FILE)
-    return here if here.is_file() else None
+def find_site(asked: str, environment: Mapping[str, str]) -> tuple[SiteFile, Path | None]:
+    """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; return it with its path.
+
+    Without any, return the default settings and None. Raise the errors of ``read_site``.
+    """
+    named = asked or environment.get(SITE_VARIABLE)
+    path = Path(named or SITE_FILE)
+    return (read_site(path), path) if named or path.is_file() else (SiteFile(), None)
 
 
 def job_variables(site: SiteFile) -> dict[str, str]:

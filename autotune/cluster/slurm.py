@@ -1,5 +1,6 @@
 """SLURM: the job of this process, submission, state and exit of jobs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -29,7 +30,9 @@ RUNNING_STATES = frozenset({
 Told = Callable[[str], None]
 
 
-def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None]) -> SlurmFacts:
+def read_slurm(
+    environment: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
+) -> SlurmFacts:
     """Describe this process's job, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
     end_time, on_node = _whole(environment, "SLURM_JOB_END_TIME"), _whole(environment, "SLURM_GPUS_ON_NODE")
     return SlurmFacts(
@@ -109,9 +112,8 @@ def ask_state(job: str) -> JobState | None:
 def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
-    found: dict[str, str] = {}
-    for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text):
-        found.setdefault(name, value)
+    listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
+    found: dict[str, str] = dict(reversed(listed))
     state, ended = found.get("JobState"), re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
     if state is None:
         return None

@@ -131,8 +131,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     # group, so it has its own session, in which the forwarded signal arrives once.
     child = start(command, env=dict(environment), start_new_session=True)
 
-    def pass_on(number: int, frame: object) -> None:
-        del frame
+    def pass_on(number: int, _: object) -> None:
         child.send_signal(_FOR_TORCHRUN.get(signal.Signals(number), number))
 
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}

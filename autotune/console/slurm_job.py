@@ -6,7 +6,6 @@
 import functools
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,10 +62,7 @@ class JobRequest:
 class SlurmOptions:
     """Options to run a command as a job, and to choose its output."""
 
-    slurm: Annotated[
-        str | None,
-        option("[SITE]", _HELP, "--slurm", autocompletion=sites),
-    ] = None
+    slurm: Annotated[str | None, option("[SITE]", _HELP, "--slurm", autocompletion=sites)] = None
     wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
     dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
     as_json: AsJson = False
@@ -78,15 +74,14 @@ class SlurmOptions:
         ``TrainerError`` if the site file cannot be used, or SLURM rejects or ends the job.
         """
         from autotune.cluster.job_script import Shape, cpus_of, measure_script, read_template
-        from autotune.cluster.site_file import SiteFile, find_site, read_site
+        from autotune.cluster.site_file import find_site
 
         if self.slurm is None:
             if self.wait or self.dry_run:
                 option = "--wait" if self.wait else "--dry-run"
                 raise UsageError(f"{option} means nothing without --slurm", next_step="Add --slurm.")
             return False
-        site_path = find_site(self.slurm, os.environ)
-        site = SiteFile() if site_path is None else read_site(site_path)
+        site, site_path = find_site(self.slurm, os.environ)
         template = read_template("measure", site, site_path)
 
         def script_of(one: JobRequest) -> str:
@@ -115,8 +110,30 @@ class SlurmOptions:
         if request.then is not None:
             second = request.then(jobs[0]["job"])
             jobs.append(_submit(second, script_of(second), site.slurm.time, after=jobs[0]["job"]))
-        _tell(jobs, wait=self.wait, as_json=self.as_json)
+        if not self.as_json:
+            print("\n\n".join(map(_job_text, jobs)), flush=True)
+        first, *further = jobs
+        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**first, "then": further})
         return True
+
+    def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
+        """Wait for submitted jobs, by id and log, if requested; with ``--json`` print ``answer`` and the exit code.
+
+        Wait for one after the other, and exit with the code of the first that failed.
+        """
+        from autotune.base.document import answer_json
+
+        ended = Ended(code=0)
+        for number, log in jobs if self.wait else ():
+            say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
+            ended = follow(number, log, say)
+            if ended.code:
+                break
+        if self.as_json:
+            print(answer_json({**answer, "exit_code": ended.code if self.wait else None}))
+        if ended.code:
+            sys.stderr.write(f"error: {ended.words}\n")
+            raise SystemExit(ended.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +147,7 @@ class JobOptions(SlurmOptions):
         """Do as ``submitted``; raise ``MachineLacks`` on a login node, which people share, unless ``here`` is set."""
         if self.submitted(context, request):
             return True
-        if not self.here and read_slurm(os.environ, shutil.which).is_login_node:
+        if not self.here and read_slurm().is_login_node:
             as_job = shlex.join(["autotune", *context.find_root().obj, "--slurm"])
             raise MachineLacks(
                 "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a "
@@ -188,17 +205,6 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(plain)
 
 
-def follow_jobs(jobs: Sequence[tuple[str, Path]]) -> Ended:
-    """Wait for jobs, by id and log, one after the other; return the end of the first that failed, or of the last."""
-    ended = Ended(code=0)
-    for number, log in jobs:
-        say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
-        ended = follow(number, log, say)
-        if ended.code:
-            break
-    return ended
-
-
 def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
     from autotune.base.files import write_atomically
     from trainer.health.events import utc_now
@@ -213,21 +219,12 @@ def _submit(request: JobRequest, script: str, limit: str, after: str | None = No
     }  # fmt: skip
 
 
-def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
-    """Print the submitted jobs, and follow them if requested; exit with the code of a job that failed."""
-    from autotune.base.document import answer_json
-
-    for number, told in enumerate(() if as_json else jobs):
-        minutes = told["expected_minutes"]
-        expected = "n/a" if minutes is None else f"about {minutes:g}"
-        print("\n" * (number > 0) + f"job               {told['job']}")
-        print(f"expected minutes  {expected}, at most {told['time_limit']} (h:min:s)")
-        print(f"trial log         {told['trial_log'] or 'n/a'}")
-        print(f"log               {told['log']}\nscript            {told['script']}", flush=True)
-    ended = follow_jobs([(job["job"], Path(job["log"])) for job in jobs if wait])
-    if as_json:
-        first, *further = jobs
-        print(answer_json({**first, "then": further, "exit_code": ended.code if wait else None}))
-    if ended.code:
-        sys.stderr.write(f"error: {ended.words}\n")
-        raise SystemExit(ended.code)
+def _job_text(job: dict[str, Any]) -> str:
+    minutes = job["expected_minutes"]
+    expected = "n/a" if minutes is None else f"about {minutes:g}"
+    return (
+        f"job               {job['job']}\n"
+        f"expected minutes  {expected}, at most {job['time_limit']} (h:min:s)\n"
+        f"trial log         {job['trial_log'] or 'n/a'}\n"
+        f"log               {job['log']}\nscript            {job['script']}"
+    )

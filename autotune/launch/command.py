@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.console import options as opt
-from autotune.console.slurm_job import SlurmOptions, follow_jobs
+from autotune.console.slurm_job import SlurmOptions
 from autotune.errors import BadInput, MachineLacks, ProfileRejected, UsageError
 from autotune.profiles.decide.follow_up import command
 
@@ -73,7 +73,7 @@ class TrainOptions:
 
 @opt.grouped
 def train(
-    context: typer.Context, *, options: TrainOptions, ranks: opt.NodeRanks = None,
+    *, options: TrainOptions, ranks: opt.NodeRanks = None,
     nodes: Annotated[int | None, opt.NODES] = None,
     time_limit_s: Annotated[
         float | None, opt.duration("--time-limit", "4h", "Time limit of the job. Default: the site's.", least_s=1)
@@ -88,7 +88,6 @@ def train(
     Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
     --time-limit and --chain require --slurm.
     """
-    del context
     if job.slurm is not None:
         _submit(options, job, ranks=ranks, nodes=nodes or 1, time_limit_s=time_limit_s, chain=chain or 1)
         return
@@ -100,16 +99,15 @@ def train(
 
 
 def _train_here(options: TrainOptions, ranks: int | None) -> None:
-    from autotune.cluster.site_file import DEFAULT_SITE, find_site, read_site
+    from autotune.cluster.site_file import DEFAULT_SITE, find_site
     from autotune.cluster.torchrun import run_child, torchrun_command
     from autotune.launch.run_end import PATIENCE_HERE_S, run_end_of
     from autotune.launch.training_job import term_lead_s, trainer_arguments
     from trainer.record.run_record import EXIT_FILE
 
     # Only this setting of the site file applies here: the others are for jobs.
-    site_path = find_site(DEFAULT_SITE, os.environ)
-    required = site_path is not None and read_site(site_path).require_approved
-    request = options.request(ranks=ranks, site_requires_approval=required)
+    site, _ = find_site(DEFAULT_SITE, os.environ)
+    request = options.request(ranks=ranks, site_requires_approval=site.require_approved)
     command = torchrun_command(
         request.python, trainer_arguments(request, stage_to=None), ranks=request.ranks,
         torch_version=request.torch_version, shutdown_s=term_lead_s(request),
@@ -129,10 +127,9 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
 def _submit(
     options: TrainOptions, job: SlurmOptions, *, ranks: int | None, nodes: int, time_limit_s: float | None, chain: int
 ) -> None:
-    from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.cluster.job_script import read_template
-    from autotune.cluster.site_file import DEFAULT_SITE, SiteFile, find_site, read_site
+    from autotune.cluster.site_file import DEFAULT_SITE, find_site
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
     from autotune.machine.host import SystemHost
@@ -140,8 +137,7 @@ def _submit(
     hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
     clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"
     time = None if time_limit_s is None else clock
-    site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
-    cluster = SiteFile() if site_path is None else read_site(site_path)
+    cluster, site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
     there = bool(cluster.python or cluster.command_prefix) or "torch" not in SystemHost().library_versions()
     request = options.request(ranks=ranks, site_requires_approval=cluster.require_approved, torch_of_profile=there)
     request = replace(request, python=cluster.python or sys.executable, nodes=nodes, chain=chain, time=time)
@@ -159,12 +155,7 @@ def _submit(
         for name, value in {"job": ", ".join(ids), **told}.items():
             print(f"{name:<7}{value}")
         print(f"next: {command('status', request.run)}", flush=True)
-    ended = follow_jobs([(ids[-1], Path(log))]) if job.wait else None
-    if job.as_json:
-        print(answer_json({"jobs": ids, **told, "exit_code": ended and ended.code}))
-    if ended is not None and ended.code:
-        sys.stderr.write(f"error: {ended.words}\n")
-        raise typer.Exit(ended.code)
+    job.finish([(ids[-1], Path(log))], {"jobs": ids, **told})
 
 
 def status(

@@ -100,11 +100,6 @@ def _state(run: Run, queued: str | None, *, asked: bool) -> str:
         return queued.lower()
     if run.end is None:
         return "running, or killed" if not asked or run.header.job.startswith("torchrun") else "killed"
+    ends = {0: "finished", REQUEUE: "saved, run again to resume", TrainingFailed.exit_code: "gave up"}
     waiting = ", requeued" if queued == "PENDING" else ""
-    if run.end.exit_code == 0:
-        return f"finished{waiting}"
-    if run.end.exit_code == REQUEUE:
-        return f"saved, run again to resume{waiting}"
-    if run.end.exit_code == TrainingFailed.exit_code:
-        return f"gave up{waiting}"
-    return f"exited with code {run.end.exit_code}{waiting}"
+    return ends.get(run.end.exit_code, f"exited with code {run.end.exit_code}") + waiting

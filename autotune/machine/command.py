@@ -1,8 +1,6 @@
 """``autotune doctor``: facts about this machine, and problems that would spoil a measurement on it."""
 
 import contextlib
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +34,7 @@ def doctor(
     read them.
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
-        slurm = read_slurm(os.environ, shutil.which)
-        machine = examine(SystemHost(), monitor, slurm, SystemClock(), path or [Path()])
+        machine = examine(SystemHost(), monitor, read_slurm(), SystemClock(), path or [Path()])
     rates = _measured(machine) if measure else None
     print(render(machine, rates, as_json=as_json))
 

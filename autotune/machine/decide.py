@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from autotune.advice.values import SEVERITIES, Severity
 from autotune.base.units import format_bytes
 from autotune.machine.values import GpuStatus, MachineFacts, Unavailable, throttle_faults
-
-Severity = Literal["error", "warning", "info"]
-"""``error``: measurements would be worthless. ``warning``: they may be off. ``info``: some are not possible."""
-
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 MIN_SHM_BYTES = 2**30
@@ -25,6 +20,7 @@ class Unsuitable:
     """A problem that makes measurements unreliable."""
 
     severity: Severity
+    """``error``: measurements would be worthless. ``warning``: they may be off. ``info``: some are not possible."""
     claim: str
     next_step: str
 

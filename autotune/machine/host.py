@@ -9,6 +9,7 @@ import operator
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -183,6 +184,5 @@ def _unescape(text: str) -> str:
 def _free_bytes(path: Path) -> int | None:
     """Return the bytes that a user without privileges may still write there, without quotas; ``None`` if unknown."""
     with contextlib.suppress(OSError):
-        state = os.statvfs(path)
-        return state.f_bavail * state.f_frsize
+        return shutil.disk_usage(path).free
     return None

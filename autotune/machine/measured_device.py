@@ -3,7 +3,6 @@
 import itertools
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,14 +86,13 @@ def open_device(
     absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU")
     if measures and choice != "cpu":
         _check_described(gpus, absent, monitor)
-    slurm = read_slurm(os.environ, shutil.which)
     if choice == "cuda" and not gpus:
         next_step = without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
         raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
     used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
-    facts, versions = host.facts([data_dir]), host.library_versions()
+    facts, versions, slurm = host.facts([data_dir]), host.library_versions(), read_slurm()
     return MeasuredDevice(
         device=device, gpus=gpus, host=facts, slurm=slurm, versions=versions, gpu_absent=absent, used_bytes_by_gpu=used
     )
@@ -193,9 +191,7 @@ def fingerprint(
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
     """Return the facts of this node, and the code and data that it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
-    links = [monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)]
-    told = [link for link in links if not isinstance(link, Unavailable)]
-    all_known = bool(links) and len(told) == len(links)
+    links = {monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)}
     dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
@@ -204,6 +200,6 @@ def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> 
     return NodeFacts(
         name=name, allotted_cpus=host.facts([]).allotted_cpus, gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=(True if all_known else None) if all(told) else False, code_sha256=code_sha256(), dataset_hash=dataset,
-        dataset_dir=str(data_dir), dataset_missing=missing,
+        nvlinked=False if False in links else True if links == {True} else None, code_sha256=code_sha256(),
+        dataset_hash=dataset, dataset_dir=str(data_dir), dataset_missing=missing,
     )  # fmt: skip

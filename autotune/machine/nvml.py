@@ -105,10 +105,9 @@ class NvmlMonitor:
         self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
         lacking = ((index, facts) for index, facts in enumerate(described) if isinstance(facts, Unavailable))
         self._unreadable = tuple(f"GPU {index}: {facts.reason}" for index, facts in lacking)
-        self._absent: str | None = None
-        if not self._devices:
-            none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
-            self._absent = count.reason if isinstance(count, Unavailable) else none
+        none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
+        reason = count.reason if isinstance(count, Unavailable) else none
+        self._absent = None if self._devices else reason
 
     def devices(self) -> tuple[GpuFacts, ...]:
         """Return the GPUs that were described when the monitor was made."""
@@ -142,11 +141,10 @@ class NvmlMonitor:
             ),
             "process_count": self._ask(uuid, _processes_with_memory),
         }
-        missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
+        missing = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
         if len(missing) == len(figures):
-            return missing[0]
-        reasons = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
-        return GpuSample(time_s=time_s, missing=reasons, **{name: _or_none(figure) for name, figure in figures.items()})
+            return Unavailable(reason=missing["energy_j"])
+        return GpuSample(time_s=time_s, missing=missing, **{name: _or_none(figure) for name, figure in figures.items()})
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """Return the processes that the driver lists, with the host's process ids."""
@@ -241,9 +239,7 @@ class NvmlMonitor:
             return _or_none(self._try(functools.partial(call, *arguments)))
 
         mig = optional(nvml.nvmlDeviceGetMigMode, gpu)
-        cap_mw = optional(nvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
         mode = optional(nvml.nvmlDeviceGetComputeMode, gpu)
-        capability = optional(nvml.nvmlDeviceGetCudaComputeCapability, gpu)
         sliced = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slots = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) if sliced else None
         slices = [optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slots or 0)]
@@ -251,10 +247,10 @@ class NvmlMonitor:
         facts = GpuFacts(
             uuid=nvml.nvmlDeviceGetUUID(gpu), index=index, name=nvml.nvmlDeviceGetName(gpu),
             total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total), mig_enabled=None if mig is None else sliced,
-            power_cap_w=None if cap_mw is None else cap_mw / 1000,
+            power_cap_w=optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
             compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
             driver=nvml.nvmlSystemGetDriverVersion(),
-            compute_capability=None if capability is None else (capability[0], capability[1]),
+            compute_capability=optional(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))),
             mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
         )  # fmt: skip
         self._handles[facts.uuid] = gpu

@@ -366,16 +366,14 @@ def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, net
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
     split = MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size)
-    few = min(row.gradient_accumulation_steps, MOST_MICRO_BATCHES)
-    wide = row.gradient_dtype == "fp32"
-    sync = row.sync if wide else replace(row.sync, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.micro_batch_size, few, sync, steps=steps)
+    sync = row.sync if row.gradient_dtype == "fp32" else replace(row.sync, gradient_dtype=tuning.request.half)
+    figures = tuning.steps(row.micro_batch_size, row.gradient_accumulation_steps, sync, steps=steps)
     further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
     update = {
         "step_s": step_s, "tokens_per_s": known.load.non_padding_tokens / step_s, "efficiency_low": None,
         "efficiency_high": None, "limit_share": None, "measured": True,
-        "added_micro_batches": row.gradient_accumulation_steps - few,
+        "added_micro_batches": max(0, row.gradient_accumulation_steps - MOST_MICRO_BATCHES),
     }  # fmt: skip
     return row.model_copy(update=update)
 

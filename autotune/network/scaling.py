@@ -103,8 +103,8 @@ def predict_scaling(
 
 def ranks_of(profile: Profile) -> int:
     """Return the ranks per node of the network measurement, or of the probe if there is none."""
-    evidence, probe = profile.evidence.network, profile.evidence.probe
-    return evidence.ranks_per_node if evidence is not None else probe.local_ranks if probe is not None else 1
+    evidence = profile.evidence.network
+    return profile.local_ranks if evidence is None else evidence.ranks_per_node
 
 
 def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:

@@ -24,10 +24,9 @@ def network_text(found: NetworkEvidence, profile: Path) -> str:
 def scaling_text(scaled: Scaling) -> str:
     """Return the scaling to more nodes, for the console."""
     nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
-    epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
     batch = (
         f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding tokens on any number of nodes; "
-        f"steps per epoch: {epoch}"
+        f"steps per epoch: {format_count(scaled.steps_per_epoch)}"
     )
     lines = (
         *scaled.sources,
@@ -111,12 +110,10 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
     if predicted:
         alone = predicted[0].tokens_per_s / predicted[0].nodes / predicted[0].efficiency
         ideal = tuple(doc.Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
-        points = tuple(_point(row) for row in predicted)
-        lines.append(doc.Line(name=f"{name}, predicted", points=points, kind="line", colour=0))
-        lines.append(doc.Line(name="", points=ideal, kind="dotted", colour=0))
+        lines.append(doc.Line(name=f"{name}, predicted", points=tuple(map(_point, predicted)), kind="line"))
+        lines.append(doc.Line(name="", points=ideal, kind="dotted"))
     if measured:
-        dots = tuple(doc.Point(x=row.nodes, y=row.tokens_per_s) for row in measured)
-        lines.append(doc.Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
+        lines.append(doc.Line(name=f"{name}, measured", points=tuple(map(_point, measured)), kind="dots"))
     ticks = tuple(sorted({row.nodes for row in rows}))
     x = doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks)
     return doc.Lines(x=x, y=doc.Axis(label="non-padding tokens/s", unit="count", log=10), lines=tuple(lines))

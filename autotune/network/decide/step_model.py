@@ -90,16 +90,11 @@ def gather_s(size_bytes: float, network: Network) -> float:
 def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[GradientPart, ...]:
     """Return DDP's buckets: in order of readiness, each closed by the gradient that fills it."""
     first = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
-    return _merged(gradients, first // FP32_BYTES, cap_bytes // FP32_BYTES)
+    return merged(gradients, first // FP32_BYTES, cap_bytes // FP32_BYTES)
 
 
-def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
-    """Return gradients, with small ones merged into the next to keep profiles short."""
-    parts = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in gradients)
-    return _merged(parts, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)
-
-
-def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tuple[GradientPart, ...]:
+def merged(gradients: Sequence[GradientPart], first: int, later: int) -> tuple[GradientPart, ...]:
+    """Merge small gradients into the next: the first part has at least ``first`` elements, the others ``later``."""
     found: list[GradientPart] = []
     elements = 0
     for part in gradients:
@@ -118,7 +113,8 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
     # The measured steps include the wait for the slowest rank.
     alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
-    parts = merged(whole.gradients)
+    gradients = [GradientPart(elements=elements, ready_share=ready) for elements, ready in whole.gradients]
+    parts = merged(gradients, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)  # to keep profiles short
     return ComputeEvidence(
         micro_batch_size=whole.micro_batch_size, micro_batch_s=alone * computed_s(whole), fixed_s=alone * fixed_s,
         optimizer_step_s=whole.optimizer_step_s, forward_share=whole.forward_share or 1 / 3, jitter_share=jitter_share,

@@ -1,5 +1,6 @@
 """The ``links`` job: timings of all-reduces of many sizes between ranks, and the matmul rate of each rank."""
 
+import functools
 import math
 import os
 import re
@@ -71,11 +72,7 @@ def _all_reduces(
         dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
     found, repeats, limit_s = [], asked.repeats, asked.seconds
     for size in asked.sizes_bytes:
-        tensor = torch.zeros(size // 4, device=ranks.device)
-
-        def once(tensor: torch.Tensor = tensor) -> None:
-            dist.all_reduce(tensor, group=group)
-
+        once = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=ranks.device), group=group)
         # The first call warms up; it counts only if the network is too slow for another one.
         first_s = _timed(once, 1, ranks, takes_part=takes_part)
         times = 0 if first_s > limit_s else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
@@ -90,12 +87,12 @@ def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int
     return max(1, min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))))
 
 
-def _timed(work: Callable[[], None], times: int, ranks: Ranks, *, takes_part: bool) -> float:
+def _timed(work: Callable[[], object], times: int, ranks: Ranks, *, takes_part: bool) -> float:
     """Return the seconds of one of ``times`` consecutive calls, on the slowest rank."""
     return ranks.all_reduce_max(_own_s(work, times if takes_part else 0, ranks))[0]
 
 
-def _own_s(work: Callable[[], None], times: int, ranks: Ranks) -> float:
+def _own_s(work: Callable[[], object], times: int, ranks: Ranks) -> float:
     """Return the seconds of one of ``times`` consecutive calls on this rank's device; all ranks begin together."""
     ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
@@ -129,16 +126,13 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
     return found
 
 
-def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], None], int]:
+def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], object], int]:
     """Return a function that multiplies two matrices, and its FLOPs; on a GPU in bf16, eight times as large."""
     on_gpu = ranks.device.type == "cuda"
     size *= 8 if on_gpu else 1
     options: Any = {"device": ranks.device, "dtype": torch.bfloat16 if on_gpu else torch.float32}
     left, right, product = (torch.randn(size, size, **options) for _ in range(3))
-
-    def multiply() -> None:
-        torch.mm(left, right, out=product)
-
+    multiply = functools.partial(torch.mm, left, right, out=product)
     multiply()  # the first loads its kernel
     return multiply, 2 * size**3
 
@@ -160,7 +154,7 @@ def _slowdown(ranks: Ranks) -> float:
     return ranks.all_reduce_sum(statistics.median(lost))[0] / ranks.world_size
 
 
-def _overlap_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tuple[list[float], float]:
+def _overlap_on_host(message: torch.Tensor, multiply: Callable[[], object]) -> tuple[list[float], float]:
     """Return when each matmul ended during an all-reduce, and when that ended, in seconds."""
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
@@ -173,7 +167,7 @@ def _overlap_on_host(message: torch.Tensor, multiply: Callable[[], None]) -> tup
 
 
 def _overlap_on_gpu(
-    message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
+    message: torch.Tensor, multiply: Callable[[], object], alone_s: float, ranks: Ranks
 ) -> tuple[list[float], float]:
     """Return the times of ``_overlap_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
     alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)

@@ -108,7 +108,8 @@ def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
     many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
-    *small, last = step_model.merged(many)
+    gradients = [GradientPart(elements=count, ready_share=share) for count, share in many]
+    *small, last = step_model.merged(gradients, step_model.LEAST_PART_ELEMENTS, step_model.LEAST_PART_ELEMENTS)
     assert sum(part.elements for part in (*small, last)) == sum(count for count, _ in many)
     assert all(2**17 <= part.elements < 2**17 + 1007 for part in small)  # finer than DDP's first bucket
     assert last.elements > 10_000_000
