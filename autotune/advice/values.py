@@ -1,7 +1,7 @@
 """Advice: a claim with its evidence, expected gain, cost, and the exact command."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from autotune.base.interval import Interval
 
@@ -60,7 +60,7 @@ class Bottleneck:
 
 Severity = Literal["error", "warning", "info"]
 """``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Benefit = Literal["non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage",
                   "GPU-hours"]  # fmt: skip

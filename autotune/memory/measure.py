@@ -233,7 +233,7 @@ class Search(SizeSearch):
                 helps.insert(0, "add --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
-                largest = int(self.estimate.fit.largest_parameter_bytes)
+                largest = self.estimate.fit.largest_parameter_bytes
                 shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest)
                 helps += [] if shared is None else [f"shard the state: {shared}"]
         return ExceedsMemory(

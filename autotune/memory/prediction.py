@@ -156,7 +156,7 @@ class _Tracer:
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
             shared = shares(
-                state_of_terms(found.terms_bytes), asked.ranks, largest_layer_bytes=int(fit.largest_parameter_bytes),
+                state_of_terms(found.terms_bytes), asked.ranks, largest_layer_bytes=fit.largest_parameter_bytes,
                 tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages, budget_bytes=budget,
             )  # fmt: skip
         rates = known_rates(target.name if config.device == "cuda" else SystemHost().facts(()).cpu_model or "cpu")
@@ -200,7 +200,7 @@ class _Tracer:
                 helps += [f"--{option.replace('_', '-')} {value} (micro-batch size {rows})"] if rows else []
         none = "No single setting is predicted to suffice."
         advice = f"Predicted to fit with {' or '.join(helps)}." if helps else none
-        largest = int(estimate.fit.largest_parameter_bytes)
+        largest = estimate.fit.largest_parameter_bytes
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
         otherwise += [] if shared is None else [f"a sharded state: {shared}"]
@@ -320,7 +320,7 @@ def traced(
         parameters=PlanFigure(value=parameters, basis=basis, source=f"counted in the traced model{told}"),
         state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes), micro_batch_size=rows,
         max_micro_batch_size=fitting, work=estimate.work_near(rows),
-        largest_bytes=max(int(fit.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
+        largest_bytes=max(fit.largest_parameter_bytes, largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step, with assumed overheads",
     )  # fmt: skip
 

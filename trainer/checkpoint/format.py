@@ -91,7 +91,7 @@ def manifest_text(manifest: CheckpointManifest) -> str:
 
 
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
-    """Validate a manifest's JSON value and return it; raise ``BadCheckpoint`` if it is invalid or was changed."""
+    """Validate a manifest's JSON value; raise ``BadCheckpoint`` if it was changed, ``BadConfig`` if it is invalid."""
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a JSON object")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
@@ -101,10 +101,7 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
         as_written = False
     if not as_written:
         raise BadCheckpoint(f"{where} was modified: its hash does not match")
-    try:
-        manifest = parse_table(CheckpointManifest, content, where=where)
-    except BadConfig as error:
-        raise BadCheckpoint(error.message) from error
+    manifest = parse_table(CheckpointManifest, content, where=where)
     names = {file.name for file in manifest.files}
     if not all(_FILE_NAME.fullmatch(name) for name in names):
         raise BadCheckpoint(f"{where} refers to files in other directories")

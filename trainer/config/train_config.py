@@ -218,7 +218,7 @@ class TrainConfig(StrictTable):
     fused_cross_entropy: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
     """Compute the MLM head's last layer and its loss in pieces with Liger (``pip install '.[liger]'``), which saves the
     memory of logits. Requires a GPU and a sparse MLM head; the host waits for each micro-batch."""
-    last_layer: Annotated[Literal["sparse", "dense"], Tag.SPEED] = "sparse"
+    last_layer: Annotated[Head, Tag.SPEED] = "sparse"
     """Positions for which the last layer computes queries and MLP: ``sparse``, masked tokens only; ``dense``, all. The
     loss is the same; ``sparse`` requires a sparse MLM head to have an effect."""
     activation_checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"

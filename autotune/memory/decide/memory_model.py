@@ -18,11 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autotune.memory.decide.batch_search import largest_within
+from autotune.memory.decide.batch_search import MIB, largest_within
 from autotune.memory.values import MemoryBreakdown, Term, Trace
 
 Int64 = npt.NDArray[np.int64]
-MIB = 2**20
 ROUND_BYTES = 512
 SMALL_BYTES = MIB
 """Largest request that is served from the segment for small ones."""

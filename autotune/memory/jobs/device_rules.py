@@ -8,7 +8,7 @@ and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with to
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
@@ -16,11 +16,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from autotune.memory.decide.memory_model import Kind
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term
-
-Kind = Literal["cpu", "cuda"]
 
 _LOWER_BOTH = (
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul mm "

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.memory.decide.batch_search import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.build import Training
@@ -21,7 +22,6 @@ from trainer.distributed.ranks import TORCHS_BUCKET_CAP_MIB
 Part = list[nn.Parameter]
 _COMPUTING, _GATHERING, _SENDING = 0, 1, 2
 """CUDA streams: gathered and received blocks are kept separate from computed ones."""
-MIB = 2**20
 _FIRST_BUCKET_BYTES = MIB
 _BROADCAST_BYTES = 250 * MIB
 """Size of the pieces in which DDP sends the first weights; two of them exist at a time."""
