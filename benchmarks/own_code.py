@@ -126,6 +126,7 @@ def _is_exact(name: str, size: int) -> bool:
     """Return whether fresh processes run a size, and run out of memory with one sample more."""
     from autotune.integrations.bench import open_own
     from autotune.integrations.values import OwnCode, OwnStepRequest
+    from autotune.trials.fork_server import ForkServerMachine
 
     step, arguments = own_code(name)
     with open_own("cpu", OwnCode(step=step, arguments=arguments), 300, ROOT) as bench:
@@ -137,6 +138,7 @@ def _is_exact(name: str, size: int) -> bool:
             )  # fmt: skip
             return bench.machine.run(bench.trial(asked, 300))
 
+        assert isinstance(bench.server, ForkServerMachine)
         bench.server.load(run(1, None).figures["imported"])  # not memory of the step
         budget = subjects()[name].memory_bytes
         kinds = {tried: {run(tried, budget).kind for _ in range(PROOFS)} for tried in (size, size + 1)}

@@ -43,7 +43,7 @@ Where = Literal["fresh processes", "this process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ValueToUse:
     """A value to use, which ``int()`` returns."""
 
     value: int
@@ -55,7 +55,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSize(Found):
+class BatchSize(ValueToUse):
     """Result of ``find_batch_size``: the largest size that fits, less the headroom."""
 
     feasible_max: int
@@ -70,7 +70,7 @@ class BatchSize(Found):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumWorkers(Found):
+class NumWorkers(ValueToUse):
     """Result of ``find_num_workers``: the fewest workers that keep up."""
 
     undecided_between: tuple[int, ...]
