@@ -68,7 +68,9 @@ class CpuBudget:
         if budget_bytes is not None:
             # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
             # different runs, and the largest micro-batch would be a matter of luck.
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
+            libc.malloc_trim(0)  # what is free in the heap differs, and would be free room above the limit
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
