@@ -32,9 +32,9 @@ def enforce(
 
     ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
     the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. On a CPU, blocks
-    of at least ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves a GPU's allocator
-    empty, as fragmentation depends on what came first. Raise
-    ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
+    of at least ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves nothing free in the
+    allocator, as fragmentation depends on what came first. Raise ``DeviceMissing`` if the GPU is a MIG slice: NVML's
+    figures, by which a budget is chosen, are those of the whole.
     """
     # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
@@ -56,7 +56,17 @@ def enforce(
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
-    return CpuBudget(budget_bytes, large_block_bytes)
+    return CpuBudget(budget_bytes, large_block_bytes, clean=clean)
+
+
+def _fill_heap(libc: ctypes.CDLL) -> None:
+    """Take the free blocks of the heap, which differ between processes and would be free room beyond the limit."""
+    libc.sbrk.restype = ctypes.c_void_p
+    for size in (2**exponent for exponent in range(14, 4, -1)):
+        end = libc.sbrk(0)
+        while libc.sbrk(0) == end:
+            libc.malloc(size)
+    libc.malloc_trim(0)
 
 
 class CpuBudget:
@@ -64,13 +74,16 @@ class CpuBudget:
 
     non_pytorch_bytes = None
 
-    def __init__(self, budget_bytes: int | None, large_block_bytes: int = LARGE_BLOCK_BYTES) -> None:
+    def __init__(
+        self, budget_bytes: int | None, large_block_bytes: int = LARGE_BLOCK_BYTES, *, clean: bool = False
+    ) -> None:
         if budget_bytes is not None:
             # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
             # different runs, and the largest micro-batch would be a matter of luck.
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
-            libc.malloc_trim(0)  # what is free in the heap differs, and would be free room above the limit
+            if clean:
+                _fill_heap(libc)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))

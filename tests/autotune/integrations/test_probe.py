@@ -16,7 +16,7 @@ def test_the_largest_size_ran_and_the_next_ran_out_of_memory(own):
     assert not tried[found.feasible_max + 1]
     assert found.infeasible_min == found.feasible_max + 1
     assert 0.97 * 80e6 < found.feasible_peak_bytes <= 80e6
-    assert len(found.rows) <= 12
+    assert len(found.rows) <= 9
     assert found.optimizer_steps == 3
     again, runner = own.probe("behaves")
     assert again.feasible_max == found.feasible_max
