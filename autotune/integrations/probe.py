@@ -30,7 +30,7 @@ from autotune.integrations.values import (
 from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
 from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu, peak_bytes
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
-from autotune.memory.size_search import SizeSearch
+from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner, could_not_measure
@@ -38,6 +38,8 @@ from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Time
 
 WIDER = 4
 """Factor on the budget of a trial that shows how much too small it is."""
+CPU_CLOSE_BYTES = 2**17
+"""Difference between processes on a CPU whose heap was full at first."""
 FIRST_SIZE = 4
 """First size: large enough for batch normalisation, and for a first look at how memory grows."""
 
@@ -228,8 +230,9 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
     """
     here = bench.in_this_process
     search = OwnSearch(
-        probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner, verified_twice=here
-    )
+        probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner, verified_twice=here,
+        close_bytes=CLOSE_BYTES if bench.site.device == "cuda" else CPU_CLOSE_BYTES,
+    )  # fmt: skip
     search.predict()
     search.first()
     search.find()

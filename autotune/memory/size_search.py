@@ -13,7 +13,7 @@ from autotune.trials.runner import TrialRunner, could_not_measure
 from autotune.trials.values import Contaminated, Crashed, Measured, Outcome, OutOfMemory, Trial
 
 CLOSE_BYTES = 2**20
-"""Free memory below which the largest size is tried a second time, as processes differ slightly."""
+"""Usual difference between processes that run the same size."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class SizeSearch(abc.ABC):
     runner: TrialRunner
     tried: list[SizeTrial] = field(default_factory=list)
     prediction: Prediction | None = None
+    close_bytes: int = CLOSE_BYTES
+    """Free memory below which the largest size is tried a second time, as processes differ slightly."""
     verified_twice: bool = False
     """True if the largest size always runs twice."""
 
@@ -70,7 +72,7 @@ class SizeSearch(abc.ABC):
             if size is None:
                 size = bracket(self.tried).feasible_max
                 peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
-                close = self.verified_twice or (bool(peaks) and budget - (peaks[0] or 0) < CLOSE_BYTES)
+                close = self.verified_twice or (bool(peaks) and budget - (peaks[0] or 0) < self.close_bytes)
                 if len(peaks) != 1 or peaks[0] is None or not close:
                     return
             self.try_size(size)
