@@ -12,6 +12,8 @@ from trainer.record.meter import status_bytes
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 LARGE_BLOCK_BYTES = 128 * 1024
+_MOST_FREE_BYTES = 2**24
+"""Most free memory of a heap that is filled, for each size of blocks."""
 _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
@@ -64,8 +66,10 @@ def _fill_heap(libc: ctypes.CDLL) -> None:
     libc.sbrk.restype = ctypes.c_void_p
     for size in (2**exponent for exponent in range(14, 4, -1)):
         end = libc.sbrk(0)
-        while libc.sbrk(0) == end:
+        for _ in range(_MOST_FREE_BYTES // size):  # the heap may be unable to grow
             libc.malloc(size)
+            if libc.sbrk(0) != end:
+                break
     libc.malloc_trim(0)
 
 
