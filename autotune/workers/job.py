@@ -79,21 +79,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     step_s = time.perf_counter() - started_s
     # Workers deliver in bursts, so a window must have whole bursts.
     group = max(1, workers // math.gcd(workers, micro_batches))
-    work = consumer.work if isinstance(consumer, TrainingStep) else None
-    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | ({} if work is None else {"model_flops_per_s": 0.0})
-
-    def took(batches: list[MicroBatch]) -> None:
-        sums["tokens_per_s"] += sum(one.non_padding_tokens for one in batches)
-        sums["padded_tokens_per_s"] += sum(one.ids_BS.numel() for one in batches)
-        if work is not None:
-            flops = (work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
-            sums["model_flops_per_s"] += sum(flops)
-
-    figures, seconds = timed_window(
-        loader, consumer, ranks, took, window_s=asked.window_s, step_s=step_s, least=asked.min_steps, group=group
-    )
-    rates = {name: ranks.all_reduce_sum(one)[0] / seconds for name, one in sums.items()}
-    figures |= {"model_flops_per_s": None} | rates
+    figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
     if asked.losses and isinstance(consumer, TrainingStep):
         figures["losses"] = consumer.losses()
     leave_ranks(together=True)
@@ -229,6 +215,27 @@ def drain(loader: Iterator[Any], ready: int) -> int:
         if number >= ready and time.perf_counter() - asked_s > NOT_READY_S:
             return number + 1
     return 2 * ready
+
+
+def _measure(
+    asked: TrainingRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, group: int, step_s: float
+) -> dict[str, Any]:
+    """Measure a window; return its figures, with the rates of all ranks together."""
+    work = consumer.work if isinstance(consumer, TrainingStep) else None
+    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | ({} if work is None else {"model_flops_per_s": 0.0})
+
+    def took(batches: list[MicroBatch]) -> None:
+        sums["tokens_per_s"] += sum(one.non_padding_tokens for one in batches)
+        sums["padded_tokens_per_s"] += sum(one.ids_BS.numel() for one in batches)
+        if work is not None:
+            flops = (work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            sums["model_flops_per_s"] += sum(flops)
+
+    figures, seconds = timed_window(
+        loader, consumer, ranks, took, window_s=asked.window_s, step_s=step_s, least=asked.min_steps, group=group
+    )
+    rates = {name: ranks.all_reduce_sum(one)[0] / seconds for name, one in sums.items()}
+    return figures | {"model_flops_per_s": None} | rates
 
 
 def timed_window(
