@@ -82,3 +82,28 @@ def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     assert (counts.kernels("flash_bwd") > 0) == (attention == "varlen")
     called = {name for name in (*counts.of("call"), *counts.of("kernel")) if "cudnn" in name.lower()}
     assert called <= {"cudnnGetVersion", "cudnnGetProperty"}
+
+
+REHEARSED = """
+import sys
+from pathlib import Path
+import torch
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.checkpoint.tensors import make_state
+from trainer.data.dataset import TokenDataset
+dataset = TokenDataset.open(Path(sys.argv[1]))
+config = config_of(device="cuda", precision="bf16", attention="varlen")
+training = training_of(config, dataset)
+make_state(training)
+before_bytes = torch.cuda.memory_allocated()
+training.step.rehearse(micro_batches(dataset, config)[0])
+torch.cuda.synchronize()
+print(torch.cuda.memory_allocated() - before_bytes, flush=True)
+"""
+WORKSPACE_BYTES = 32 * 2**20
+
+
+def test_workspaces_of_libraries_do_not_split_the_memory_of_activations(null_gpu, patterned_dataset):
+    """They are taken before the model: within a step they would lie between its activations, and stay there."""
+    ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSED, patterned_dataset)
+    assert int(ended.out) < WORKSPACE_BYTES, ended

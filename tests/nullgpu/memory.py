@@ -180,6 +180,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     import torch
 
     from trainer.build import build_training
+    from trainer.checkpoint.tensors import make_state
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import MicroBatchSource, micro_batch_plans
@@ -191,6 +192,8 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, join_ranks(config, environment={}))
         plan = make_plan(config, len(dataset), world_size=1)
         source = MicroBatchSource(dataset, config, plan)
+        make_state(training)  # as a training begins
+        training.step.rehearse(source.__getitems__(next(micro_batch_plans(dataset, config, plan, 0))))
         batches = []
         for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
             batches.append(source.__getitems__(one))

@@ -232,6 +232,23 @@ def join_ranks(
     return ranks
 
 
+def open_libraries(ranks: Ranks) -> None:
+    """Let libraries take their threads, handles, workspaces and connections now, before there is a model.
+
+    Workspaces of cuBLAS taken within a step would split the memory of its activations for good: with BERT-base on 94 GB
+    the allocator then reserved 4 GB more.
+    """
+    device = ranks.device
+    if device.type == "meta":
+        return
+    weight = torch.ones(256, 256, device=device, requires_grad=True)
+    (weight @ weight).sum().backward()
+    ranks.all_reduce_async(torch.zeros(1, device=device))()
+    if device.type == "cuda":
+        ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
+        torch.cuda.synchronize(device)
+
+
 def longest_join_s(config: TrainConfig) -> float:
     """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
     patience_s = config.parallel.timeout_s + _GROUP_LATER_S

@@ -6,7 +6,7 @@ import resource
 import torch
 
 from autotune.base.units import format_bytes
-from trainer.distributed.ranks import Ranks
+from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import DeviceMissing
 from trainer.record.meter import status_bytes
 
@@ -45,16 +45,9 @@ def enforce(
             next_step="Select a GPU without MIG (CUDA_VISIBLE_DEVICES), disable MIG (nvidia-smi -i INDEX -mig 0), or "
             "use --device cpu.",
         )
-    # Pools of threads, handles, workspaces and connections are not counted as the model's.
-    device = ranks.device
-    weight = torch.randn(256, 256, device=device, requires_grad=True)
-    (weight @ weight).sum().backward()
-    ranks.all_reduce_async(torch.zeros(1, device=device))()
-    if device.type == "cuda":
-        ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
-        torch.cuda.synchronize(device)
+    open_libraries(ranks)  # what they take is not counted as the model's
+    if ranks.device.type == "cuda":
         if clean:
-            del weight
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
