@@ -80,13 +80,13 @@ def predict_scaling(
         raise BadInput(what, next_step="Use fewer --nodes, or a larger --global-batch-tokens.")
     rows = []
     for one in predicted:
-        limit, limit_share = limit_of(one.time)
+        limit, share = limit_of(one.time)
         low, high = (known.efficiency(one.nodes, link) for link in known.ends) if known.ends else (None, None)
         rows.append(
             ScalingRow(
                 nodes=one.nodes, **one.settings(network.ranks_per_node), step_s=one.time.step_s,
                 tokens_per_s=one.tokens_per_s, efficiency=one.efficiency or 1.0, efficiency_low=low,
-                efficiency_high=high, limit=limit, limit_share=limit_share, measured=False,
+                efficiency_high=high, limit=limit, limit_share=share, measured=False,
             )
         )  # fmt: skip
     most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
