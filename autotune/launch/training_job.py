@@ -64,9 +64,7 @@ class TrainRequest:
 
 def default_ranks(profile: Profile) -> int:
     """Return the number of GPUs that the profile was tuned with; on CPUs, the ranks in its evidence."""
-    if profile.train.device == "cuda":
-        return max(1, profile.fingerprint.gpu_count)
-    return profile.local_ranks
+    return max(1, profile.fingerprint.gpu_count) if profile.train.device == "cuda" else profile.local_ranks
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:

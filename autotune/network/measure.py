@@ -277,10 +277,8 @@ class NetworkTuning:
         return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
-        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does.
-
-        The largest one, because the profile is also used with other numbers of ranks.
-        """
+        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does."""
+        # The largest one, because the profile is also used with other numbers of ranks.
         asked, config, split = self.request, self.request.config, candidate.split
         sizes: list[int] = [config.micro_batch_size, *range(asked.max_micro_batch_size, split.micro_batch_size - 1, -1)]
         return next(rows for rows in sizes if split_global_batch(config.global_batch_size, rows, asked.ranks) == split)

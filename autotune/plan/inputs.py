@@ -281,8 +281,7 @@ def _on_all(
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
     strategies = ("fsdp2", "hsdp") if strategy == "fsdp2" else (strategy,)
     among = gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
-    model = ScalingModel(load=load, network=over, gradient_syncs=among)
-    return spread(rate, model, nodes=fleet.nodes, links=links)
+    return spread(rate, ScalingModel(load=load, network=over, gradient_syncs=among), nodes=fleet.nodes, links=links)
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:

@@ -1,8 +1,7 @@
 """Model of the time of an optimizer step with gradient synchronisation, from measured links and ranks.
 
-Formulas are predictions until a run is measured. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
-latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections
-3 and 4.
+Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009; latency and bandwidth, Hockney 1994; buckets,
+their order and overlap, Li et al. 2020 (PyTorch Distributed), sections 3 and 4.
 """
 
 import functools

@@ -37,10 +37,7 @@ _NO_LOG = "n/a (NCCL wrote no log; to get one, set NCCL_DEBUG=INFO and NCCL_DEBU
 def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
 
-    ``measured`` is a ``LinksRequest``. In the result, ``all``, ``within`` and ``between`` are pairs of bytes and
-    seconds of the slowest rank, empty if there is one member. ``neighbours_bytes_per_s`` is of each node and the next,
-    in order, from the slower of two directions. ``matmul_flops_per_s`` is by rank; ``slowdown_share`` is the part of
-    its time that compute loses during an all-reduce. The others are ``nodes``, ``ranks_per_node`` and ``_carrier``'s.
+    ``measured`` is a ``LinksRequest``. Return the fields of ``LinkFigures``.
     """
     size = ranks.local_world_size
     nodes = ranks.world_size // size
