@@ -13,9 +13,6 @@ from typing import Any
 from autotune.cluster.site_file import SiteFile, job_variables
 from autotune.errors import BadInput
 
-DEFAULT_GRES = "gpu:{count}"
-_MAX_TEMPLATE_BYTES = 2**20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -49,16 +46,12 @@ def measure_script(
     ``with_srun`` there is one process per node; otherwise the command runs on the first node and starts the others.
     ``variables`` come in addition to the site's; ``typed`` is False if the job follows another job.
     """
-    options = {"output": str(log), "no-requeue": ""}
-    return render(
-        template,
-        {
-            **shared_values(name, shape, site, directory, options), "purpose": purpose, "typed": typed,
-            "variables": job_variables(site) | dict(variables or {}), "with_srun": with_srun,
-            "command": f"{site.command_prefix} {shlex.join(command)}".strip(), "prefix": site.command_prefix,
-            "place": str(log.parent),
-        },
-    )  # fmt: skip
+    values = shared_values(name, shape, site, directory, {"output": str(log), "no-requeue": ""}) | {
+        "purpose": purpose, "typed": typed, "with_srun": with_srun, "place": str(log.parent),
+        "variables": job_variables(site) | dict(variables or {}), "prefix": site.command_prefix,
+        "command": f"{site.command_prefix} {shlex.join(command)}".strip(),
+    }  # fmt: skip
+    return render(template, values)
 
 
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
@@ -68,7 +61,7 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
         return _own_template(f"{kind}.sbatch")
     path = (site_path.parent if site_path else Path()) / own
     try:
-        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+        if path.stat().st_size > 2**20:
             raise BadInput(f"template {path} exceeds 1 MiB", next_step=f"Correct templates.{kind} in the site file.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -114,7 +107,7 @@ def shared_values(
     options: dict[str, str | None] = {
         "job-name": name, "account": slurm.account, "partition": slurm.partition, "constraint": slurm.constraint,
         "exclude": slurm.exclude, "nodes": str(shape.nodes), "ntasks-per-node": "1", "distribution": slurm.distribution,
-        "gres": (slurm.gres or DEFAULT_GRES).replace("{count}", str(shape.gpus)) if shape.gpus else None,
+        "gres": (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus)) if shape.gpus else None,
         "cpus-per-task": str(shape.cpus), "mem": memory,
         "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None, "time": shape.time or slurm.time,
         "chdir": None if directory is None else str(directory), **more,

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from autotune.base.units import format_bytes
 from autotune.profiles.values import Profile, is_sha256
 
-_SHOWN_DIGITS = 12
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
@@ -81,7 +79,5 @@ def describe(node: NodeFacts) -> str:
 
 
 def _shown(value: object) -> str:
-    if value is None:
-        return "n/a"
-    text = str(value)
-    return text[:_SHOWN_DIGITS] if is_sha256(text) else text
+    text = "n/a" if value is None else str(value)
+    return text[:12] if is_sha256(text) else text

@@ -14,14 +14,12 @@ from autotune.machine.values import SlurmFacts
 
 ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
-_COMMANDS = ("sbatch", "srun", "sinfo")
 _POLL_S = (0.5, 10.0)
 """Shortest and longest time between two queries, in seconds, to spare the controller."""
 _POLL_GROWTH = 1.15
 _UNANSWERED = 30
 """Unanswered queries in a row after which waiting ends."""
 _TAIL_BYTES = 4096
-_SIGNAL_CODES = 128
 RUNNING_STATES = frozenset({
     "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SIGNALING",
     "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD",
@@ -40,7 +38,7 @@ def read_slurm(
         nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"), tasks=_whole(environment, "SLURM_NTASKS"),
         gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", "")) if on_node is None else on_node,
         node_name=environment.get("SLURMD_NODENAME") or None,
-        commands=tuple(name for name in _COMMANDS if which(name) is not None),
+        commands=tuple(name for name in ("sbatch", "srun", "sinfo") if which(name) is not None),
     )  # fmt: skip
 
 
@@ -113,14 +111,14 @@ def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
     listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
-    found: dict[str, str] = dict(reversed(listed))
-    state, ended = found.get("JobState"), re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
-    if state is None:
+    found = {name: "" if value in ("None", "(null)") else value for name, value in reversed(listed)}
+    if "JobState" not in found:
         return None
+    ended = re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
     code, number = (int(ended[1]), int(ended[2])) if ended else (None, 0)
     return JobState(
-        state=state, reason=_unless_none(found.get("Reason", "")), exit_code=None if number else code, signal=number,
-        nodes=_unless_none(found.get("NodeList", "")),
+        state=found["JobState"], reason=found.get("Reason", ""), exit_code=None if number else code, signal=number,
+        nodes=found.get("NodeList", ""),
     )  # fmt: skip
 
 
@@ -134,10 +132,6 @@ def queued_jobs() -> dict[str, tuple[str, str]] | None:
         return None
     rows = [line.strip().split("|", 2) for line in done.stdout.splitlines()]
     return {row[2]: (row[0], row[1]) for row in rows if len(row) == 3}
-
-
-def _unless_none(text: str) -> str:
-    return "" if text in ("None", "(null)") else text
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -223,7 +217,7 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
         return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{shown}")
     if state.state == "COMPLETED":
         return Ended(code=0)
-    code = state.exit_code if state.exit_code else _SIGNAL_CODES + state.signal
+    code = state.exit_code or 128 + state.signal  # as shells report signals
     why = f"signal {state.signal}" if state.signal else f"exit code {code}"
     return Ended(code=code, words=f"job {job} failed ({why}){shown}")
 

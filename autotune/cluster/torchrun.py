@@ -93,8 +93,7 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
         if environment.get(STARTER_VARIABLE):
             return [sys.executable, "-m", "autotune", "job", "outside", f"--nodes={nodes}", f"--script={script}"]
         # In a larger job SLURM may choose other nodes than the first ones for a step.
-        this_one = environment.get("SLURMD_NODENAME")
-        with_this_one = [f"--nodelist={this_one}"] if this_one else []
+        with_this_one = [f"--nodelist={name}"] if (name := environment.get("SLURMD_NODENAME")) else []
         return [
             "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *with_this_one,
             f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}", "--export=ALL", "--kill-on-bad-exit=1",
@@ -111,8 +110,7 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
     ``N.log``, which is written to standard output, and finally ``N.code``, the exit code of ``srun``. ``N.end`` asks
     it to stop. Scripts run one after the other, so the highest number is the running one.
     """
-    number = 1 + len(list(directory.glob("*.nodes")))
-    asked = directory / str(number)
+    asked = directory / str(1 + len(list(directory.glob("*.nodes"))))
     signal.signal(signal.SIGTERM, lambda *_: asked.with_suffix(".end").touch())
     asked.with_suffix(".sh").write_text(script + "\n")
     write_atomically(asked.with_suffix(".nodes"), f"{nodes}\n", durable=False)
@@ -126,9 +124,8 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command and return its exit code; signals are forwarded, and it ends with this process."""
-    # It ends with this process; its ranks notice that, save and exit. A terminal sends Ctrl-C to the whole foreground
-    # group, so it has its own session, in which the forwarded signal arrives once.
+    """Run a command and return its exit code; it gets this process's signals and ends with it, ranks after saving."""
+    # A terminal sends Ctrl-C to the whole foreground group; in a session of its own, the forwarded signal arrives once.
     child = start(command, env=dict(environment), start_new_session=True)
 
     def pass_on(number: int, _: object) -> None:

@@ -101,9 +101,8 @@ def train(
 def _train_here(options: TrainOptions, ranks: int | None) -> None:
     from autotune.cluster.site_file import DEFAULT_SITE, find_site
     from autotune.cluster.torchrun import run_child, torchrun_command
-    from autotune.launch.run_end import PATIENCE_HERE_S, run_end_of
+    from autotune.launch.run_end import PATIENCE_HERE_S, exit_text, run_end_of
     from autotune.launch.training_job import term_lead_s, trainer_arguments
-    from trainer.record.run_record import EXIT_FILE
 
     # Only this setting of the site file applies here: the others are for jobs.
     site, _ = find_site(DEFAULT_SITE, os.environ)
@@ -112,12 +111,9 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
         request.python, trainer_arguments(request, stage_to=None), ranks=request.ranks,
         torch_version=request.torch_version, shutdown_s=term_lead_s(request),
     )  # fmt: skip
-    environment = dict(os.environ)
-    if request.ranks > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a warning
-    record = request.run / EXIT_FILE
-    said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
-    code = run_child(command, environment)
+    threads = {"OMP_NUM_THREADS": "1"} if request.ranks > 1 else {}  # torchrun would set it as well, with a warning
+    said_before = exit_text(request.run)
+    code = run_child(command, threads | os.environ)
     ending = run_end_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
     if ending.code:
         sys.stderr.write(f"launch: {ending.words}\n")
@@ -147,8 +143,7 @@ def _submit(
         return
     write_atomically(request.script, script)
     request.log.parent.mkdir(parents=True, exist_ok=True)
-    links = [[str(link)] if chain > 1 else [] for link in range(1, chain + 1)]
-    ids = [submit_script(request.script, link) for link in links]
+    ids = [submit_script(request.script, [str(link)] if chain > 1 else []) for link in range(1, chain + 1)]
     log = str(request.log).replace("%j", ids[-1])
     told = {"run": str(request.run), "script": str(request.script), "log": log}
     if not job.as_json:

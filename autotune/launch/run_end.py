@@ -30,7 +30,7 @@ def run_end_of(
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         return Ended(code=0, words=_words(end))  # perhaps from before, if nothing was left to do
     waited_s = 0.0
-    while _text(run).strip() in ("", said_before.strip()):
+    while exit_text(run).strip() in ("", said_before.strip()):
         if waited_s >= patience_s:
             code = _KILLED if job_code in (0, REQUEUE) else job_code
             return Ended(
@@ -79,13 +79,11 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
 def _fruitless_starts(run: Path, end: RunExit) -> int:
     """Return the number of starts in a row, this one included, without a newer checkpoint."""
     earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
-    count = 1
-    for path in sorted(earlier, key=lambda path: int(path.name), reverse=True):
+    for count, path in enumerate(sorted(earlier, key=lambda path: int(path.name), reverse=True), 1):
         before = _read(path)
         if before is None or (before.exit_code, before.checkpoint) != (end.exit_code, end.checkpoint):
-            break
-        count += 1
-    return count
+            return count
+    return 1 + len(earlier)
 
 
 def _read(run: Path) -> RunExit | None:
@@ -95,7 +93,8 @@ def _read(run: Path) -> RunExit | None:
     return None
 
 
-def _text(run: Path) -> str:
+def exit_text(run: Path) -> str:
+    """Return the content of a run's ``exit.json``; empty if there is none."""
     _look_again(run)
     with contextlib.suppress(OSError):
         return (run / EXIT_FILE).read_text(encoding="utf-8", errors="replace")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.base.document import Block, line, table_of
+from autotune.base.document import line, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_count, format_seconds
 from autotune.launch.status import RunStatus, TuningStatus
@@ -29,12 +29,8 @@ def status_text(runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, a
         ("newest trial", "l", lambda one: one.newest),
     )  # fmt: skip
     ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
-    lost = [(one.directory, one.corrupt_lines) for one in tunings if one.corrupt_lines]
-    notes = [f"{directory}: {lines} corrupt lines in its trial log" for directory, lines in lost]
+    lost = (one for one in tunings if one.corrupt_lines)
+    notes = [f"{one.directory}: {one.corrupt_lines} corrupt lines in its trial log" for one in lost]
     notes += [] if runs or tunings else ["no runs and no tunings found"]
     notes += [] if asked else ["SLURM cannot be queried here; states are from the run records only"]
-    blocks: list[Block] = [ran] if runs else []
-    blocks += map(line, ended)
-    blocks += [tuned] if tunings else []
-    blocks += map(line, notes)
-    return console_text(blocks)
+    return console_text([*([ran] if runs else []), *map(line, ended), *([tuned] if tunings else []), *map(line, notes)])

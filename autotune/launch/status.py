@@ -58,11 +58,10 @@ def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
         run = read_run(directory)
     except TrainerError as error:
         return RunStatus(directory=str(directory), state="unreadable", job=number, reason=error.message)
-    last, measured = run.steps[-1] if run.steps else None, True
-    try:
+    last, measured = run.steps[-1] if run.steps else None, False
+    with contextlib.suppress(AutotuneError):  # fails for rates of a simulated GPU
         check_run(run)
-    except AutotuneError:  # rates of a simulated GPU
-        measured = False
+        measured = True
     newest, age_s = list_checkpoints(directory / CHECKPOINTS_DIRECTORY)[:1], None
     with contextlib.suppress(OSError):
         age_s = max(0.0, time.time() - (directory / STEPS_FILE).stat().st_mtime)

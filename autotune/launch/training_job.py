@@ -22,7 +22,6 @@ _LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
 """Seconds by which torchrun stops before SLURM does, so that the script can report the result."""
 _MEASURED_MARGIN = 1.25
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +64,7 @@ class TrainRequest:
 
 def default_ranks(profile: Profile) -> int:
     """Return the number of GPUs that the profile was tuned with; on CPUs, the ranks in its evidence."""
-    if profile.train.device == "cuda":
-        return max(1, profile.fingerprint.gpu_count)
-    return profile.local_ranks
+    return max(1, profile.fingerprint.gpu_count) if profile.train.device == "cuda" else profile.local_ranks
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
@@ -90,19 +87,16 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         "dependency": "singleton" if request.chain > 1 else None, "open-mode": "append", "output": str(request.log),
     }  # fmt: skip
     interface = site.network.interface
-    return render(
-        template,
-        {
-            **shared_values(f"train-{request.run.name}", shape, site, request.directory, options),
-            "model": request.config.model.name, "run": str(request.run), "script": str(request.script),
-            "ranks": request.ranks, "chain": request.chain, "approved": request.approved_sha256, "requeue": requeue,
-            "autotune": f"{site.command_prefix} {shlex.join(autotune)}".strip(),
-            "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
-            "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
-            "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),
-            "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
-        },
-    )  # fmt: skip
+    values = shared_values(f"train-{request.run.name}", shape, site, request.directory, options) | {
+        "model": request.config.model.name, "run": str(request.run), "script": str(request.script),
+        "ranks": request.ranks, "chain": request.chain, "approved": request.approved_sha256, "requeue": requeue,
+        "autotune": f"{site.command_prefix} {shlex.join(autotune)}".strip(),
+        "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
+        "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
+        "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),
+        "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
+    }  # fmt: skip
+    return render(template, values)
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
@@ -120,12 +114,10 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
 def term_lead_s(request: TrainRequest) -> int:
     """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit."""
-    probe = request.profile.evidence.probe
-    parameters = request.profile.parameters
+    probe, parameters = request.profile.evidence.probe, request.profile.parameters
     state_bytes = _UNKNOWN_STATE_BYTES if parameters is None else parameters * _STATE_BYTES_PER_PARAMETER
-    config = request.config
     micro_step_s = max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
-    step_s = micro_step_s * gradient_accumulation_steps(config, request.nodes * request.ranks)
+    step_s = micro_step_s * gradient_accumulation_steps(request.config, request.nodes * request.ranks)
     return max(_LEAST_LEAD_S, math.ceil(_LEAVING_S + 2 * step_s + state_bytes / _SLOW_DISK_BYTES_PER_S))
 
 
@@ -133,13 +125,11 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     """Return the site's resources for these ranks; more memory if more was measured, at most that of the node."""
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
-    rows = workers.rows if workers else []
-    measured = [row.memory_bytes or 0 for row in rows if workers and row.num_workers == workers.chosen]
-    needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
-    memory_mib = max(cpus * site.slurm.memory_mib_per_cpu, needed_mib)
+    rows = [row for row in workers.rows if row.num_workers == workers.chosen] if workers else []
+    needed_mib = math.ceil(_MEASURED_MARGIN * max((row.memory_bytes or 0 for row in rows), default=0) / 2**20)
     return Shape(
-        nodes=request.nodes, gpus=request.ranks if request.config.device == "cuda" else 0, cpus=cpus,
-        memory_mib=min(memory_mib, there_bytes // _MIB), time=request.time,
+        nodes=request.nodes, gpus=request.ranks if request.config.device == "cuda" else 0, cpus=cpus, time=request.time,
+        memory_mib=min(max(cpus * site.slurm.memory_mib_per_cpu, needed_mib), there_bytes // 2**20),
     )  # fmt: skip
 
 

@@ -62,10 +62,8 @@ def network(
         )  # fmt: skip
         if job.submitted(context, asked):
             return
-        known = known_of(
-            profile, assumed=None if bandwidth is None else Assumed(bits_per_s=bandwidth, latency_s=latency_s),
-            ranks_per_node=sweep.ranks, global_batch_tokens=global_batch_tokens,
-        )  # fmt: skip
+        assumed = None if bandwidth is None else Assumed(bits_per_s=bandwidth, latency_s=latency_s)
+        known = known_of(profile, assumed=assumed, ranks_per_node=sweep.ranks, global_batch_tokens=global_batch_tokens)
         scaled = scale_profile(
             stored, known, counts, data=sweep.data, reports=job.reports, trial_timeout_s=sweep.trial_timeout_s
         )

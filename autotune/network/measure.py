@@ -12,14 +12,7 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import (
-    Load,
-    MicroBatches,
-    PredictedStep,
-    ScalingModel,
-    gradient_syncs,
-    predict,
-)
+from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, gradient_syncs, predict
 from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
 from autotune.network.values import (
     MIB,
@@ -34,14 +27,13 @@ from autotune.network.values import (
     RankCompute,
     ScalingRow,
 )
+from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
 from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
-SIZES_BYTES = {
-    device: tuple(2**exponent for exponent in range(12, end, 2)) for device, end in (("cpu", 27), ("cuda", 29))
-}
+SIZES_BYTES = {device: [2**exponent for exponent in range(12, end, 2)] for device, end in (("cpu", 27), ("cuda", 29))}
 """From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their bandwidth only beyond 64 MiB."""
 REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, SYNC_STEPS = 8, 6
@@ -110,16 +102,15 @@ class MeasuredGradientSync:
         step_s = self.step_s
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
-        further = max(0, self.candidate.split.per_step - MOST_MICRO_BATCHES)
-        bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
+        further = max(0, self.candidate.split.gradient_accumulation_steps - MOST_MICRO_BATCHES)
         return GradientSyncRow(
             **self.candidate.settings(ranks_per_node), predicted_step_s=self.candidate.time.step_s, step_s=step_s,
-            steps=sum(len(figures.step_s) for figures in self.figures),
+            steps=sum(len(figures.step_s) for figures in self.figures), outcome=self.outcome,
             tokens_per_s=None if step_s is None else self.non_padding_tokens / step_s,
             compute_share=None if waiting is None else 1 - waiting, communication_share=waiting,
             peak_bytes=max((figures.peak_bytes for figures in self.figures if figures.peak_bytes), default=None),
-            added_micro_batches=further if self.figures else 0, ratio_to_default=None if ratio is None else ratio.value,
-            **bounds, outcome=self.outcome,
+            added_micro_batches=further if self.figures else 0, ratio_to_default=ratio.value if ratio else None,
+            ratio_low=ratio.low if ratio else None, ratio_high=ratio.high if ratio else None,
         )  # fmt: skip
 
 
@@ -148,19 +139,17 @@ class NetworkTuning:
         """Measure links, steps without synchronisation, the loss if 16 bits may pay, and the best candidates."""
         self.measure_links()
         self.measure_compute()
-        plain = self.candidates(sixteen_bit=False)
-        halved = self.candidates(sixteen_bit=True)
-        fastest = min(one.time.step_s for one in plain)
+        plain, halved = (self.candidates(sixteen_bit=sixteen_bit) for sixteen_bit in (False, True))
+        plain_s, halved_s = (min(one.time.step_s for one in group) for group in (plain, halved))
         # 16 bits change the recipe and their check takes minutes, so they must pay.
-        worth = min(one.time.step_s for one in halved) < (1 - HALVED_WORTH_SHARE) * fastest
+        worth = halved_s < (1 - HALVED_WORTH_SHARE) * plain_s
         self.measure(halved if worth and self.check_loss() else plain)
 
     def measure_links(self) -> None:
         """Measure all-reduces and matmuls."""
-        sizes = list(SIZES_BYTES[self.request.config.device])
-        asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
-        outcome = self.reading.run(self._asked(asked), "links")
-        self.links = links = LinkFigures.of(self._measured(outcome, "network links"))
+        sizes = SIZES_BYTES[self.request.config.device]
+        trial = self._asked(LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS)
+        self.links = links = LinkFigures.of(self._measured(self.reading.run(trial, "links"), "network links"))
         self.trees = trees = links.backend.startswith("nccl")
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
@@ -209,12 +198,9 @@ class NetworkTuning:
             before = by_kind.get(kind)
             if predicted and (before is None or predicted.time.step_s < 0.995 * before.time.step_s):
                 by_kind[kind] = predicted
-        kept, shown = [], set()
-        for number, best in enumerate(sorted(by_kind.values(), key=lambda one: one.time.step_s)):
-            # Keep one of each strategy, for the report.
-            if number < CANDIDATES or best.sync.strategy not in shown:
-                kept.append(best)
-            shown.add(best.sync.strategy)
+        ranked = sorted(by_kind.values(), key=lambda one: one.time.step_s)
+        fastest = {one.sync.strategy: one for one in reversed(ranked)}  # one of each strategy is kept, for the report
+        kept = [one for number, one in enumerate(ranked) if number < CANDIDATES or one is fastest[one.sync.strategy]]
         same = default.sync, default.split
         return [default, *(one for one in kept if (one.sync, one.split) != same)]
 
@@ -222,7 +208,7 @@ class NetworkTuning:
         """Return the trainer's default: DDP at the probed micro-batch size."""
         config = self.request.config
         sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
-        split = micro_batches_of(config, self.request.ranks, config.micro_batch_size)
+        split = split_global_batch(config.global_batch_size, config.micro_batch_size, self.request.ranks)
         found = predict(self.load(), self.network(), sync, [split])
         assert found is not None
         return found
@@ -234,9 +220,8 @@ class NetworkTuning:
 
         def train(name: str) -> Outcome:
             sync = replace(default.sync, gradient_dtype="fp32" if name == names[0] else half)
-            label = f"equal loss, {sync.gradient_dtype}"
             trial = self._trial(sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
-            return self.reading.run(trial, label)
+            return self.reading.run(trial, f"equal loss, {sync.gradient_dtype}")
 
         verdict = check_loss(names, train)
         self.equal_loss = verdict.message
@@ -258,23 +243,19 @@ class NetworkTuning:
             if not self.tried[0].figures:
                 raise
         # The default's steps show how much transfers slow compute down beyond the prediction.
-        default, compute = self.tried[0], self.compute
-        if default.step_s is None or compute is None:
-            return
-        split, sync = default.candidate.split, default.candidate.sync
-        time = step_time(compute.of_rank, split.size, split.per_step, sync, network)
-        hidden = time.sync_s - time.exposed_s
-        if hidden > 0:
-            self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
+        step_s, split, sync = self.tried[0].step_s, candidates[0].split, candidates[0].sync
+        alone, rows = replace(load.compute, slowdown_share=0.0), split.micro_batch_size
+        time = step_time(alone, rows, split.gradient_accumulation_steps, sync, network)
+        if step_s is not None and (hidden_s := time.sync_s - time.exposed_s) > 0:
+            self.slowdown_share = min(0.5, max(0.0, (step_s - time.step_s) / hidden_s))
 
     def _measure_round(self, number: int) -> None:
         """Measure steps of all candidates that ran in the round before."""
         going = [one for one in self.tried if not number or one.figures]
-        trials = {}
-        for place, one in enumerate(going):
-            sync = one.candidate.sync
-            trial = self._trial(sync, one.candidate.split, SYNC_STEPS, number)
-            trials[place] = trial, f"round {number + 1}: {sync.name}"
+        trials = {
+            place: (self._trial(one.sync, one.split, SYNC_STEPS, number), f"round {number + 1}: {one.sync.name}")
+            for place, one in enumerate(one.candidate for one in going)
+        }
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
@@ -291,20 +272,16 @@ class NetworkTuning:
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
         """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
-        known = [(one, ratio) for one, ratio in ratios if ratio is not None and ratio.value >= 1 + WORTHWHILE_SHARE]
-        faster = [(one, ratio) for one, ratio in known if (ratio.low or 0.0) > 1.0]
+        least = 1 + WORTHWHILE_SHARE
+        faster = [(one, by) for one, by in ratios if by is not None and by.value >= least and (by.low or 0.0) > 1.0]
         return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
-        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does.
-
-        The largest one, because the profile is also used with other numbers of ranks.
-        """
-        config, split, ranks = self.request.config, candidate.split, self.request.ranks
-        if micro_batches_of(config, ranks, config.micro_batch_size) == split:
-            return config.micro_batch_size
-        found = range(self.request.max_micro_batch_size, split.size, -1)
-        return next((rows for rows in found if micro_batches_of(config, ranks, rows) == split), split.size)
+        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does."""
+        # The largest one, because the profile is also used with other numbers of ranks.
+        asked, config, split = self.request, self.request.config, candidate.split
+        sizes: list[int] = [config.micro_batch_size, *range(asked.max_micro_batch_size, split.micro_batch_size - 1, -1)]
+        return next(rows for rows in sizes if split_global_batch(config.global_batch_size, rows, asked.ranks) == split)
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return non-padding tokens/s over the default's, round by round; None if a round is missing."""
@@ -317,32 +294,29 @@ class NetworkTuning:
     ) -> GradientSyncFigures:  # fmt: skip
         """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
-        split = MicroBatches(per_step=micro_batches, size=rows)
+        split = split_global_batch(rows * micro_batches * self.request.ranks, rows, self.request.ranks)
         trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=sync is not None)
-        outcome = self.reading.run(trial, label)
-        return GradientSyncFigures.of(self._measured(outcome, f"the step '{label}'"))
+        return GradientSyncFigures.of(self._measured(self.reading.run(trial, label), f"the step '{label}'"))
 
     def _trial(
-        self, sync: GradientSync, split: MicroBatches, steps: int, number: int = 0, *, synchronise: bool = True,
+        self, sync: GradientSync, split: GlobalBatchSplit, steps: int, number: int = 0, *, synchronise: bool = True,
         **train: object,
     ) -> Trial:  # fmt: skip
-        rows, settings = split.size, self.request.config
+        micro_batches, settings = min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps), self.request.config
         parallel = parallel_settings(sync, self.request.ranks_per_node)
         changes: dict[str, object] = {
-            "micro_batch_size": rows,
-            "global_batch_size": rows * min(MOST_MICRO_BATCHES, split.per_step) * self.request.ranks,
+            "micro_batch_size": split.micro_batch_size,
+            "global_batch_size": split.micro_batch_size * micro_batches * self.request.ranks,
             "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,
             "parallel": settings.parallel.model_copy(update=parallel),
         }  # fmt: skip
         config = settings.model_copy(update=changes | train)
-        asked = GradientSyncRequest(config=config, steps=steps, synchronise=synchronise, round=number, **self._ranks)
-        return self._asked(asked)
+        return self._asked(GradientSyncRequest, config=config, steps=steps, synchronise=synchronise, round=number)
 
-    @property
-    def _ranks(self) -> dict[str, int]:
-        return {"nodes": self.request.nodes, "ranks_per_node": self.request.ranks_per_node}
-
-    def _asked(self, asked: TrialRequest) -> Trial:
+    def _asked(self, kind: type[TrialRequest], **fields: object) -> Trial:
+        asked = kind.model_validate(
+            fields | {name: getattr(self.request, name) for name in ("nodes", "ranks_per_node")}
+        )
         return asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
 
     def _measured(self, outcome: Outcome, what: str) -> Measured:
@@ -356,16 +330,16 @@ def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]
     return sync.settings(ranks_per_node) | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
 
 
-def further_s(compute: RankCompute, split: MicroBatches, sync: GradientSync, network: Network) -> float:
+def further_s(compute: RankCompute, split: GlobalBatchSplit, sync: GradientSync, network: Network) -> float:
     """Return the predicted time of a step's micro-batches that are not measured, including transfers of weights."""
-    few = min(MOST_MICRO_BATCHES, split.per_step)
-    whole, part = (step_time(compute, split.size, count, sync, network) for count in (split.per_step, few))
+    counts = split.gradient_accumulation_steps, min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
+    whole, part = (step_time(compute, split.micro_batch_size, count, sync, network) for count in counts)
     return whole.step_s - part.step_s
 
 
 def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
     """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
-    split = MicroBatches(per_step=row.gradient_accumulation_steps, size=row.micro_batch_size)
+    split = split_global_batch(known.load.global_batch_size, row.micro_batch_size, tuning.request.ranks)
     sync = row.sync if row.gradient_dtype == "fp32" else replace(row.sync, gradient_dtype=tuning.request.half)
     figures = tuning.steps(row.micro_batch_size, row.gradient_accumulation_steps, sync, steps=steps)
     further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
@@ -376,9 +350,3 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
         "added_micro_batches": max(0, row.gradient_accumulation_steps - MOST_MICRO_BATCHES),
     }  # fmt: skip
     return row.model_copy(update=update)
-
-
-def micro_batches_of(config: TrainConfig, ranks: int, rows: int) -> MicroBatches:
-    """Return the trainer's own batch split: micro-batches of equal size with at most ``rows`` sequences."""
-    micro_batches = -(-config.global_batch_size // (rows * ranks))
-    return MicroBatches(per_step=micro_batches, size=-(-config.global_batch_size // (micro_batches * ranks)))

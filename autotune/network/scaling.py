@@ -80,14 +80,13 @@ def predict_scaling(
         raise BadInput(what, next_step="Use fewer --nodes, or a larger --global-batch-tokens.")
     rows = []
     for one in predicted:
-        bounds: dict[str, Any] = dict(zip(("limit", "limit_share"), limit_of(one.time), strict=True))
-        for end, link in zip(("efficiency_low", "efficiency_high"), known.ends or (), strict=False):
-            there = known.at(one.nodes, link)
-            bounds[end] = None if there is None else there.efficiency
+        limit, share = limit_of(one.time)
+        low, high = (known.efficiency(one.nodes, link) for link in known.ends) if known.ends else (None, None)
         rows.append(
             ScalingRow(
                 nodes=one.nodes, **one.settings(network.ranks_per_node), step_s=one.time.step_s,
-                tokens_per_s=one.tokens_per_s, efficiency=one.efficiency or 1.0, **bounds, measured=False,
+                tokens_per_s=one.tokens_per_s, efficiency=one.efficiency or 1.0, efficiency_low=low,
+                efficiency_high=high, limit=limit, limit_share=share, measured=False,
             )
         )  # fmt: skip
     most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
@@ -167,11 +166,9 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
     """Return predicted rows, then measured ones with their efficiency relative to one node, measured if possible."""
-    alone, first = measured.get(1), predicted.rows[0]
-    one_node = first.tokens_per_s / (first.nodes * first.efficiency)
-    source: tuple[str, ...] = ("measured efficiency: relative to one node as predicted",)
-    if alone is not None:
-        one_node, source = alone.tokens_per_s, ()
+    first, alone = predicted.rows[0], measured.get(1)
+    one_node = alone.tokens_per_s if alone else first.tokens_per_s / (first.nodes * first.efficiency)
+    source = () if alone else ("measured efficiency: relative to one node as predicted",)
     rows = [
         row.model_copy(update={"efficiency": row.tokens_per_s / (nodes * one_node)})
         for nodes, row in sorted(measured.items())
@@ -184,20 +181,19 @@ TABLE_NODES = 128
 _AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport")
 
 
-def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
-    """Return the evidence of links, gradient synchronisations, and scaling to ``counts`` of nodes or powers of two."""
+def evidence(tuning: NetworkTuning) -> NetworkEvidence:
+    """Return the evidence of links, gradient synchronisations, and scaling to powers of two of nodes."""
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None
     assert tuning.compute is not None
     default, config, load = tuning.tried[0], tuning.request.config, tuning.load()
     more: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
     if between is not None:
-        halved = tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32"
-        among = gradient_syncs(sixteen_bit=halved)
+        among = gradient_syncs(sixteen_bit=tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32")
         known = ScalingModel(load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends)
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
-        powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
-        scaling = predict_scaling(config.model.name, known, counts or powers)
+        powers = [2**exponent for exponent in range(most.bit_length())]
+        scaling = predict_scaling(config.model.name, known, powers)
         more |= {"scaling": [*scaling.rows], "useful_nodes": scaling.useful_nodes, "levers": [*scaling.levers]}
     return NetworkEvidence(
         links=list(tuning.fits.values()), all_reduce_factor=tuning.all_reduce_factor,
@@ -219,6 +215,5 @@ def _choice(tuning: NetworkTuning) -> str:
         return f"the default: only {rounds} of {ROUNDS} rounds ran, too few to decide; increase --time-limit"
     if gain is None:
         return "the default: no candidate is faster at 98 % confidence"
-    interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-    name = chosen.candidate.sync.name
-    return f"{name}: {gain.value:.2f} times the default's non-padding tokens/s{interval} at this global batch"
+    times = f"{gain.value:.2f} times the default's non-padding tokens/s ({gain.low:.2f} to {gain.high:.2f})"
+    return f"{chosen.candidate.sync.name}: {times} at this global batch"

@@ -114,8 +114,7 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
         lines.append(doc.Line(name="", points=ideal, kind="dotted"))
     if measured:
         lines.append(doc.Line(name=f"{name}, measured", points=tuple(map(_point, measured)), kind="dots"))
-    ticks = tuple(sorted({row.nodes for row in rows}))
-    x = doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks)
+    x = doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=tuple(sorted({row.nodes for row in rows})))
     return doc.Lines(x=x, y=doc.Axis(label="non-padding tokens/s", unit="count", log=10), lines=tuple(lines))
 
 

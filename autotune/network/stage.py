@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autotune.base.document import plain
 from autotune.base.files import write_atomically
+from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
@@ -67,14 +68,12 @@ def open_multirank(
                 next_step="Add --slurm SITE, with the container as command_prefix in the site file (it must pass the "
                 "environment on), or measure on one node: --nodes 1.",
             )
-        manifest, arguments = read_manifest(data_dir), (each, site.versions["torch"])
-        start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
+        manifest, torch = read_manifest(data_dir), site.versions["torch"]
+        start = on_this_node(each, torch) if nodes == 1 else on_nodes_of_job(nodes, each, torch)
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
         with MultirankMachine(start, site.device, scratch) as ranks_together:
-            sys.stderr.write(
-                f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
-            )
+            sys.stderr.write(f"measuring on {site.words}; starting {nodes * each} ranks on {plural(nodes, 'node')}\n")
             ranks_together.start()
             yield Session(site=site, manifest=manifest, server=ranks_together, machine=ranks_together)
 
@@ -109,7 +108,7 @@ def _network_request(
     stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest, nodes: int, ranks_per_node: int
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
-    if before is not None and before.default_micro_batch_size is not None:
+    if before is not None:
         # Start from the probed micro-batch and not from an earlier choice, so that its trials are reused.
         train = train.model_copy(update={"micro_batch_size": before.default_micro_batch_size})
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
@@ -147,8 +146,7 @@ def scale_profile(
     there, measured = nodes_here(), {}
     for row in predicted.rows:
         if 1 < there >= row.nodes:
-            data_dir = stored.data_dir(data)
-            step = _on_nodes(stored, known, row, data_dir, place, trial_timeout_s=trial_timeout_s)
+            step = _on_nodes(stored, known, row, stored.data_dir(data), place, trial_timeout_s=trial_timeout_s)
             measured[row.nodes] = step
             told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
             sys.stderr.write(f"{predicted.name}: {row.nodes} nodes: {told}\n")

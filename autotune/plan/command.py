@@ -111,6 +111,5 @@ def _source(
             what = "--seq-length and --precision require --model: a profile sets its own"
             raise UsageError(what, next_step="Remove them, or give --model instead of the profile.")
         return read_profile(profile)
-    length = seq_length or SEQ_LENGTH_TOKENS
-    settings = model_settings(model or "")
+    settings, length = model_settings(model or ""), seq_length or SEQ_LENGTH_TOKENS
     return settings_of_step(settings, "cuda", layout=None, precision=precision, seq_length_tokens=length)

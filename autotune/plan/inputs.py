@@ -95,10 +95,8 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     verified = None if measured is None else memory_of_probe(measured)
     found: MemoryPlan | CannotTrace
     if verified is None or (asked.tokens_per_s is None and measured is not None and tuned_rate(measured) is None):
-        found = traced(
-            train, fleet, subject.gpu_model, contents, update,
-            rows_per_rank=-(-known.global_batch_size // fleet.ranks),
-        )  # fmt: skip
+        rows_per_rank = -(-known.global_batch_size // fleet.ranks)
+        found = traced(train, fleet, subject.gpu_model, contents, update, rows_per_rank=rows_per_rank)
         if verified is not None:
             found = replace(verified, work=found.work if isinstance(found, MemoryPlan) else None)
     else:
@@ -130,15 +128,13 @@ def _with_rate(known: Plan, subject: _Subject, asked: PlanRequest, *, own_batch:
     if isinstance(rate, str):
         told = f"No time and no cost: {rate}. Give the throughput of one rank with --tokens-per-s."
         return replace(known, rate_missing=rate, warnings=(told,))
-    max_micro_batch_size, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
+    largest, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
     if memory is not None:
-        strategy, max_micro_batch_size = strategy_that_fits(memory, strategy), max(1, memory.max_micro_batch_size)
+        largest, strategy = max(1, memory.max_micro_batch_size), strategy_that_fits(memory, strategy)
         if strategy == "fsdp2":
-            max_micro_batch_size = max(max_micro_batch_size, max_micro_batch_size_shared(memory, known.fleet))
+            largest = max(largest, max_micro_batch_size_shared(memory, known.fleet))
     every = _as_measured(subject) if own_batch and asked.links is None else None
-    every = every or _on_all(
-        known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=max_micro_batch_size
-    )
+    every = every or _on_all(known, subject, asked.links, rate, strategy=strategy, max_micro_batch_size=largest)
     return replace(known, rank_tokens_per_s=rate, all_ranks=every)
 
 
@@ -192,20 +188,17 @@ def _rows(subject: _Subject, asked: PlanRequest) -> tuple[SequenceContents, Plan
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
         per_pass = PlanFigure(value=in_all, basis="measured", source=told) if count else None
-        mean, told = contents.mean_non_padding_tokens, "sequences of the dataset, from a part of it"
-        tokens = PlanFigure(value=mean, basis="measured", source=told)
+        told = "sequences of the dataset, from a part of it"
+        tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="measured", source=told)
         return contents, tokens, per_pass, "The dataset does not match the one of the profile." if other else ""
     probe = None if profile is None else profile.evidence.probe
     of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
     contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, seq_length_tokens)
     if probe is not None:
         told = "sequences of the probed dataset"
-        tokens = PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told)
-    else:
-        packed = train.layout == "packed"
-        told = "packed sequences of functions are 99.7 % full" if packed else "sequences without padding"
-        tokens = PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told)
-    return contents, tokens, None, ""
+        return contents, PlanFigure(value=probe.mean_tokens_per_sequence, basis="measured", source=told), None, ""
+    told = "packed sequences of functions are 99.7 % full" if train.layout == "packed" else "sequences without padding"
+    return contents, PlanFigure(value=contents.mean_non_padding_tokens, basis="assumed", source=told), None, ""
 
 
 def _global_batch_size(subject: _Subject, tokens_per_sequence: float, tokens: float | None) -> int:
@@ -288,24 +281,20 @@ def _on_all(
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
     strategies = ("fsdp2", "hsdp") if strategy == "fsdp2" else (strategy,)
     among = gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
-    model = ScalingModel(load=load, network=over, gradient_syncs=among)
-    return spread(rate, model, nodes=fleet.nodes, links=links)
+    return spread(rate, ScalingModel(load=load, network=over, gradient_syncs=among), nodes=fleet.nodes, links=links)
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:
     """Return the command that replaces assumptions by measurements, or else starts the training."""
-    stored, fleet, train, gpu_model = subject.stored, subject.fleet, subject.train, subject.gpu_model
+    stored, nodes, length = subject.stored, subject.fleet.nodes, subject.train.seq_length_tokens
     if stored is None or subject.measured is None or stored.profile.evidence.probe is None:
-        model = asked.model_argument or train.model.name
-        if memory is not None and not memory.max_micro_batch_size and gpu_model is not None:
-            return command(
-                "estimate", model=model, gpu=gpu_model.key, ranks=fleet.ranks, what_if=True,
-                seq_length=train.seq_length_tokens,
-            )  # fmt: skip
-        return command("probe", model=model, data=asked.data or "DIR", seq_length=train.seq_length_tokens)
+        model, gpu, ranks = asked.model_argument or subject.train.model.name, subject.gpu_model, subject.fleet.ranks
+        if memory is not None and not memory.max_micro_batch_size and gpu is not None:
+            return command("estimate", model=model, gpu=gpu.key, ranks=ranks, what_if=True, seq_length=length)
+        return command("probe", model=model, data=asked.data or "DIR", seq_length=length)
     evidence, path = stored.profile.evidence, stored.path
-    if fleet.nodes > 1:
-        if not joins_nodes(evidence.network):
-            return command("network", path, slurm=True)
-        return command("train", path, nodes=fleet.nodes, slurm=True)
+    if nodes > 1 and not joins_nodes(evidence.network):
+        return command("network", path, slurm=True)
+    if nodes > 1:
+        return command("train", path, nodes=nodes, slurm=True)
     return command("workers" if evidence.workers is None else "train", path)

@@ -7,7 +7,7 @@ from autotune.base.document import table_of
 from autotune.base.render import console_text
 from autotune.base.tables import inert, text_table
 from autotune.base.units import format_amount, format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import bounds_with_confidence
+from autotune.base.wording import bounds_with_confidence, plural
 from autotune.memory.sections import shares_table
 from autotune.plan.decide import NOT_INCLUDED, Plan
 from autotune.plan.values import PlanFigure
@@ -21,12 +21,11 @@ _MOST_SHOWN_S = 96 * 3600.0
 def plan_text(plan: Plan) -> str:
     """Format the plan: a table, the sources of its figures, warnings, and the next command."""
     fleet = plan.fleet
-    unit = "GPU" if fleet.device == "cuda" else "rank"
-    per_node = f"{fleet.ranks_per_node} {unit}{'s' if fleet.ranks_per_node > 1 else ''} each"
-    nodes = f"{fleet.nodes:,} node{'s' if fleet.nodes > 1 else ''}"
+    each = plural(fleet.ranks_per_node, "GPU" if fleet.device == "cuda" else "rank")
+    machines = f"{plural(fleet.nodes, 'node')}, {each} each ({inert(fleet.name)})"
     sources = {"tokens/s": plan.rank_tokens_per_s, "efficiency": plan.all_ranks.efficiency, "batch": plan.batch_tokens}
     parts = [
-        _wrapped(f"{inert(plan.model)} on {nodes}, {per_node} ({inert(fleet.name)}): {inert(plan.goal.source)}"),
+        _wrapped(f"{inert(plan.model)} on {machines}: {inert(plan.goal.source)}"),
         _figures(plan),
         "\n".join(_wrapped(f"{name}: {inert(one.source)}", bullet="  ") for name, one in sources.items() if one),
     ]

@@ -33,9 +33,7 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
 def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
     """Return the approximate seconds left: usual times of unbounded phases, and budgets of the others."""
     rest = 0.0
-    for one in stages:
-        if one.over:
-            continue
+    for one in (stage for stage in stages if not stage.over):
         may_s = one.budget_s if one.budget_s is not None else share_s(stages, one, budget_left_s)
         usual_s = _usual_s(stages, one.name) if may_s is None else may_s
         if one.expected and one.done:

@@ -66,8 +66,7 @@ class TuningView(Display):
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None
         if not self._live:
-            place = 1 + next(number for number, one in enumerate(self.planned) if one is stage)
-            words = f"tune {place}/{len(self.planned)}: {stage.name} {stage.model}".rstrip()
+            words = f"tune {1 + self.planned.index(stage)}/{len(self.planned)}: {stage.name} {stage.model}".rstrip()
             sys.stderr.write(f"{words}: {stage_words(stage)}\n")
 
     def _text(self) -> str:

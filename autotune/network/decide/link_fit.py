@@ -49,9 +49,7 @@ def fit_link(
     ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
     ``trees`` the smallest message may have used a tree, in fewer hops. Raise ``ValueError`` below two members or sizes.
     """
-    by_size: dict[float, list[float]] = {}
-    for size, second in times:
-        by_size.setdefault(size, []).append(second)
+    by_size = {size: [seconds for other, seconds in times if other == size] for size, _ in times}
     if len(by_size) < 2 or members < 2:
         raise ValueError(f"{len(by_size)} sizes and {members} members are too few to fit a line")
     repeated = {size: seconds for size, seconds in by_size.items() if len(seconds) >= LEAST_REPEATS}
@@ -69,11 +67,9 @@ def fit_link(
     hops = 2 * (members - 1)
     latencies_s = starts / (min(hops, tree_hops(members)) if trees else hops)
     rates = hops / members / np.maximum(slopes, 1e-30)  # one hop carries 1/k of the bytes
-    bounds: dict[str, float] = {}
-    tail = (1 - CONFIDENCE) / 2
-    for name, values in (("latency_s", latencies_s), ("bytes_per_s", rates)) if bounded else ():
-        low, high = np.quantile(values, [tail, 1 - tail])
-        bounds |= {f"{name}_low": float(low), f"{name}_high": float(high)}
+    ends = {"low": (1 - CONFIDENCE) / 2, "high": (1 + CONFIDENCE) / 2} if bounded else {}
+    fitted = {"latency_s": latencies_s, "bytes_per_s": rates}
+    bounds = {f"{name}_{end}": float(np.quantile(fitted[name], ends[end])) for name in fitted for end in ends}
     return LinkEvidence(
         scope=scope, members=members, latency_s=float(latencies_s[0]), bytes_per_s=float(rates[0]),
         worst_error_share=float(np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()), **bounds,
@@ -125,10 +121,7 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
 
 def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     """Return warnings about the links of a ring of nodes, relative to the fastest; a slow node slows two of them."""
-    nodes = len(neighbours_bytes_per_s)
-    if nodes < 3:
-        return []
-    fastest = max(neighbours_bytes_per_s)
+    nodes, fastest = len(neighbours_bytes_per_s), max(neighbours_bytes_per_s, default=0.0)
     slow = {left for left, rate in enumerate(neighbours_bytes_per_s) if rate < SLOW_MEMBER_SHARE * fastest}
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
     # If two neighbours both qualify, the link between them may be slow; blame a node if a neighbour does not qualify.
@@ -155,7 +148,5 @@ _TRANSPORTS = (
 
 def nccl_transport(log: str) -> tuple[str, str | None] | None:
     """Return NCCL's transport between nodes, and its device, from a ``NCCL_DEBUG=INFO`` log; None if it names none."""
-    for pattern, name in _TRANSPORTS:
-        if (match := pattern.search(log)) is not None:
-            return name, match[1].split(":")[0]
-    return None
+    found = ((name, pattern.search(log)) for pattern, name in _TRANSPORTS)
+    return next(((name, match[1].split(":")[0]) for name, match in found if match is not None), None)

@@ -8,11 +8,12 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
 from autotune.network.values import ELEMENT_BYTES, MIB, GradientSync, Link, Network, RankCompute, ScalingRow
 from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
+from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from trainer.config.train_config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9
@@ -41,13 +42,6 @@ class Scaling:
     sources: tuple[str, ...]
 
 
-class MicroBatches(NamedTuple):
-    """A rank's batch split: the number of micro-batches in a step, and of sequences in each."""
-
-    per_step: int
-    size: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Workload of a training, independent of the number of nodes."""
@@ -63,7 +57,7 @@ class Load:
         """Non-padding tokens of an optimizer step."""
         return self.global_batch_size * self.tokens_per_sequence
 
-    def micro_batch_options(self, ranks: int) -> tuple[MicroBatches, ...]:
+    def micro_batch_options(self, ranks: int) -> tuple[GlobalBatchSplit, ...]:
         """Return the batch splits that may be fastest; none if some ranks would have no sequence.
 
         The fewest micro-batches that fit, or up to two more, because another split may balance ranks better.
@@ -71,9 +65,8 @@ class Load:
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
-        found = (MicroBatches(per_step=count, size=math.ceil(batch / (count * ranks))) for count in counts)
-        # The trainer does not use splits with empty micro-batches.
-        return tuple(one for one in found if math.ceil(batch / (one.size * ranks)) == one.per_step)
+        found = (split_global_batch(batch, math.ceil(batch / (count * ranks)), ranks) for count in counts)
+        return tuple(dict.fromkeys(found))  # some sizes need fewer micro-batches, so that none is empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +74,7 @@ class PredictedStep:
     """Predicted step on a number of nodes with one gradient synchronisation."""
 
     nodes: int
-    split: MicroBatches
+    split: GlobalBatchSplit
     sync: GradientSync
     time: StepTime
     tokens_per_s: float
@@ -92,16 +85,13 @@ class PredictedStep:
 
     def settings(self, ranks_per_node: int) -> dict[str, Any]:
         """Return the settings of the step, named as in rows of evidence."""
-        split = {"gradient_accumulation_steps": self.split.per_step, "micro_batch_size": self.split.size}
-        return self.sync.settings(ranks_per_node) | split
+        names = ("gradient_accumulation_steps", "micro_batch_size")
+        return self.sync.settings(ranks_per_node) | {name: getattr(self.split, name) for name in names}
 
 
-Limit = Literal["compute", "network", "stragglers", "optimizer step"]
-
-
-def limit_of(time: StepTime) -> tuple[Limit, float | None]:
+def limit_of(time: StepTime) -> tuple[str, float | None]:
     """Return the largest cost beside compute, and its share of the step; compute and None if none exceeds 1 %."""
-    losses: dict[Limit, float] = {
+    losses = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
         "optimizer step": time.optimizer_step_s,
@@ -122,26 +112,24 @@ def gradient_syncs(
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
     kinds = [one for one in bucketed if one in strategies]
     found = [GradientSync(strategy=kind, bucket_cap_bytes=cap) for kind in kinds for cap in caps]
-    if "hsdp" in strategies:
-        found.append(GradientSync(strategy="fsdp2", shard_within_nodes=True))
-    if "fsdp2" in strategies:
-        found.append(GradientSync(strategy="fsdp2"))
+    sharded = (one for one in ("hsdp", "fsdp2") if one in strategies)
+    found += [GradientSync(strategy="fsdp2", shard_within_nodes=kind == "hsdp") for kind in sharded]
     if sixteen_bit:
         found += [replace(one, gradient_dtype=half) for one in found]
     return tuple(found)
 
 
 def predict(
-    load: Load, network: Network, sync: GradientSync, micro_batch_options: Sequence[MicroBatches] | None = None
+    load: Load, network: Network, sync: GradientSync, micro_batch_options: Sequence[GlobalBatchSplit] | None = None
 ) -> PredictedStep | None:
     """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
 
     FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude accumulation.
     """
     found = [
-        (step_time(load.compute, split.size, split.per_step, sync, network), split)
+        (step_time(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, sync, network), split)
         for split in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
-        if not (sync.strategy == "fsdp2" and sync.gradient_dtype != "fp32" and split.per_step > 1)
+        if split.gradient_accumulation_steps == 1 or sync.strategy != "fsdp2" or sync.gradient_dtype == "fp32"
     ]
     if not found:
         return None
@@ -193,15 +181,15 @@ class ScalingModel:
         chosen = next(one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
         if self.one_node_rate is None:
             return chosen
-        bound_s = hidden_bound_s(load.compute, chosen.split.size, chosen.split.per_step, chosen.sync, network)
-        ideal = nodes * self.one_node_rate
+        split, sync, ideal = chosen.split, chosen.sync, nodes * self.one_node_rate
+        bound_s = hidden_bound_s(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, sync, network)
         return replace(
             chosen, efficiency=chosen.tokens_per_s / ideal, bound_efficiency=load.non_padding_tokens / bound_s / ideal
         )
 
-    def efficiency(self, nodes: int) -> float | None:
+    def efficiency(self, nodes: int, between: Link | None = None) -> float | None:
         """Return the efficiency of a number of nodes; None if the batch cannot be split over their ranks."""
-        return found.efficiency if (found := self.at(nodes)) is not None else None
+        return found.efficiency if (found := self.at(nodes, between)) is not None else None
 
     @property
     def least_tokens_per_rank(self) -> float:
@@ -254,7 +242,7 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node at this rate")
-        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].size)
+        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size)
     assert known.one_node_rate is not None  # the batch was split over more nodes
     factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
     paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
@@ -267,6 +255,6 @@ def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Ba
     told = f"{ranks} ranks at this rate and efficiency"
     return AllRanks(
         tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told), useful_nodes=useful,
-        efficiency=replace(share, basis=derived_basis(rate, share)), rows=found.split.size,
+        efficiency=replace(share, basis=derived_basis(rate, share)), rows=found.split.micro_batch_size,
         efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
     )  # fmt: skip

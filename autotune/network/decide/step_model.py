@@ -1,8 +1,7 @@
 """Model of the time of an optimizer step with gradient synchronisation, from measured links and ranks.
 
-Formulas are predictions until a run is measured. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
-latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections
-3 and 4.
+Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009; latency and bandwidth, Hockney 1994; buckets,
+their order and overlap, Li et al. 2020 (PyTorch Distributed), sections 3 and 4.
 """
 
 import functools
@@ -50,8 +49,7 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
     2⌈log₂ k⌉. The measured factor corrects this for several ranks per node.
     """
-    inside = network.within if network.ranks_per_node > 1 else None
-    within = 0.0 if inside is None else _ring_s(size_bytes, network.ranks_per_node, inside)
+    within = 0.0 if network.within is None else _ring_s(size_bytes, network.ranks_per_node, network.within)
     if network.nodes == 1:
         return within
     between = network.between
@@ -134,7 +132,6 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: Gradi
     DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only; FSDP2 gathers weights in each.
     """
     alone = compute.forward_backward_s(rows)
-    computed = micro_batches * alone
     # Ranks wait for each other once per step, after all micro-batches.
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
@@ -149,13 +146,12 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: Gradi
         exposed, transfer_s = exposed + weights, transfer_s + weights
     update = compute.optimizer_step_s / (1 if sync.strategy == "ddp" else shards)
     parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
-    return StepTime(compute_s=computed, **parts, sync_s=transfer_s)
+    return StepTime(compute_s=micro_batches * alone, **parts, sync_s=transfer_s)
 
 
 def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: Network) -> tuple[float, float, float]:
     """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
-    forward = alone * compute.forward_share
-    backward = alone - forward
+    backward = alone * (1 - compute.forward_share)
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
     for bucket in buckets(compute.gradients, sync.bucket_cap_bytes):
         starts = max(free, bucket.ready_share * backward + delayed)
@@ -174,11 +170,9 @@ def _sharded(
 
     The transfers of the first layer's weights and the last gradient, which do not overlap, are neglected.
     """
-    weights_bytes = compute.elements * float(FP32_BYTES)
-    gradient_bytes = compute.elements * float(sync.element_bytes)
     within = sync.shard_within_nodes
-    gather = gather_s(weights_bytes, replace(network, nodes=1) if within else network)
-    send = (all_reduce_s if within else gather_s)(gradient_bytes, network)
+    gather = gather_s(compute.elements * FP32_BYTES, replace(network, nodes=1) if within else network)
+    send = (all_reduce_s if within else gather_s)(compute.elements * sync.element_bytes, network)
     forward = alone * compute.forward_share
     backward = alone - forward
     transfer_s = micro_batches * 2 * gather + send
@@ -208,5 +202,5 @@ def hidden_bound_s(
     """Return the step's time if synchronisation overlapped every micro-batch's backward: a lower bound."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
-    transfer_s = all_reduce_s(compute.elements * float(sync.element_bytes), network)
+    transfer_s = all_reduce_s(compute.elements * sync.element_bytes, network)
     return micro_batches * alone + max(0.0, transfer_s - backward) + compute.optimizer_step_s

@@ -33,8 +33,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     """
     asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
-    memory = Memory(ranks)
-    manifest = dataset.manifest
+    memory, manifest = Memory(ranks), dataset.manifest
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.shared.traffic
     if not asked.synchronise:
@@ -110,12 +109,11 @@ def _of_passes(
     forwards = [turned.seconds_since(began) for began, turned, _ in passes]
     # Seconds from the beginning of backward to each gradient, by step.
     arrivals = [[there.seconds_since(turned) for _, there in ready] for _, turned, ready in passes]
-    computed = [
-        result.asked.seconds_since(result.began) + ready[-1][1].seconds_since(result.counted)
+    # By step and rank, for the spread between ranks and between steps.
+    by_rank = [
+        ranks.all_gather_float(result.asked.seconds_since(result.began) + ready[-1][1].seconds_since(result.counted))
         for result, (_, _, ready) in zip(results, passes, strict=True)
     ]
-    # By step and rank, for the spread between ranks and between steps.
-    by_rank = [ranks.all_gather_float(seconds) for seconds in computed]
     medians_s = statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
     forward, backward = ranks.all_reduce_sum(*medians_s)
     # From the first rank, so that all ranks return the same; means over steps, as a single backward may be delayed.

@@ -37,10 +37,7 @@ _NO_LOG = "n/a (NCCL wrote no log; to get one, set NCCL_DEBUG=INFO and NCCL_DEBU
 def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
 
-    ``measured`` is a ``LinksRequest``. In the result, ``all``, ``within`` and ``between`` are pairs of bytes and
-    seconds of the slowest rank, empty if there is one member. ``neighbours_bytes_per_s`` is of each node and the next,
-    in order, from the slower of two directions. ``matmul_flops_per_s`` is by rank; ``slowdown_share`` is the part of
-    its time that compute loses during an all-reduce. The others are ``nodes``, ``ranks_per_node`` and ``_carrier``'s.
+    ``measured`` is a ``LinksRequest``. Return the fields of ``LinkFigures``.
     """
     size = ranks.local_world_size
     nodes = ranks.world_size // size
@@ -105,24 +102,21 @@ def _own_s(work: Callable[[], object], times: int, ranks: Ranks) -> float:
 
 def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
     """Return bytes per second in each direction between each node and the next, one pair at a time."""
-    first = ranks.local_rank == 0
-    node = ranks.rank // ranks.local_world_size
-    size = NEIGHBOUR_BYTES[ranks.device.type]
+    node, size = ranks.rank // ranks.local_world_size, NEIGHBOUR_BYTES[ranks.device.type]
     away, here = (torch.zeros(size // 4, device=ranks.device) for _ in range(2))
     found = []
     for left in range(nodes if nodes > 2 else 1):
         right = (left + 1) % nodes
-        other = {left: right, right: left}.get(node) if first else None
+        other = {left: right, right: left}.get(node) if ranks.local_rank == 0 else None
 
         def swap(peer: int = (other or 0) * ranks.local_world_size) -> None:
             both = [dist.P2POp(dist.isend, away, peer), dist.P2POp(dist.irecv, here, peer)]
             for work in dist.batch_isend_irecv(both):
                 work.wait()
 
-        part = other is not None
-        in_a_row = _in_a_row(_timed(swap, 1, ranks, takes_part=part), limit_s, NEIGHBOUR_ROUNDS, ranks)
-        seconds = [_timed(swap, in_a_row, ranks, takes_part=part) for _ in range(NEIGHBOUR_ROUNDS)]
-        found.append(size / min(seconds))
+        timed = functools.partial(_timed, swap, ranks=ranks, takes_part=other is not None)
+        in_a_row = _in_a_row(timed(1), limit_s, NEIGHBOUR_ROUNDS, ranks)
+        found.append(size / min(timed(in_a_row) for _ in range(NEIGHBOUR_ROUNDS)))
     return found
 
 
@@ -144,11 +138,10 @@ def _slowdown(ranks: Ranks) -> float:
     multiply, _ = _multiplier(SMALL_PRODUCT_SIZE, ranks)
     message = torch.zeros(MOVED_BYTES[ranks.device.type] // 4, device=ranks.device)
     dist.all_reduce(message)  # connects
-    lost = []
+    on_gpu, lost = ranks.device.type == "cuda", []
     for _ in range(SLOWDOWN_ROUNDS):
         alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
         ranks.all_reduce_sum(0.0)
-        on_gpu = ranks.device.type == "cuda"
         ends = _overlap_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _overlap_on_host(message, multiply)
         lost.append(lost_share(*ends, alone_s))
     return ranks.all_reduce_sum(statistics.median(lost))[0] / ranks.world_size

@@ -7,6 +7,7 @@ from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.measure import measured_row
 from autotune.network.values import Link
+from autotune.profiles.decide.batch_split import split_global_batch
 from tests.autotune.network.gradient_syncs import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
 
@@ -126,8 +127,8 @@ def test_sixteen_bits_are_chosen_if_the_network_limits_and_the_loss_is_equal_at_
     assert gain.low > 1.2
     assert "0.00% apart, within 1%" in two_nodes.equal_loss
     for split in (one.candidate.split for one in two_nodes.tried):
-        assert split.size <= 8
-        assert split.size * split.per_step * 2 == CONFIG.global_batch_size
+        assert split.micro_batch_size <= 8
+        assert split.micro_batch_size * split.gradient_accumulation_steps * 2 == CONFIG.global_batch_size
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_pa
     tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
     assert tuning.micro_batch_size(default) == 4
-    other = replace(default, split=default.split._replace(per_step=1, size=5))
+    other = replace(default, split=split_global_batch(10, 5, 2))
     assert tuning.micro_batch_size(other) == 8  # as large as gives the same, for other numbers of ranks
 
 
@@ -208,7 +209,8 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
 def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
     tuning = tuned(tmp_path, config=with_rows(160), max_micro_batch_size=4)
     default, found = tuning.tried[0], scaling.evidence(tuning)
-    assert (default.candidate.split.per_step, default.figures[0].gradient_accumulation_steps) == (20, 4)
+    splits = default.candidate.split, default.figures[0]
+    assert [one.gradient_accumulation_steps for one in splits] == [20, 4]
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
     assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
     assert found.useful_nodes >= 1

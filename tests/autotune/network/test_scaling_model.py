@@ -31,8 +31,8 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewe
     found = load(rows, most).micro_batch_options(ranks)
     assert bool(found) == (rows >= ranks)
     for split in found:
-        assert split.size <= most
-        step, micro = split.per_step, split.size * ranks
+        assert split.micro_batch_size <= most
+        step, micro = split.gradient_accumulation_steps, split.micro_batch_size * ranks
         assert micro * step >= rows > micro * (step - 1)
 
 
