@@ -151,8 +151,8 @@ def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = 
             return _html_table(block)
         case doc.Chart():
             title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
-            key, drawing = f"chart-{next(charts)}", block.drawing
-            svg = drawn(drawing, key=key, title=title, description=description, small=block.small)
+            key = f"chart-{next(charts)}"
+            svg = drawn(block.drawing, key=key, title=title, description=description, small=block.small)
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
             data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
@@ -186,9 +186,8 @@ def _html_table(table: doc.Table) -> str:
 def _cell(cell: str | None, side: str) -> str:
     """Return a cell; one with a word too long for a column may break anywhere, the others only between words."""
     text = shown(cell)
-    kind = "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
-    if max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS:
-        kind = "w"
+    is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
+    kind = "w" if is_wide else "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
 
