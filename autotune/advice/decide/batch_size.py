@@ -67,7 +67,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    here, there = _at(now, rows), now.point(chosen)
+    here, there = _at(now, probe, rows), now.point(chosen)
     if now.evidence.network is not None or here is None or there is None:  # network tuning chose this size
         return None
     speed = difference(of_bounds(here), of_bounds(there.padded_rate))
@@ -91,7 +91,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
         return None
     chosen = _chosen(now, probe)
     rows, then = now.split_micro_batch_size(now.train.micro_batch_size), now.split_micro_batch_size(chosen)
-    here, there = _at(now, rows), now.point(chosen)
+    here, there = _at(now, probe, rows), now.point(chosen)
     # A smaller size than the setting's was limited by the global batch, or split by network tuning.
     if not now.train.micro_batch_size <= rows < min(then, chosen) or here is None or there is None:
         return None
@@ -117,13 +117,12 @@ def below_knee(now: TrainingContext) -> Advice | None:
     )
 
 
-def _at(now: TrainingContext, rows: int) -> Interval | None:
+def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | None:
     """Return padded tokens/s at a micro-batch size, measured or interpolated; None outside the measured range."""
     point = now.point(rows)
     if point is not None:
         return point.padded_rate
-    curve = now.evidence.probe.curve if now.evidence.probe else []
-    curve = sorted(curve, key=lambda point: point.micro_batch_size)
+    curve = sorted(probe.curve, key=lambda point: point.micro_batch_size)
     place = sum(point.micro_batch_size < rows for point in curve)
     if not 0 < place < len(curve):
         return None
@@ -176,9 +175,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
 def padding(now: TrainingContext) -> Advice | None:
     """Find padding, which costs as much compute as other tokens."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
-    if lost is not None:
-        lost = lost.scaled(1 - _empty(now)[1])
-    if train is None or lost is None or lost.share < PADDING_SHARE:
+    if train is None or lost is None or (lost := lost.scaled(1 - _empty(now)[1])).share < PADDING_SHARE:
         return None
     evidence = (now.part_figure(lost, "compute on padding"),)
     if train.layout == "packed":
