@@ -27,11 +27,11 @@ def compare_recipes(
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        recipes, non_padding_shares = compare_with(train, dataset, *training.limits.most())
+        recipes, shares = compare_with(train, dataset, *training.limits.most())
     trials = len(recipes) - 1 + len(recipes) * rounds
     with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
         found = BaselineRunner(
-            training=training, recipes=recipes, non_padding_shares=non_padding_shares, most_rounds=rounds,
+            training=training, recipes=recipes, non_padding_shares=shares, most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
             micro_batches=probe.gradient_accumulation_steps, manifest=bench.manifest,
             device_used_before_bytes=bench.used_before(ranks), reading=Rounds(runner=trial_runner),

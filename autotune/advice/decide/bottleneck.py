@@ -156,8 +156,8 @@ def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -
         count = block_count([one[cause] for one in each])
         means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
         found = of_blocks(share, means, n=len(rows)).interval()
-        low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
-        parts.append(StepPart(cause=cause, share=share, low=low, high=high, source=source))
+        ends = [None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high)]
+        parts.append(StepPart(cause=cause, share=share, low=ends[0], high=ends[1], source=source))
     return parts
 
 
