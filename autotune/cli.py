@@ -57,18 +57,14 @@ def run(arguments: list[str]) -> int:
         print(f"autotune {importlib.metadata.version('encoder-autotune')}")
         return 0
     plain = plain_arguments(arguments)
-    failure: AutotuneError | TrainerError
     try:
         code = int(app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False) or 0)
-    except TyperException as error:
-        failure = usage_error(error, plain)
-    except (AutotuneError, TrainerError) as error:
-        failure = error
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    else:
-        if code == EXIT_INTERRUPTED:
-            sys.stderr.write(INTERRUPTED)
-        return code
-    sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
-    return failure.exit_code
+    except (TyperException, AutotuneError, TrainerError) as error:
+        failure = usage_error(error, plain) if isinstance(error, TyperException) else error
+        sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
+        return failure.exit_code
+    if code == EXIT_INTERRUPTED:
+        sys.stderr.write(INTERRUPTED)
+    return code

@@ -23,8 +23,7 @@ def advise(
         Path | None, typer.Argument(metavar="RUN|PROFILE|DATA", help=_PLACE_HELP, autocompletion=profiles)
     ] = None,
     profile: Annotated[
-        Path | None,
-        typer.Argument(metavar="PROFILE", help="Profile that the run was started from.", autocompletion=profiles),
+        Path | None, typer.Argument(metavar="PROFILE", help="Profile that started the run.", autocompletion=profiles)
     ] = None,
     data: ProfileData = None,
     nodes: Annotated[int | None, NODES] = None,
@@ -43,7 +42,6 @@ def advise(
     from autotune.advice.read_context import context_of, with_predicted_gains
     from autotune.advice.sections import advice_text, rules_text
     from autotune.base.document import answer_json
-    from autotune.machine.host import SystemHost
     from trainer.record.progress import progress
     from trainer.record.run_record import RUN_FILE
 
@@ -62,17 +60,14 @@ def advise(
     for message, applies in idle.items():
         if applies:
             raise UsageError(message, next_step="Remove it, or see: autotune advise --help")
-    now = context_of(
-        where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
-    )
+    now = context_of(where, profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles())
     with progress("advise") as update:
         now = with_predicted_gains(now, update)
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
-    if as_json:
-        print(answer_json({"subject": where, "bottleneck": now.bottleneck, "advice": found, "applied": applied}))
-        return
-    print(f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied)}")
+    answer = {"subject": where, "bottleneck": now.bottleneck, "advice": found, "applied": applied}
+    text = f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied) if applied else ''}"
+    print(answer_json(answer) if as_json else text)
 
 
 def _default_place() -> Path:
@@ -80,14 +75,12 @@ def _default_place() -> Path:
     from trainer.record.run_record import RUN_FILE
 
     runs = sorted((path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")), key=lambda path: path.stat().st_mtime)
-    if runs:
-        return runs[-1]
-    profiles = _profiles()
-    if len(profiles) == 1:
-        return profiles[0]
-    several, none = f"there are {len(profiles)} profiles in", f"there is no run in {_RUNS}/ and no profile in"
+    found = runs[-1:] or _profiles()
+    if len(found) == 1:
+        return found[0]
+    several, none = f"there are {len(found)} profiles in", f"there is no run in {_RUNS}/ and no profile in"
     next_step = "Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
-    raise UsageError(f"{several if profiles else none} {_PROFILES}/", next_step=f"{next_step}--model MODEL --data DIR")
+    raise UsageError(f"{several if found else none} {_PROFILES}/", next_step=f"{next_step}--model MODEL --data DIR")
 
 
 def _profiles() -> list[Path]:
@@ -120,9 +113,7 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
 
 
-def _applied_text(applied: dict[str, Any] | None) -> str:
-    if applied is None:
-        return ""
+def _applied_text(applied: dict[str, Any]) -> str:
     if applied["profile"] is None:
         return "\n\nno change is safe without a measurement: the profile is unchanged"
     changes = "\n".join(f"  {change}" for change in applied["changes"])

@@ -11,9 +11,10 @@ from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingCon
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.interval import CONFIDENCE, Interval
+from autotune.base.model_work import attention_dropout
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
-from autotune.machine.host import Host
+from autotune.machine.host import Host, SystemHost
 from autotune.memory.prediction import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
@@ -32,8 +33,8 @@ from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 
 
 def context_of(
-    place: Path, host: Host, *, profile: Path | None = None, data: Path | None = None, nodes: int | None = None,
-    reports: Path = Path("reports"), candidates: Sequence[Path] = (),
+    place: Path, *, profile: Path | None, data: Path | None, nodes: int | None, reports: Path,
+    candidates: Sequence[Path],
 ) -> TrainingContext:  # fmt: skip
     """Return the facts about a profile (a file), a run, or a directory with data.
 
@@ -41,6 +42,7 @@ def context_of(
     dataset. Without ``nodes``, predictions are for the nodes that the network was measured on. Raise ``BadInput`` or
     ``TrainerError`` if the path cannot be read, ``ProfileRejected`` if the run was not started from the profile.
     """
+    host = SystemHost()
     if place.is_file():
         found = read_profile(place)
         return context_of_profile(found, read_trials(place, found.profile, reports)[0], host, data=data, nodes=nodes)
@@ -67,7 +69,7 @@ def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContex
         return now
     better = {"compile": True, "precision": "bf16", "activation_checkpointing": "none", "attention_dropout": 0.0}
     present = {name: getattr(train, name) for name in better}
-    present |= {"compile": train.compiled, "attention_dropout": now.attention_dropout}
+    present |= {"compile": train.compiled, "attention_dropout": attention_dropout(train)}
     changes = {name: {name: value} for name, value in better.items() if present[name] != value}
     vocab_size = VOCAB_SIZE if now.data is None else now.data.vocab_size or VOCAB_SIZE
     return replace(now, predicted_gains=predicted_gains(train, vocab_size, rates, changes, update)) if changes else now
@@ -140,11 +142,9 @@ def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
     """Return the candidate that started a run; None if no hash matches."""
     for path in candidates:
-        try:
+        with contextlib.suppress(TrainerError, AutotuneError):
             if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
                 return read_profile(path)
-        except (TrainerError, AutotuneError):
-            continue
     return None
 
 

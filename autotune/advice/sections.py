@@ -29,9 +29,8 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
         details += [*(f"evidence: {figure_text(figure)}" for figure in one.evidence), f"cost: {one.cost}"]
         details += [f"set: {change_text(change)}{', safe' if one.safe else ''}" for change in one.changes]
         details += [] if one.command is None else [f"run: {one.command}"]
-        lines = [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})"]
-        lines += [f"   {inert(line)}" for line in (*details, f"would change this: {one.would_change}")]
-        parts.append("\n".join(lines))
+        lines = (f"   {inert(line)}" for line in (*details, f"would change this: {one.would_change}"))
+        parts.append("\n".join([f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})", *lines]))
     return "\n\n".join(parts)
 
 
@@ -97,12 +96,10 @@ def change_text(change: SettingChange) -> str:
 
 def explanations_text(found: Sequence[Explanation]) -> str:
     """Format all settings: decided ones with their reasons, defaults by name."""
-    decided = [one for one in found if one.origin != "default"]
-    rows = [[one.key, _short(one.value), one.origin, one.because] for one in decided]
+    rows = [[one.key, _short(one.value), one.origin, one.because] for one in found if one.origin != "default"]
     defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
     parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
-    if defaults:
-        parts.append(f"defaults: {inert(', '.join(defaults))}")
+    parts += [f"defaults: {inert(', '.join(defaults))}"] if defaults else []
     return "\n\n".join(parts)
 
 

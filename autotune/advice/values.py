@@ -1,6 +1,6 @@
 """Advice: a claim with its evidence, expected gain, cost, and the exact command."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from autotune.base.interval import Interval
@@ -89,8 +89,7 @@ def figure(
 ) -> EvidenceFigure:
     """Return a figure of the evidence, with the bounds of its value if it has them."""
     one = value if isinstance(value, Interval) else Interval(value=float(value))
-    bounds = {end.name: getattr(one, end.name) for end in fields(Interval)}
-    return EvidenceFigure(name=name, unit=unit, source=source, **bounds, n=n, known=known)
+    return EvidenceFigure(name=name, unit=unit, source=source, **asdict(one), n=n, known=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 Nothing here is escaped or shortened: each format does that to every text alike.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -237,7 +236,7 @@ class Beside:
     @property
     def blocks(self) -> "tuple[Block, ...]":
         """Blocks of all groups."""
-        return tuple(itertools.chain.from_iterable(self.groups))
+        return tuple(block for group in self.groups for block in group)
 
 
 Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section | Beside
@@ -258,7 +257,7 @@ def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
     return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
 
 
-def rendered(words: Words, text: _Form, *, code: _Form, strong: _Form) -> str:
+def rendered(words: Words, text: _Form, code: _Form, strong: _Form) -> str:
     """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
     return "".join(
         text(part) if isinstance(part, str) else code(part.text) if isinstance(part, Code) else strong(part.text)

@@ -77,18 +77,15 @@ def attention_dropout(train: TrainConfig) -> float:
     """Return the attention dropout in effect, 0 to 1."""
     if train.attention_dropout is not None:
         return train.attention_dropout
-    name, default = "attention_probs_dropout_prob", 0.1
-    if train.model.config["model_type"] == "modernbert":
-        name, default = "attention_dropout", 0.0
+    is_modern = train.model.config["model_type"] == "modernbert"
+    name, default = ("attention_dropout", 0.0) if is_modern else ("attention_probs_dropout_prob", 0.1)
     return float(of_model(train, name, default))
 
 
 def of_model(train: TrainConfig, key: str, default: float) -> float:
     """Return a number of the model's config; the default if it is missing or not plausible."""
     value = train.model.config.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST:
-        return value
-    return default
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST else default
 
 
 def count_of_model(train: TrainConfig, key: str, default: int) -> int:

@@ -17,19 +17,12 @@ from autotune.base.tables import inert, markdown_inert, markdown_table, text_tab
 _DEEPEST = 6
 """Levels of headings that Markdown and HTML support."""
 _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
-_BADGES = ("error", "warning", "info")
-"""Badges that have their own colour in the page's style."""
 
 
 def console_text(blocks: Sequence[doc.Block]) -> str:
     """Return a command's output for a terminal, tables and sections set apart; charts become their tables."""
-    lines: list[str] = []
-    apart = False
-    for block in blocks:
-        stands_alone = isinstance(block, doc.Table | doc.Chart | doc.Section)
-        lines += [""] * (bool(lines) and (apart or stands_alone)) + [_on_console(block)]
-        apart = stands_alone
-    return "\n".join(lines)
+    groups = itertools.groupby(blocks, lambda block: isinstance(block, doc.Table | doc.Chart | doc.Section))
+    return "\n\n".join(("\n\n" if apart else "\n").join(map(_on_console, group)) for apart, group in groups)
 
 
 def _on_console(block: doc.Block) -> str:
@@ -50,14 +43,13 @@ def _on_console(block: doc.Block) -> str:
         case doc.Chart():
             return _on_console(replace(block.table, caption=block.title))
         case doc.Section():
-            body = textwrap.indent(console_text(block.blocks), "  ")
-            return f"{inert(block.title)}\n{body}"
+            return f"{inert(block.title)}\n{textwrap.indent(console_text(block.blocks), '  ')}"
         case doc.Beside():
             return console_text(block.blocks)
 
 
 def _line(words: doc.Words) -> str:
-    return rendered(words, inert, code=inert, strong=inert)
+    return rendered(words, inert, inert, inert)
 
 
 def markdown_text(blocks: Sequence[doc.Block]) -> str:
@@ -100,7 +92,7 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
 
 
 def _words(words: doc.Words) -> str:
-    return rendered(words, _sentences, code=_code, strong=lambda text: f"**{_sentences(text)}**")
+    return rendered(words, _sentences, _code, lambda text: f"**{_sentences(text)}**")
 
 
 def _code(text: str) -> str:
@@ -126,8 +118,7 @@ def report_html(document: doc.Document) -> str:
     charts = itertools.count(1)
     numbers = (f'<span class="number">{number}</span> ' for number in itertools.count(1))
     first, *others = (_in_html(section, 2, charts, next(numbers)) for section in document.sections)
-    links = ((escape(section.key), _escaped(section.title)) for section in document.sections)
-    items = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title in links)
+    items = "".join(f'<li><a href="#{escape(one.key)}">{_escaped(one.title)}</a></li>' for one in document.sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -160,8 +151,8 @@ def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = 
             return _html_table(block)
         case doc.Chart():
             title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
-            key, drawing = f"chart-{next(charts)}", block.drawing
-            svg = drawn(drawing, key=key, title=title, description=description, small=block.small)
+            key = f"chart-{next(charts)}"
+            svg = drawn(block.drawing, key=key, title=title, description=description, small=block.small)
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
             data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
@@ -169,9 +160,8 @@ def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = 
         case doc.Section():
             kind = badge = ""
             if block.badge is not None:
-                colour = block.badge if block.badge in _BADGES else "info"
-                badge = f'<span class="badge {colour}">{_escaped(block.badge)}</span> '
-                kind = ' class="card"'
+                name = _escaped(block.badge)
+                kind, badge = ' class="card"', f'<span class="badge {name}">{name}</span> '
             title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
             body = "".join(_in_html(inner, min(level + 1, _DEEPEST), charts) for inner in block.blocks)
             return f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
@@ -196,15 +186,13 @@ def _html_table(table: doc.Table) -> str:
 def _cell(cell: str | None, side: str) -> str:
     """Return a cell; one with a word too long for a column may break anywhere, the others only between words."""
     text = shown(cell)
-    kind = "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
-    if max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS:
-        kind = "w"
+    is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
+    kind = "w" if is_wide else "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
 
 def _html_words(words: doc.Words) -> str:
-    strong = "<strong>{}</strong>".format
-    return rendered(words, _escaped_words, code=_html_code, strong=lambda text: strong(_escaped_words(text)))
+    return rendered(words, _escaped_words, _html_code, lambda text: f"<strong>{_escaped_words(text)}</strong>")
 
 
 def _html_code(text: str) -> str:

@@ -120,9 +120,8 @@ def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequ
     center, n = location(points), len(points)
     value = _exp(center) if scale == "log" else center
     spread = sorted(residuals_of(points) if residuals is None else residuals)
-    if len(spread) < LEAST_WINDOWS:
+    if (m := len(spread)) < LEAST_WINDOWS:
         return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
-    m = len(spread)
     cut = int(TRIMMED_SHARE * m) if int(TRIMMED_SHARE * n) else 0
     left = m - 2 * cut
     winsorised = [min(max(one, spread[cut]), spread[m - cut - 1]) for one in spread]
@@ -169,8 +168,7 @@ def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale =
     """
     value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
     count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
-    pairs = zip(blocks(amounts, count or 0), blocks(sizes, count or 0), strict=True)
-    means = [sum(part) / sum(size) for part, size in pairs]
+    means = [sum(part) / sum(size) for part, size in zip(blocks(amounts, count), blocks(sizes, count), strict=True)]
     return of_blocks(value, means, scale=scale, n=len(readings))
 
 
@@ -183,18 +181,16 @@ def of_blocks(value: float, means: Sequence[float], *, scale: Scale = "linear", 
     return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=len(points) - 1)
 
 
-def block_count(points: Sequence[float]) -> int | None:
-    """Return how many blocks to cut a series into; None if it is too short for how long steps stay correlated."""
+def block_count(points: Sequence[float]) -> int:
+    """Return how many blocks to cut a series into; 0 if it is too short for how long steps stay correlated."""
     memory = min(max(_autocorrelation(points), 0.0), 0.99)
     length = max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory))) if memory > 0 else 1
     count = min(MOST_BLOCKS, len(points) // length)
-    if count < LEAST_BLOCKS:
-        return None
     while count >= 2 * LEAST_BLOCKS:
         if _autocorrelation([statistics.fmean(block) for block in blocks(points, count)]) <= _STILL_CORRELATED:
             break
         count //= 2
-    return count
+    return count if count >= LEAST_BLOCKS else 0
 
 
 def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
@@ -205,13 +201,10 @@ def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
 
 def _autocorrelation(points: Sequence[float]) -> float:
     """Return the autocorrelation of neighbours, corrected for its bias towards less; 0 if nothing varies."""
-    n = len(points)
-    if n < 3:
-        return 0.0
-    mean = statistics.fmean(points)
+    n, mean = len(points), statistics.fmean(points)
     offs = [point - mean for point in points]
     whole = sum(off * off for off in offs)
-    if whole <= 0:
+    if n < 3 or whole <= 0:
         return 0.0
     found = sum(first * second for first, second in itertools.pairwise(offs)) / whole
     return found + (1 + 4 * found) / n

@@ -20,8 +20,6 @@ INK = "#010203"
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey."""
 _MOST_LETTERS, _FEW = 44, 4
-_WIDTH_INCHES, _SMALL_WIDTH_INCHES, _LINES_INCHES = 6.6, 4.8, 3.6
-_BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES, _LONG_NAME_LETTERS = 3, 0.24, 20
 _SMALL = 8.5
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -52,8 +50,7 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str, small: bo
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
         svg = io.StringIO()
-        nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        _figure_of(drawing, small=small).savefig(svg, format="svg", metadata=nothing)
+        _figure_of(drawing, small=small).savefig(svg, format="svg")
     root = ElementTree.fromstring(svg.getvalue())
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):
@@ -68,9 +65,7 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str, small: bo
 def _plain(root: ElementTree.Element, key: str) -> None:
     """Turn styles into attributes; drop metadata, blanks and invisible digits; prefix ids with ``key``."""
     for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}:
-                parent.remove(child)
+        parent[:] = [child for child in parent if child.tag not in {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}]
     for element in root.iter():
         said = dict(element.attrib)
         element.attrib.clear()
@@ -85,7 +80,8 @@ def _plain(root: ElementTree.Element, key: str) -> None:
         if element.tag == f"{{{_SVG}}}g":
             said.pop("id", None)  # nothing refers to these
         for name, value in said.items():
-            plain = "currentColor" if value.lower() == INK else _FRACTION.sub(_short, value)
+            short = _FRACTION.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)
+            plain = "currentColor" if value.lower() == INK else short
             if name == "id" or name.endswith("href"):
                 plain = f"{'#' * (name != 'id')}{key}-{value.removeprefix('#')}"
             element.set(name.rpartition("}")[2], plain.replace("url(#", f"url(#{key}-"))
@@ -96,18 +92,12 @@ def _plain(root: ElementTree.Element, key: str) -> None:
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "font-family": "sans-serif"}
 
 
-def _short(match: re.Match[str]) -> str:
-    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
-
-
 def _figure_of(drawing: Drawing, *, small: bool) -> "Figure":
     """Return a figure with the drawing, as high as it needs."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    bar_inches, around_inches = (0.27, 0.4) if small else (_BAR_INCHES, _AROUND_INCHES)
-    figure = Figure(figsize=(_SMALL_WIDTH_INCHES if small else _WIDTH_INCHES, _LINES_INCHES), layout="constrained")
-    FigureCanvasSVG(figure)
+    bar_inches, around_inches = (0.27, 0.4) if small else (0.42, 0.75)
+    figure = Figure(figsize=(4.8 if small else 6.6, 3.6), layout="constrained")
     axes = figure.subplots()
     match drawing:
         case Lines():

@@ -15,16 +15,11 @@ _ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 def inert(text: str | None) -> str:
     """Return one line with control characters written out, so that no name can control a terminal."""
-    if text is None:
-        return "n/a"
-    return printable(" ".join(text.splitlines()))
+    return "n/a" if text is None else printable(" ".join(text.splitlines()))
 
 
 def markdown_inert(text: str | None) -> str:
-    """Return one line that Markdown shows verbatim.
-
-    Entities rather than backslashes: renderers differ in how many backslashes before a pipe they accept.
-    """
+    """Return one line that Markdown shows verbatim: with entities, as renderers read backslashes differently."""
     return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", inert(text))
 
 

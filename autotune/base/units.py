@@ -87,11 +87,10 @@ def parse_seconds(text: str) -> float:
 
 def exact_seconds(duration_s: float) -> str:
     """Return a duration as options accept it, in the largest whole unit: ``10min``, ``90s``, ``500ms``."""
-    for factor, unit in ((3600.0, "h"), (60.0, "min")):
-        if duration_s >= factor and not duration_s % factor:
-            return f"{duration_s / factor:g}{unit}"
-    factor, unit = (1.0, "s") if duration_s >= 1 else (1e-3, "ms") if duration_s >= 1e-3 else (1e-6, "us")
-    return f"{duration_s / factor:.6g}{unit}"
+    short = (1.0, "s") if duration_s >= 1 else (1e-3, "ms") if duration_s >= 1e-3 else (1e-6, "us")
+    long = (one for one in ((3600.0, "h"), (60.0, "min")) if duration_s >= one[0] and not duration_s % one[0])
+    factor, unit = next(long, short)
+    return f"{duration_s / factor:g}{unit}"
 
 
 def parse_amount(text: str) -> float:

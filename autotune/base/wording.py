@@ -1,10 +1,8 @@
 """Figures as text, with their units, bounds and confidence."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from autotune.base.interval import NOT_ENOUGH, Interval
-from autotune.base.statistics import of_windows as interval_of_windows
 from autotune.base.units import format_bytes, format_count
 
 
@@ -38,12 +36,6 @@ def window_bounds(one: Interval, form: Callable[[float], str]) -> str:
 def confidence_words(confidence: float | None) -> str:
     """Return ``95 %``; ``range`` for bounds that also rest on assumptions, without a level of confidence."""
     return "range" if confidence is None else f"{100 * confidence:.3g} %"
-
-
-def interval_of(figures: Sequence[float]) -> Interval | None:
-    """Return the location of the finite, positive figures with 95 % bounds; None if there are none."""
-    known = [figure for figure in figures if 0 < figure < math.inf]
-    return interval_of_windows(known).interval() if known else None
 
 
 def count(value: float) -> str:

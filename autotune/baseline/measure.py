@@ -19,32 +19,29 @@ from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.memory.values import StepRequest
-from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
+from autotune.trials.runner import Rounds, could_not_measure
 from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemory, TrainingFigures, describe
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset
 from trainer.data.global_batch import in_rows, sequence_statistics
 
-MIN_STEPS = 1
-"""Fewest optimizer steps of a window: on a CPU, one padded step of four micro-batches is long enough."""
 TUNED: RecipeName = "tuned"
-SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 
 
 def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
-) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
-    """Return the recipes to compare, with limits as of ``paper``, and the share of non-padding tokens of each."""
+) -> tuple[dict[RecipeName, Recipe], dict[RecipeName, float | None]]:
+    """Return the recipes, the tuned one first, and the share of non-padding tokens of each; limits as of ``paper``."""
     rows = in_rows(tuned, dataset).global_batch_size
     tokens = tuned.global_batch_tokens or round(rows * sequence_statistics(tuned, dataset).mean_non_padding_tokens) or 1
     others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
-    configs: dict[RecipeName, TrainConfig] = {TUNED: tuned} | {one.name: one.config for one in others}
+    recipes = {one.name: one for one in (Recipe(name=TUNED, config=tuned, because={}), *others)}
     filled = {
-        name: sequence_statistics(config, dataset).mean_non_padding_tokens / config.seq_length_tokens
-        for name, config in configs.items() if config.layout not in TRIMMED_LAYOUTS
+        name: sequence_statistics(one.config, dataset).mean_non_padding_tokens / one.config.seq_length_tokens
+        for name, one in recipes.items() if one.config.layout not in TRIMMED_LAYOUTS
     }  # fmt: skip
-    return others, {name: filled.get(name) for name in configs}
+    return recipes, {name: filled.get(name) for name in recipes}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +49,8 @@ class BaselineRunner:
     """State of a comparison."""
 
     training: TrainingWindows
-    others: tuple[Recipe, ...]
+    recipes: dict[RecipeName, Recipe]
+    """Recipes that are compared, the tuned one first."""
     non_padding_shares: dict[RecipeName, float | None]
     """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
     most_rounds: int
@@ -62,23 +60,15 @@ class BaselineRunner:
     manifest: Manifest
     device_used_before_bytes: list[int] | None = None
     """Bytes in use on each GPU before this program started, by NVML; None on a CPU or if unknown."""
-    runner: TrialRunner
-    recipes: dict[RecipeName, Recipe] = field(init=False)
-    """Recipes that are compared, the tuned one first."""
+    reading: Rounds
     fallen: dict[RecipeName, str] = field(default_factory=dict)
     """Reasons why recipes dropped out."""
     rounds: list[dict[RecipeName, TrainingFigures]] = field(default_factory=list)
-    reading: Rounds = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reading = Rounds(runner=self.runner)
-        tuned = Recipe(name=TUNED, config=self.training.config, because={})
-        self.recipes = {one.name: one for one in (tuned, *self.others)}
 
     def run(self) -> BaselineEvidence:
         """Measure recipes that fit until speedups are precise; raise ``Undecided`` if the tuned settings fail."""
-        for one in self.others:
-            self._fit(one.name)
+        for name in [name for name in self.recipes if name != TUNED]:
+            self._fit(name)
         try:
             while self._continues():
                 self._measure_round()
@@ -86,9 +76,9 @@ class BaselineRunner:
             if len(self.rounds) < LEAST_WINDOWS:
                 raise
         return BaselineEvidence(
-            rows=[self._row(name) for name in SHOWN if name in self.recipes],
+            rows=[self._row(name) for name in reversed(self.recipes)],
             local_ranks=self.training.limits.local_ranks, window_s=self.training.request.window_s,
-            windows=sum(map(len, self.rounds)), seconds=round(self.runner.seconds, 3),
+            windows=sum(map(len, self.rounds)), seconds=round(self.reading.runner.seconds, 3),
         )  # fmt: skip
 
     def _continues(self) -> bool:
@@ -99,7 +89,7 @@ class BaselineRunner:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
         bounded = all(of_windows(self._rates(name)).interval().low is not None for name in self._remaining())
-        return not (precise and bounded) and self.runner.seconds < self.training.request.budget_s
+        return not (precise and bounded) and self.reading.runner.seconds < self.training.request.budget_s
 
     def _rates(self, name: RecipeName) -> list[float]:
         return [self._rate(name, one[name]) for one in self.rounds if name in one]
@@ -139,12 +129,13 @@ class BaselineRunner:
         number, names = len(self.rounds), self._remaining()
         trials = {}
         for name in names:
-            trial = training_trial(self.training, self.recipes[name].config, number, names, min_steps=MIN_STEPS)
+            # On a CPU, one padded step of four micro-batches is long enough.
+            trial = training_trial(self.training, self.recipes[name].config, number, names, min_steps=1)
             trials[name] = (trial, f"{name}, round {number + 1}")
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
             if name == TUNED and not isinstance(outcome, Measured):
-                raise could_not_measure("a window of the tuned settings", outcome, self.runner)
+                raise could_not_measure("a window of the tuned settings", outcome, self.reading.runner)
 
         found: dict[RecipeName, TrainingFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():

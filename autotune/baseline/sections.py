@@ -5,9 +5,10 @@ from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.render import console_text
+from autotune.base.statistics import of_windows as interval_of_windows
 from autotune.base.units import format_seconds, format_share
-from autotune.base.wording import count, interval_of, number, of_windows, plural, setting_text, window_bounds
-from autotune.baseline.values import BaselineEvidence, SettingDifference, SettingValue
+from autotune.base.wording import count, number, of_windows, plural, setting_text, window_bounds
+from autotune.baseline.values import BaselineEvidence, SettingDifference
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 
@@ -29,17 +30,16 @@ def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
 
 def gains(found: BaselineEvidence) -> Iterator[str]:
     """Yield the speedup of the tuned settings over each baseline, one line each."""
-    for row in found.rows:
-        if row.name == "tuned":
-            continue
+    for row in (one for one in found.rows if one.name != "tuned"):
         ratio = row.bounded_speedup
         speedup = f"n/a ({row.outcome})" if ratio is None else f"{of_windows(ratio, number)} times as fast"
         yield f"tuned vs {row.name}: {speedup}"
 
 
 def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
+    rates = [interval_of_windows(row.tokens_per_s).interval() if row.tokens_per_s else None for row in found.rows]
     speedups = (None if row.name == "tuned" else row.bounded_speedup for row in found.rows)
-    rows = [(row, interval_of(row.tokens_per_s), ratio) for row, ratio in zip(found.rows, speedups, strict=True)]
+    rows = list(zip(found.rows, rates, speedups, strict=True))
     table = doc.table_of(
         "Data table", rows,
         ("settings", "l", lambda one: one[0].name),
@@ -55,10 +55,10 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
     bars = [doc.Bar(label=name, value=it.value, low=it.low, high=it.high, shown=count(it.value)) for name, it in known]
     shown: doc.Block = table
     if bars:
-        rates = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
+        said = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
         shown = doc.Chart(
             title="Non-padding tokens/s before and after tuning",
-            description=f"Non-padding tokens/s: {rates}. Thin bars: 95 % CI.",
+            description=f"Non-padding tokens/s: {said}. Thin bars: 95 % CI.",
             drawing=doc.Bars(axis=doc.Axis(label="non-padding tokens/s", unit="count"), bars=tuple(bars)),
             table=table,
         )
@@ -76,9 +76,5 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
 
 
 def _difference(one: SettingDifference) -> str:
-    instead = "" if one.theirs == one.tuned else f" instead of {_value(one.tuned)}"
-    return f"{one.key}: {_value(one.theirs)}{instead}" + ("" if one.reason is None else f" ({one.reason})")
-
-
-def _value(value: SettingValue) -> str:
-    return "unset" if value is None else setting_text(value)
+    instead = "" if one.theirs == one.tuned else f" instead of {setting_text(one.tuned)}"
+    return f"{one.key}: {setting_text(one.theirs)}{instead}" + ("" if one.reason is None else f" ({one.reason})")

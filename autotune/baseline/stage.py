@@ -9,6 +9,7 @@ from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import profile_to_toml
+from autotune.trials.runner import Rounds
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
@@ -26,14 +27,14 @@ def compare_recipes(
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        recipes, non_padding_shares = compare_with(train, dataset, *training.limits.most())
-    trials = len(recipes) + (len(recipes) + 1) * rounds
+        recipes, shares = compare_with(train, dataset, *training.limits.most())
+    trials = len(recipes) - 1 + len(recipes) * rounds
     with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
         found = BaselineRunner(
-            training=training, others=recipes, non_padding_shares=non_padding_shares, most_rounds=rounds,
+            training=training, recipes=recipes, non_padding_shares=shares, most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
             micro_batches=probe.gradient_accumulation_steps, manifest=bench.manifest,
-            device_used_before_bytes=bench.used_before(ranks), runner=trial_runner,
+            device_used_before_bytes=bench.used_before(ranks), reading=Rounds(runner=trial_runner),
         ).run()  # fmt: skip
     write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)))
     return found

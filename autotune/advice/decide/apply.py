@@ -41,12 +41,10 @@ _WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
 def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc: str) -> Profile:
     """Return the profile with these changes and without the evidence that they invalidate, or raise ``BadInput``."""
     other = [change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)]
-    without: tuple[str, ...] = ()
+    without = ("explore", "workers", "network") if other else ()
     evidence, probe = dict[str, object](), profile.evidence.probe
-    if other:
-        without = ("explore", "workers", "network")
-        if probe is not None:
-            choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
-            evidence["probe"] = probe.model_copy(update={"choice": choice})
+    if other and probe is not None:
+        choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
+        evidence["probe"] = probe.model_copy(update={"choice": choice})
     train = apply_changes(profile.train, changes)
     return updated(profile, train, "advise", evidence, without, created_utc=created_utc)

@@ -8,7 +8,7 @@ from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
-from autotune.base.model_work import position_share
+from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, count_of_model, position_share
 from autotune.base.statistics import difference, of_bounds
 from autotune.base.units import percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
@@ -67,10 +67,8 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
     if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
         return None
-    if now.evidence.network is not None:  # network tuning chose this size, which also overlaps the all-reduce
-        return None
-    here, there = _at(now, rows), now.point(chosen)
-    if here is None or there is None:
+    here, there = _at(now, probe, rows), now.point(chosen)
+    if now.evidence.network is not None or here is None or there is None:  # network tuning chose this size
         return None
     speed = difference(of_bounds(here), of_bounds(there.padded_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
@@ -93,10 +91,9 @@ def below_knee(now: TrainingContext) -> Advice | None:
         return None
     chosen = _chosen(now, probe)
     rows, then = now.split_micro_batch_size(now.train.micro_batch_size), now.split_micro_batch_size(chosen)
-    here, there = _at(now, rows), now.point(chosen)
-    if rows >= min(then, chosen) or here is None or there is None:
-        return None
-    if now.train.micro_batch_size > rows:  # limited by the global batch, or split by network tuning
+    here, there = _at(now, probe, rows), now.point(chosen)
+    # A smaller size than the setting's was limited by the global batch, or split by network tuning.
+    if not now.train.micro_batch_size <= rows < min(then, chosen) or here is None or there is None:
         return None
     ratio = difference(of_bounds(here), of_bounds(there.padded_rate))
     known = here.low is not None and there.padded_rate.low is not None
@@ -120,13 +117,12 @@ def below_knee(now: TrainingContext) -> Advice | None:
     )
 
 
-def _at(now: TrainingContext, rows: int) -> Interval | None:
+def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | None:
     """Return padded tokens/s at a micro-batch size, measured or interpolated; None outside the measured range."""
     point = now.point(rows)
     if point is not None:
         return point.padded_rate
-    curve = now.evidence.probe.curve if now.evidence.probe else []
-    curve = sorted(curve, key=lambda point: point.micro_batch_size)
+    curve = sorted(probe.curve, key=lambda point: point.micro_batch_size)
     place = sum(point.micro_batch_size < rows for point in curve)
     if not 0 < place < len(curve):
         return None
@@ -142,8 +138,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
         return None
     rows = steps_of_this_start(run)
-    readings = [row.gradient_noise_scale_tokens for row in rows[len(rows) // 2 :]]
-    scales = sorted(value for value in readings if value is not None)
+    scales = sorted(one for row in rows[len(rows) // 2 :] if (one := row.gradient_noise_scale_tokens) is not None)
     if len(scales) < NOISE_ROWS:
         return None
     noise, batch = statistics.median(scales), statistics.median(row.non_padding_tokens for row in rows)
@@ -180,9 +175,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
 def padding(now: TrainingContext) -> Advice | None:
     """Find padding, which costs as much compute as other tokens."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
-    if lost is not None:
-        lost = lost.scaled(1 - _empty(now)[1])
-    if train is None or lost is None or lost.share < PADDING_SHARE:
+    if train is None or lost is None or (lost := lost.scaled(1 - _empty(now)[1])).share < PADDING_SHARE:
         return None
     evidence = (now.part_figure(lost, "compute on padding"),)
     if train.layout == "packed":
@@ -204,9 +197,10 @@ def padding(now: TrainingContext) -> Advice | None:
     left = PACKED_LEAVES if layout == "packed" else 0.5
     lost_there = replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most)
     gain = without(lost_there, (0.0, left, left + 0.15))
-    if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
-        row = train.seq_length_tokens  # packed sequences attend within documents, padded ones over all positions
-        share = row / (6 * now.hidden_size + row)
+    if layout == "packed" and train.device == "cuda" and attention_dropout(train) == 0:
+        # Packed sequences attend within documents, padded ones over all positions.
+        length, hidden = train.seq_length_tokens, count_of_model(train, "hidden_size", HIDDEN_SIZE)
+        share = length / (6 * hidden + length)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
     changes = [SettingChange(key="layout", old=train.layout, new=layout)]
     if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
@@ -271,8 +265,7 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
         return None
     terms, budget_bytes, fit = probe.traced_terms_bytes, profile.constraints.memory_budget_bytes, probe.feasible_max
     state_bytes = sum(terms.get(name, 0) for name in (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER))
-    nodes, alone = now.spread.nodes if now.spread is not None else 1, now.run is None
-    ranks = nodes * max(profile.local_ranks, profile.fingerprint.gpu_count) if alone else now.ranks
+    ranks = now.nodes * max(profile.local_ranks, profile.fingerprint.gpu_count) if now.run is None else now.ranks
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
     state = state_of_terms(terms)

@@ -11,7 +11,7 @@ from autotune.base.model_work import position_share
 from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
-from trainer.config.train_config import TRIMMED_LAYOUTS
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import Run, StepRow, settings_of
 
@@ -44,8 +44,7 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     elif mfus:
         untold.append("kernel launches and GPU memory bandwidth (autotune workers measures them)")
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
-    loads_ahead = train is None or train.device == "cuda" or train.data.num_workers > 0
-    return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
+    return _weigh(parts, source, len(rows), untold, mfu, train=train, launching=launching)
 
 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
@@ -61,11 +60,10 @@ def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """Return the bottleneck during tuning; None if the profile's number of DataLoader workers was not measured."""
     workers, probe, train = profile.evidence.workers, profile.evidence.probe, profile.train
-    count = train.data.num_workers
-    row = None if workers is None else next((one for one in workers.rows if one.num_workers == count), None)
-    if workers is None or row is None:
+    rows = [] if workers is None else [one for one in workers.rows if one.num_workers == train.data.num_workers]
+    if workers is None or not rows:
         return None
-    source = f"timed windows with num_workers={row.num_workers}"
+    row, source = rows[0], f"timed windows with num_workers={train.data.num_workers}"
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
     untold = ["optimizer step and time between steps (counted as compute; a training run measures them)"]
@@ -96,13 +94,12 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
     mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
     mfu = of_windows(mfus, scale="linear") if mfus else None
-    windows, loads_ahead = len(row.padded_tokens_per_s), train.device == "cuda" or train.data.num_workers > 0
-    return _weigh(parts, source, windows, untold, mfu, loads_ahead=loads_ahead, launching=launching)
+    return _weigh(parts, source, len(row.padded_tokens_per_s), untold, mfu, train=train, launching=launching)
 
 
 def _weigh(
     parts: Sequence[StepPart], source: str, steps: int, untold: Sequence[str], mfu: Estimate | None, *,
-    loads_ahead: bool, launching: float,
+    train: TrainConfig | None, launching: float,
 ) -> Bottleneck:  # fmt: skip
     """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
@@ -113,6 +110,7 @@ def _weigh(
     every = sorted([*parts, StepPart(cause="compute", share=rest, source=source)], key=lambda one: -one.share)
     losses = [one for one in every if one.cause != "compute"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
+    loads_ahead = train is None or train.device == "cuda" or train.data.num_workers > 0
     concurrent = {"data loading": loads_ahead, "launch-bound": launching >= MATTERS_SHARE}
     first = [one for one in large if concurrent.get(one.cause)]
     limit = next(iter([*first, *large]), None)
@@ -155,13 +153,11 @@ def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -
     each = [_shares([row], padding_costs) for row in rows]
     parts = []
     for cause, share in whole.items():
-        count = block_count([one[cause] for one in each]) or 0
+        count = block_count([one[cause] for one in each])
         means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
         found = of_blocks(share, means, n=len(rows)).interval()
-        part = StepPart(cause=cause, share=share, source=source)
-        if found.low is not None and found.high is not None:
-            part = replace(part, low=max(0.0, found.low), high=min(1.0, found.high))
-        parts.append(part)
+        ends = [None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high)]
+        parts.append(StepPart(cause=cause, share=share, low=ends[0], high=ends[1], source=source))
     return parts
 
 

@@ -83,10 +83,9 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
 def below_t_min(now: TrainingContext) -> Advice | None:
     """Find too few tokens per GPU and step to overlap gradient synchronisation with compute."""
     spread = now.spread
-    if spread is None or spread.nodes == 1 or spread.twice_the_batch_efficiency is None:
+    if spread is None or spread.nodes == 1:
         return None
-    wanted = 2 * spread.least_tokens_per_rank  # a margin for planning
-    twice = spread.twice_the_batch_efficiency
+    wanted, twice = 2 * spread.least_tokens_per_rank, spread.twice_the_batch_efficiency  # a margin for planning
     gain = twice / spread.efficiency.value
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
         return None

@@ -3,7 +3,7 @@
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
-from autotune.base.model_work import LAYERS, of_model
+from autotune.base import model_work
 from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
@@ -76,7 +76,8 @@ def dense_head(now: TrainingContext) -> Advice | None:
     vocabulary = now.data.vocab_size if now.data is not None else None
     masked, gain = now.train.masking_probability, None
     if now.parameters is not None and vocabulary is not None:
-        head = now.hidden_size * (now.hidden_size + vocabulary)
+        hidden = model_work.count_of_model(now.train, "hidden_size", model_work.HIDDEN_SIZE)
+        head = hidden * (hidden + vocabulary)
         share = head / (head + max(1, now.parameters - head))
         share *= now.share("compute", "padding") if now.bottleneck is not None else 1.0
         gain = Gain.between(*(1 / (1 - min(0.9, share * part * (1 - masked))) for part in (0.75, 1.0, 1.5)))
@@ -97,7 +98,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     train = now.train
     if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_layers:
         return None
-    layers = int(of_model(train, "num_hidden_layers", LAYERS)) or LAYERS
+    layers = model_work.count_of_model(train, "num_hidden_layers", model_work.LAYERS)
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
@@ -117,12 +118,13 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     train = now.train
     if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
         return None
-    if now.attention_dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
+    dropout, row = model_work.attention_dropout(train), train.seq_length_tokens
+    if dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
         return None
-    share = train.seq_length_tokens / (6 * now.hidden_size + train.seq_length_tokens)
+    share = row / (6 * model_work.count_of_model(train, "hidden_size", model_work.HIDDEN_SIZE) + row)
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
-        claim=f"attention dropout of {percent(now.attention_dropout)} rules out varlen attention, the fastest kernel "
+        claim=f"attention dropout of {percent(dropout)} rules out varlen attention, the fastest kernel "
         "for packed sequences",
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
         gain=now.predicted_gain("attention_dropout")

@@ -10,7 +10,6 @@ import numpy as np
 
 from autotune.advice.values import Bottleneck, Cause, EvidenceFigure, Gain, StepPart, figure
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, of_model
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import probe_again
@@ -61,7 +60,7 @@ class IntendedNodes:
     tokens_per_rank: float
     least_tokens_per_rank: float
     """T_min: below it, the backward pass is too short to overlap the synchronisation of fp32 gradients."""
-    twice_the_batch_efficiency: float | None
+    twice_the_batch_efficiency: float
     source: str
 
 
@@ -208,17 +207,6 @@ class TrainingContext:
     def knows_the_layers(self) -> bool:
         """True if the layout of the model's layers is known: only such models can have a sparse last layer."""
         return self.train is not None and FAMILIES.get(self.train.model.config["model_type"]) is not None
-
-    @property
-    def hidden_size(self) -> int:
-        """Hidden size of the model."""
-        size = HIDDEN_SIZE if self.train is None else of_model(self.train, "hidden_size", HIDDEN_SIZE)
-        return int(size) or HIDDEN_SIZE
-
-    @property
-    def attention_dropout(self) -> float:
-        """Attention dropout in effect, 0 to 1."""
-        return 0.1 if self.train is None else attention_dropout(self.train)
 
     @property
     def parameters(self) -> int | None:

@@ -134,13 +134,11 @@ def starved_rank(now: TrainingContext) -> Advice | None:
 
 def fewer_workers(now: TrainingContext) -> Advice | None:
     """Find more DataLoader workers than were verified to be needed."""
-    workers = now.evidence.workers
-    if now.train is None or workers is None or workers.undecided_between:
+    workers, waits = now.evidence.workers, now.loss("data loading", STARVED_SHARE)
+    if now.train is None or workers is None or workers.undecided_between or not workers.keeps_up:
         return None
     count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
-    if chosen is None or chosen.verdict != "verified" or count <= workers.chosen:
-        return None
-    if not workers.keeps_up or now.loss("data loading", STARVED_SHARE) is not None:
+    if waits is not None or chosen is None or chosen.verdict != "verified" or count <= workers.chosen:
         return None
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes

@@ -95,11 +95,8 @@ def not_measured(now: TrainingContext) -> Advice | None:
 def _void_at_last(now: TrainingContext, *, slowed: bool) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
     """Return invalid trials without a valid retry, of a throttled GPU or not, the last detail, and their number."""
     measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
-    details = [
-        (one, one.outcome.detail)
-        for one in now.trials
-        if isinstance(one.outcome, Contaminated) and one.trial.key not in measured
-    ]
+    others = (one for one in now.trials if one.trial.key not in measured)
+    details = [(one, one.outcome.detail) for one in others if isinstance(one.outcome, Contaminated)]
     void = [(one, detail) for one, detail in details if ("slowed down" in detail) == slowed]
     number = figure("discarded trials", len(void), "count", "trial log", n=len(now.trials))
     return [one for one, _ in void], void[-1][1][:200] if void else "", number
@@ -154,10 +151,10 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
             cost="minutes on this machine", command=now.command("workers") if now.run is None else None,
             would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
         )  # fmt: skip
-    largest = now.bottleneck.parts[:1]
+    largest = now.bottleneck.parts[0]
     return Advice(
         rule=NOTHING, severity="info", claim="no change is expected to pay",
-        evidence=tuple(now.part_figure(one, f"largest part of the step: {one.cause}") for one in largest), cost="none",
+        evidence=(now.part_figure(largest, f"largest part of the step: {largest.cause}"),), cost="none",
         command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset, or further measurements",
     )  # fmt: skip

@@ -31,11 +31,9 @@ class PayBack:
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
     """Return the cost by kind of trial, the most expensive first."""
-    by_job: dict[str, list[FinishedTrial]] = {}
-    for done in trials:
-        by_job.setdefault(done.trial.job, []).append(done)
     rows = []
-    for job, some in by_job.items():
+    for job in dict.fromkeys(done.trial.job for done in trials):
+        some = [done for done in trials if done.trial.job == job]
         rank_seconds = sum(done.seconds * done.trial.ranks for done in some)
         seconds = sum(done.seconds for done in some)
         rows.append(CostRow(job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds))

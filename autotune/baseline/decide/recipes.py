@@ -94,6 +94,5 @@ def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
 
 def is_precise(ratio: Interval) -> bool:
     """Return whether a speedup is precise enough to stop measuring."""
-    if ratio.low is None or ratio.high is None:
-        return False
-    return (ratio.high - ratio.low) / 2 <= PRECISE_SHARE * ratio.value
+    low, high = ratio.low, ratio.high
+    return low is not None and high is not None and (high - low) / 2 <= PRECISE_SHARE * ratio.value

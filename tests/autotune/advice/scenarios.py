@@ -276,7 +276,7 @@ def _of_spread(world: World) -> Iterator[Scenario]:
 
     useful = max(count for count in range(1, 65) if efficiency(count) >= 0.9)
 
-    def spread(nodes: int, twice: float | None = None) -> TrainingContext:
+    def spread(nodes: int, twice: float = 0.0) -> TrainingContext:
         found = IntendedNodes(
             nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful,
             useful_efficiency=efficiency(useful), tokens_per_rank=64 * 32 * 512 * worlds.FILL["packed"] / nodes,

@@ -1,9 +1,10 @@
 import pytest
 
-from autotune.baseline.decide.recipes import hf_trainer, paper
+from autotune.baseline.decide.recipes import Recipe, hf_trainer, paper
 from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.baseline.values import SettingDifference
 from autotune.errors import OutOfTime, Undecided
+from autotune.trials.runner import Rounds
 from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from tests.autotune.trials.examples import STEP
 from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_of
@@ -48,10 +49,12 @@ class Trained(FakeMachine):
 
 
 def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:
+    tuned = Recipe(name="tuned", config=TUNED, because={})
+    recipes = (tuned, hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs"))
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
-        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")), non_padding_shares=dict(SHARES),
-        manifest=synthetic_manifest(64), runner=runner_on(machine, directory, machine.clock),
+        recipes={one.name: one for one in recipes}, non_padding_shares=dict(SHARES),
+        manifest=synthetic_manifest(64), reading=Rounds(runner=runner_on(machine, directory, machine.clock)),
     )  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def test_a_comparison_that_has_to_end_ends_with_what_is_known_if_that_is_three_r
     def ends(seconds):
         machine = Trained(noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1))
         asked = comparison(machine, tmp_path / str(seconds), rounds=9)
-        asked.runner.budget_ends_s = machine.clock.utc_now().timestamp() + seconds
+        asked.reading.runner.budget_ends_s = machine.clock.utc_now().timestamp() + seconds
         return asked.run()
 
     assert ends(2 + 13.5).windows == 12  # two trials before tell what fits
@@ -134,9 +137,9 @@ def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_
     assert rows_of(asked.run())["hf-trainer"].tokens_per_s == pytest.approx([480.0] * 3)
     dataset = TokenDataset.open(write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128))
     tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})
-    others, shares = compare_with(tuned, dataset, 2, "2 CPUs")
-    assert {one.name: one.config.global_batch_tokens for one in others} == {"hf-trainer": 160, "paper": 160}
+    recipes, shares = compare_with(tuned, dataset, 2, "2 CPUs")
+    assert [recipes[name].config.global_batch_tokens for name in ("tuned", "hf-trainer", "paper")] == [None, 160, 160]
     assert shares == {"tuned": pytest.approx(1.0), "hf-trainer": None, "paper": pytest.approx(0.5)}
     bucketed = tuned.model_copy(update={"layout": "bucketed", "global_batch_tokens": 77})
-    others, shares = compare_with(bucketed, dataset, 2, "2 CPUs")
-    assert (others[0].config.global_batch_tokens, shares["tuned"]) == (77, None)
+    recipes, shares = compare_with(bucketed, dataset, 2, "2 CPUs")
+    assert (recipes["hf-trainer"].config.global_batch_tokens, shares["tuned"]) == (77, None)
