@@ -140,9 +140,8 @@ class Watchdog:
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
-            reason = f"{name}: killed before the step ended, without saving"
-            if not self.step:
-                reason = f"{name} before the first step; see the messages of other ranks"
+            early = f"{name} before the first step; see the messages of other ranks"
+            reason = f"{name}: killed before the step ended, without saving" if self.step else early
             with contextlib.suppress(Exception):  # this thread must continue
                 self._record(reason, self.step, True)
 
