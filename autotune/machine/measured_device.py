@@ -102,11 +102,9 @@ def _check_described(gpus: tuple[GpuFacts, ...], absent: str | None, monitor: Gp
     """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
     described, unreadable, visible = monitor.devices(), monitor.unreadable(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
-        raise MachineLacks(
-            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU",
-            next_step="Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0), or use "
-            "--device cpu",
-        )
+        told = "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
+        without_mig = "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0)"
+        raise MachineLacks(told, next_step=f"{without_mig}, or use --device cpu")
     if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
         next_step = f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
         raise MachineLacks(f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step)
