@@ -123,11 +123,8 @@ def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
 
     The total must be close as well, as a part of a GPU may have the name of the whole.
     """
-    for gpu_model in GPU_MODELS:
-        near = abs(total_bytes - gpu_model.total_bytes) <= _TOTAL_TOLERANCE * gpu_model.total_bytes
-        if near and _plain(gpu_name) in map(_plain, gpu_model.names):
-            return gpu_model
-    return None
+    near = (one for one in GPU_MODELS if abs(total_bytes - one.total_bytes) <= _TOTAL_TOLERANCE * one.total_bytes)
+    return next((one for one in near if _plain(gpu_name) in map(_plain, one.names)), None)
 
 
 def _plain(name: str) -> str:

@@ -44,7 +44,6 @@ class GpuSampler:
         self._last = {uuid: GpuSeries() for uuid in uuids}
         self._process: subprocess.Popen[bytes] | None = None
         self._readings: collections.deque[Reading] = collections.deque(maxlen=MOST_READINGS)
-        self._receiver: threading.Thread
         self._within_s = START_WITHIN_S
         self._lost: str | None = None
 

@@ -127,9 +127,8 @@ class SystemHost:
             path = PurePosixPath(group)
             inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else PurePosixPath()
             # A container may show the host's path but mount only its own subtree, whose top is our group.
-            if ".." in inside.parts:
-                inside = PurePosixPath()
-            for level in (inside, *inside.parents) if inside.parts else (inside,):
+            inside = PurePosixPath() if ".." in inside.parts else inside
+            for level in (inside, *inside.parents):
                 yield self._root / mount.point.lstrip("/") / level
 
     def _mounts(self) -> list[_Mount]:

@@ -102,11 +102,9 @@ def _check_described(gpus: tuple[GpuFacts, ...], absent: str | None, monitor: Gp
     """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
     described, unreadable, visible = monitor.devices(), monitor.unreadable(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
-        raise MachineLacks(
-            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU",
-            next_step="Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0), or use "
-            "--device cpu",
-        )
+        told = "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
+        without_mig = "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0)"
+        raise MachineLacks(told, next_step=f"{without_mig}, or use --device cpu")
     if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
         next_step = f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
         raise MachineLacks(f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step)
@@ -128,10 +126,8 @@ def memory_budget(
     """
     if as_gpu is not None:
         if site.gpu is None:
-            next_step = f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL"
-            raise BadInput(
-                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found", next_step=next_step
-            )
+            told = f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found"
+            raise BadInput(told, next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL")
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
@@ -144,9 +140,8 @@ def memory_budget(
             told = f"{what} has only {free} free, less than the reserve of {reserve}"
             raise MachineLacks(told, next_step="Wait until the GPU is free, or set the budget: --memory SIZE")
     else:
-        there_bytes, what = site.host.ram_available_bytes // ranks, "this host"
-        if ranks > 1:
-            what += f", shared by {ranks} processes"
+        what = f"this host, shared by {ranks} processes" if ranks > 1 else "this host"
+        there_bytes = site.host.ram_available_bytes // ranks
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
         told = f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}: {format_bytes(there_bytes)}"
@@ -172,12 +167,10 @@ def fingerprint(
     ``model`` may be the hash of what takes a model's place.
     """
     gpu, host = site.gpu, site.host
-    of_gpu: dict[str, Any] = {"gpu_count": 0}
-    if gpu is not None:
-        of_gpu = {
-            "gpu_name": gpu.name, "gpu_count": len(site.gpus), "gpu_total_bytes": gpu.total_bytes,
-            "gpu_mig": gpu.mig_enabled, "gpu_power_cap_w": gpu.power_cap_w, "driver": gpu.driver,
-        }  # fmt: skip
+    of_gpu: dict[str, Any] = {"gpu_count": 0} if gpu is None else {
+        "gpu_name": gpu.name, "gpu_count": len(site.gpus), "gpu_total_bytes": gpu.total_bytes,
+        "gpu_mig": gpu.mig_enabled, "gpu_power_cap_w": gpu.power_cap_w, "driver": gpu.driver,
+    }  # fmt: skip
     of_host = {name: getattr(host, name) for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")}
     return Fingerprint(
         device=site.device, **of_gpu, **of_host, cuda=cuda, torch=site.versions["torch"],

@@ -283,11 +283,10 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
     request.sample1, request.sample2 = first, second
     for slot, (_, metric, _) in enumerate(_GPM_METRICS):
         request.metrics[slot].metricId = getattr(nvml, metric)
-    found: dict[str, float | None] = {}
-    for (field, _, factor), one in zip(_GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False):
-        known = one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value)
-        found[field] = one.value * factor if known else None
-    return found
+    return {
+        field: one.value * factor if one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value) else None
+        for (field, _, factor), one in zip(_GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False)
+    }
 
 
 def gpus_of_torch() -> tuple[str, ...]:

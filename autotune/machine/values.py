@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-PRETENDED = "(nullgpu)"
-"""Suffix of a simulated GPU's driver version, whose kernels do nothing."""
-
 
 def is_pretended(driver: str | None) -> bool:
-    """Return True if this driver is simulated: memory figures are real then, but no rate is."""
-    return driver is not None and driver.endswith(PRETENDED)
+    """Return True if this driver is simulated: its kernels do nothing, so memory figures are real, but no rate is."""
+    return driver is not None and driver.endswith("(nullgpu)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

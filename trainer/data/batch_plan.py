@@ -22,7 +22,6 @@ from trainer.data.dataset import TokenDataset
 Int64 = npt.NDArray[np.int64]
 Uint64 = npt.NDArray[np.uint64]
 
-FEISTEL_ROUNDS = 6
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: the increment of SplitMix64."""
 
@@ -46,11 +45,6 @@ def hash_words(*words: int | Int64 | Uint64) -> Uint64:
     return state
 
 
-def to_unit(words: Uint64) -> npt.NDArray[np.float64]:
-    """Convert words to numbers in [0, 1)."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
 def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     """Return the images of indices under a seeded permutation of ``range(size)``, without storing it.
 
@@ -58,23 +52,20 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     Black and Rogaway 2002): memory depends on the number of indices only.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = hash_words(seed, epoch, np.arange(FEISTEL_ROUNDS))
+    keys = hash_words(
+        seed, epoch, np.arange(6)
+    )  # even, as each round swaps the widths of the halves if ``bits`` is odd
     result = np.array(indices, dtype=np.uint64)
     pending = np.arange(len(result))
     while len(pending):
-        result[pending] = _feistel(result[pending], bits, keys)
+        right_bits, left_bits, words = bits // 2, bits - bits // 2, result[pending]
+        left, right = words >> np.uint64(right_bits), words & np.uint64((1 << right_bits) - 1)
+        for key in keys:
+            left, right = right, left ^ (mix(right ^ key) & np.uint64((1 << left_bits) - 1))
+            left_bits, right_bits = right_bits, left_bits
+        result[pending] = (left << np.uint64(right_bits)) | right
         pending = pending[result[pending] >= np.uint64(size)]
     return result
-
-
-def _feistel(words: Uint64, bits: int, keys: Uint64) -> Uint64:
-    """Apply all rounds; if ``bits`` is odd, the halves swap widths each round, so the number of rounds is even."""
-    right_bits, left_bits = bits // 2, bits - bits // 2
-    left, right = words >> np.uint64(right_bits), words & np.uint64((1 << right_bits) - 1)
-    for key in keys:
-        left, right = right, left ^ (mix(right ^ key) & np.uint64((1 << left_bits) - 1))
-        left_bits, right_bits = right_bits, left_bits
-    return (left << np.uint64(right_bits)) | right
 
 
 def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
@@ -210,15 +201,13 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     segments = Segments(np.concatenate([table, np.stack([samples, shards, begins, tokens])]))
     if plan.layout != "packed":
         return segments
-    lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
-    packed = pack_rows(lengths, plan.seq_length_tokens)
+    packed = pack_rows(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
     # In seeded random order, as best fit leaves long samples in the first sequences, short ones in the last.
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
-    rows = np.argsort(np.argsort(drawn, kind="stable"))[packed]  # ranks of the draws
-    order = np.argsort(rows, kind="stable")
-    segments, lengths = segments[order], lengths[order]
-    segments.rows[:] = rows[order]
+    segments.rows[:] = np.argsort(np.argsort(drawn, kind="stable"))[packed]  # ranks of the draws
+    segments = segments[np.argsort(segments.rows, kind="stable")]
+    lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
     begins = np.cumsum(lengths) - lengths
     segments.columns[:] = begins - begins[np.searchsorted(segments.rows, segments.rows, side="left")]
     return segments

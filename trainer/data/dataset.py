@@ -18,7 +18,7 @@ import errno
 import io
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tokenize import TokenError
 from typing import Annotated, Any, Literal, Self
@@ -275,11 +275,9 @@ class TokenDataset:
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
         waiting = _read_cached(view, reads)
         self._waited = len(waiting) > 0
-        for number in waiting:
-            fd, offset, first, end = reads[number]
+        for fd, offset, first, end in waiting:
             os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)
-        for number in waiting:
-            fd, offset, first, end = reads[number]
+        for fd, offset, first, end in waiting:
             if os.preadv(fd, (view[first:end],), offset) != end - first:
                 shard, of_offsets = divmod(self._fds.index(fd), 2)
                 one = self._shards[shard]
@@ -310,20 +308,21 @@ class TokenDataset:
         return BadConfig(f"{self.directory / file}: {what}", next_step=next_step)
 
 
-def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:
-    """Perform the reads that hit the page cache; return the numbers of the others."""
+def _read_cached(view: memoryview, reads: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Perform the reads that hit the page cache; return the others."""
     waiting = []
-    for number, (fd, offset, first, end) in enumerate(reads):
+    for number, one in enumerate(reads):
+        fd, offset, first, end = one
         try:
             if os.preadv(fd, (view[first:end],), offset, os.RWF_NOWAIT) != end - first:
-                waiting.append(number)
+                waiting.append(one)
         except BlockingIOError:
-            waiting.append(number)
+            waiting.append(one)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             # This file system does not support it.
-            return [*waiting, *range(number, len(reads))]
+            return [*waiting, *reads[number:]]
     return waiting
 
 

@@ -43,13 +43,12 @@ def sequence_statistics(config: TrainConfig, dataset: TokenDataset) -> SequenceS
     blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
     for lane, block in blocks:
         part = lay_out(plan, lane, block, dataset)
-        if len(part):
-            samples_by_row.append(np.bincount(part.rows))
-            tokens += int(np.sum(part.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(part)
-            looked_at += len(part)
+        samples_by_row.append(np.bincount(part.rows))
+        tokens += int(np.sum(part.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(part)
+        looked_at += len(part)
         if looked_at >= _LOOKED_AT_SAMPLES:
             break
-    counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
+    counts = np.concatenate(samples_by_row) if looked_at else np.zeros(1)
     mean = float(counts.mean())
     most = max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5)
     return SequenceStatistics(mean_non_padding_tokens=tokens / len(counts), mean_samples=mean, most_documents=most)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import multiprocessing
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -189,23 +188,6 @@ def micro_batch_plans(
     return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)
 
 
-class Upcoming:
-    """Plans sent to the loader, each kept until its micro-batch is used, to know the samples of a step."""
-
-    def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
-        self._plans = plans
-        self.waiting: deque[MicroBatchPlan] = deque()
-
-    def __iter__(self) -> Iterator[MicroBatchPlan]:
-        for plan in self._plans:
-            self.waiting.append(plan)
-            yield plan
-
-    def used(self) -> MicroBatchPlan:
-        """Return the plan of the next micro-batch that the loader gives."""
-        return self.waiting.popleft()
-
-
 class MicroBatchLoader:
     """Micro-batches of a run, one optimizer step at a time; every rank calls it at the same steps."""
 
@@ -224,9 +206,10 @@ class MicroBatchLoader:
         self.close()
         self.position = position
         plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
-        self._upcoming = Upcoming(plans)
+        # Plans sent to the loader are kept until their micro-batches are used, to know the samples of a step.
+        plans, self._upcoming = itertools.tee(plans)
         others = set(multiprocessing.active_children())
-        self._loader = make_loader(self._source, self._config, self._upcoming)
+        self._loader = make_loader(self._source, self._config, plans)
         self._processes = [one for one in multiprocessing.active_children() if one not in others]
 
     def wait_for_first(self) -> list[MicroBatch]:
@@ -237,7 +220,8 @@ class MicroBatchLoader:
 
     def compare_first(self) -> None:
         """Raise ``BadConfig`` if two ranks share samples in the next step; call ``wait_for_first`` before."""
-        segments = [plan.segments for plan in islice(self._upcoming.waiting, self._plan.gradient_accumulation_steps)]
+        self._upcoming, first = itertools.tee(self._upcoming)
+        segments = [plan.segments for plan in islice(first, self._plan.gradient_accumulation_steps)]
         numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
         compare_data(self._ranks.all_gather_object(numbers))
 
@@ -246,7 +230,7 @@ class MicroBatchLoader:
         empty_rows = 0
         while True:
             batches = take(self._loader, self._plan.gradient_accumulation_steps)
-            plans = [self._upcoming.used() for _ in batches]
+            plans = list(islice(self._upcoming, len(batches)))
             self.samples = np.concatenate([plan.segments.samples for plan in plans])
             assert plans[-1].after is not None
             self.position = plans[-1].after

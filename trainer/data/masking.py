@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.batch_plan import GOLDEN, Int64, Uint64, hash_words, mix, to_unit
+from trainer.data.batch_plan import GOLDEN, Int64, Uint64, hash_words, mix
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
@@ -34,11 +34,6 @@ def head_slots(places: int, probability: float) -> int:
     mean = places * probability
     slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
     return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
-
-
-def most_predicted(places: int, probability: float) -> int:
-    """Return the most tokens to predict in a micro-batch: its slots of the head, or all of its positions."""
-    return min(places, head_slots(places, probability))
 
 
 class Masker:
@@ -115,8 +110,8 @@ class Masker:
         """Return the replacements: 80 % [MASK], 10 % an ordinary id, 10 % the original."""
         result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._mask_id), originals)
         random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
-        drawn = to_unit(mix(words[random] - GOLDEN)) * len(self._ordinary_ids)
-        result[random] = self._ordinary_ids[drawn.astype(np.int64)]
+        units = (mix(words[random] - GOLDEN) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
+        result[random] = self._ordinary_ids[(units * len(self._ordinary_ids)).astype(np.int64)]
         return result
 
 

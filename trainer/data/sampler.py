@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
@@ -73,19 +73,14 @@ class SequenceSampler:
         self._position = position or Position.start(plan)
         # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
         packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer") if ahead else None
-        self._lanes = {lane: _Lane(plan, index, lane, self._place(lane), packer) for lane in plan.lanes_of(rank)}
+        places = self._position.lanes
+        self._lanes = {lane: _Lane(plan, index, lane, places[lane], packer) for lane in plan.lanes_of(rank)}
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
         steps = 1  # so that the first batch does not wait for others
         while True:
             yield from self._next_steps(steps)
             steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_size))
-
-    def _place(self, lane: int) -> int:
-        place = self._position.lanes[lane]
-        if place == UNKNOWN:
-            raise ValueError(f"the position says nothing of lane {lane}, which holds rows of rank {self._rank}")
-        return place
 
     def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
         plan = self._plan
@@ -109,17 +104,13 @@ class SequenceSampler:
         before_last = [None] * (plan.gradient_accumulation_steps - 1)
         after: list[Position | None] = []
         for number in range(steps):
-            after += [*before_last, self._advance({lane: places[number] for lane, (_, places) in taken.items()})]
+            self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
+                steps=self._position.steps + 1, rows=self._position.rows + plan.global_batch_size,
+                lanes=tuple(taken[lane][1][number] if lane in taken else UNKNOWN for lane in range(self._lanes_of_job)),
+            )  # fmt: skip
+            after += [*before_last, self._position]
         pairs = zip(itertools.pairwise(edges), after, strict=True)
         return [MicroBatchPlan(segments=segments[first:end], after=position) for (first, end), position in pairs]
-
-    def _advance(self, places: Mapping[int, int]) -> Position:
-        self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
-            steps=self._position.steps + 1,
-            rows=self._position.rows + self._plan.global_batch_size,
-            lanes=tuple(places.get(lane, UNKNOWN) for lane in range(self._lanes_of_job)),
-        )
-        return self._position
 
     def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
         """Return a lane's sequences of the next steps, numbered from 0 over all lanes in turn, and its positions."""
@@ -138,6 +129,8 @@ class _Lane:
     """Sequences of one lane, block after block, with the next block packed ahead."""
 
     def __init__(self, plan: BatchPlan, index: TokenDataset, lane: int, place: int, packer: Executor | None) -> None:
+        if place == UNKNOWN:
+            raise ValueError(f"the position says nothing of lane {lane}, which holds rows of this rank")
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
         self._block_samples = plan.block_samples
         self._block, self._row = divmod(place, self._block_samples)

@@ -18,7 +18,7 @@ from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, EventRow
-from trainer.health.monitor import HealthMonitor, StepMetrics
+from trainer.health.monitor import HealthMonitor
 from trainer.health.watchdog import SIGNALS
 
 
@@ -98,7 +98,7 @@ class HealthController:
             step, numbers, _copied = self._in_flight.popleft()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
-            findings = self.health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=bool(applied)))
+            findings = self.health.look(step, loss=loss, grad_norm=grad_norm, applied=bool(applied))
             own = self._samples.pop(step)
             # All ranks reach the same decision at the same step, so all of them come here.
             samples = sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist()) if findings else []
@@ -107,8 +107,7 @@ class HealthController:
             found += [(step, one) for one in findings]
             reason, save_is_due = agreed(told)
             stop_reason, save_asked_at = stop_reason or reason, step if save_is_due else save_asked_at
-        order = list(Action)
-        at_step, worst = max(found, key=lambda one: order.index(one[1].action), default=(0, None))
+        at_step, worst = max(found, key=lambda one: list(Action).index(one[1].action), default=(0, None))
         return Verdict(worst=worst, at_step=at_step, stop_reason=stop_reason, save_asked_at=save_asked_at)
 
     def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:

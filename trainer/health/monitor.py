@@ -22,25 +22,6 @@ ENOUGH_VALUES, FEWEST_VALUES = 16, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """Loss and gradient norm of one optimizer step, for health checks."""
-
-    step: int
-    """Optimizer step, counted from 1."""
-    loss: float
-    """Mean loss over all ranks, in nats."""
-    grad_norm: float
-    """Gradient norm before clipping."""
-    applied: bool
-    """True if the device applied the update; it skips a step that is not finite or exceeds the limits."""
-
-    @property
-    def values(self) -> dict[str, float]:
-        """Loss and gradient norm, by name."""
-        return {"loss": self.loss, "grad_norm": self.grad_norm}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits above which the device skips an update; infinite if not known yet, or if nothing is to be skipped."""
 
@@ -75,24 +56,29 @@ class HealthMonitor:
         loss, grad_norm = (one.limit if one.guarded else math.inf for one in (self._loss, self._norm))
         return Limits(loss=loss, grad_norm=grad_norm)
 
-    def look(self, vitals: StepMetrics) -> list[Diagnosis]:
-        """Return the findings of a step; call it exactly once for each step, in order."""
+    def look(self, step: int, *, loss: float, grad_norm: float, applied: bool) -> list[Diagnosis]:
+        """Return the findings of a step, counted from 1; call it exactly once for each step, in order.
+
+        ``loss`` is the mean over all ranks in nats, ``grad_norm`` is before clipping. The device has ``applied`` the
+        update unless it is not finite or exceeds the limits.
+        """
         furthest = self.recovery.furthest_trouble_step
-        if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
+        if furthest is not None and step > furthest + self._settings.easing_steps:
             self.recovery.without_progress = 0  # far enough past the last problem
-        named = (("loss", vitals.loss), ("gradient norm", vitals.grad_norm))
+        values = {"loss": loss, "grad_norm": grad_norm}
+        named = (("loss", loss), ("gradient norm", grad_norm))
         if broken := [f"{name} is {value}" for name, value in named if not math.isfinite(value)]:
             self._usual = False
-            message = f"{' and '.join(broken)} in step {vitals.step}; the update was skipped"
+            message = f"{' and '.join(broken)} in step {step}; the update was skipped"
             action = Action(self._settings.on_non_finite)
-            found = [Diagnosis(kind=Kind.NON_FINITE, action=action, message=message, values=vitals.values)]
+            found = [Diagnosis(kind=Kind.NON_FINITE, action=action, message=message, values=values)]
         else:
-            found = self._unusual(vitals)
+            found = self._unusual(step, values, applied=applied)
         skipped = any(one.action is Action.SKIP for one in found)
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         found = [self._escalated(one) for one in found]
-        if vitals.applied and math.isfinite(vitals.loss):
-            found += self._plateau.look(vitals.step, vitals.loss)
+        if applied and math.isfinite(loss):
+            found += self._plateau.look(step, loss)
         return found
 
     @property
@@ -133,11 +119,11 @@ class HealthMonitor:
             "skipped_in_a_row": self._skipped_in_a_row, "recovery": dataclasses.asdict(self.recovery),
         }  # fmt: skip
 
-    def _unusual(self, vitals: StepMetrics) -> list[Diagnosis]:
-        pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
+    def _unusual(self, step: int, values: dict[str, float], *, applied: bool) -> list[Diagnosis]:
+        pairs = ((self._loss, values["loss"]), (self._norm, values["grad_norm"]))
         above = [series for series, value in pairs if value > series.limit]
         blamed: _Series | None = None
-        if not vitals.applied and not any(series.guarded for series in above):
+        if not applied and not any(series.guarded for series in above):
             # An older limit caused the skip: that of the series nearest to its limit.
             near = {one: value / one.limit if one.limit > 0 else 1.0 for one, value in pairs if one.guarded}
             blamed = max(near, key=near.__getitem__, default=None)
@@ -145,24 +131,19 @@ class HealthMonitor:
         found = []
         for series, value in pairs:
             lagging = series is blamed
-            action = Action.SKIP if lagging else series.judge(value, applied=vitals.applied)
+            action = Action.SKIP if lagging else series.judge(value, applied=applied)
             if action is not None:
-                found.append(self._described(series, action, vitals, value, lagging=lagging))
+                name, clip = ("loss", {}) if series is self._loss else ("gradient norm", {"clip": self._clip})
+                limits = {} if math.isnan(series.median) else {"median": series.median, "limit": series.limit}
+                limit = f"{series.limit:.4g}; the median of the last {len(series.window)} steps is {series.median:.4g}"
+                limit = "the limit of an earlier step" if lagging else limit
+                message = f"the {name} of step {step} is {value:.4g}, above {limit}; "
+                message += f"the update was {'applied' if applied else 'skipped'}"
+                found.append(Diagnosis(kind=series.kind, action=action, message=message, values=values | limits | clip))
             if not series.guarded or (series not in above and not lagging):
-                series.add(value)
+                series.window.append(value)
+                series.measure()
         return found
-
-    def _described(
-        self, series: "_Series", action: Action, vitals: StepMetrics, value: float, *, lagging: bool
-    ) -> Diagnosis:
-        is_loss = series.kind is Kind.SPIKE
-        limit = f"{series.limit:.4g}; the median of the last {len(series.window)} steps is {series.median:.4g}"
-        limit = "the limit of an earlier step" if lagging else limit
-        message = f"the {'loss' if is_loss else 'gradient norm'} of step {vitals.step} is {value:.4g}, above {limit}; "
-        message += f"the update was {'applied' if vitals.applied else 'skipped'}"
-        values = vitals.values | ({} if math.isnan(series.median) else {"median": series.median, "limit": series.limit})
-        values |= {} if is_loss else {"clip": self._clip}
-        return Diagnosis(kind=series.kind, action=action, message=message, values=values)
 
     def _escalated(self, one: Diagnosis) -> Diagnosis:
         """Return a finding with a stronger action if skipping, or rolling back, did not help."""
@@ -194,7 +175,7 @@ class _Series:
         self._policy, self._sigmas, self._floor = policy, settings.spike_sigmas, floor
         self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
         self.window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
-        self._measure()
+        self.measure()
 
     def judge(self, value: float, *, applied: bool) -> Action | None:
         """Return the action for a value, or None if it is usual or already reported."""
@@ -211,15 +192,11 @@ class _Series:
                 is_known, self.excursion = self.excursion, True
                 return None if is_known else Action.WARN
 
-    def add(self, value: float) -> None:
-        """Add a value to the window."""
-        self.window.append(value)
-        self._measure()
-
     def to_json(self) -> dict[str, Any]:
         return {"window": list(self.window), "excursion": self.excursion}
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
+        """Derive the median and the limit from the window."""
         self.median, self.limit = math.nan, math.inf
         if len(self.window) >= self._enough:
             self.median, sigma = level_and_scatter(list(self.window))
@@ -327,7 +304,11 @@ class Plateau:
         telling = max(ERRORS_THAT_TELL * error, smallest)
         medians = f"median {first:.4g} in the first half and {second:.4g} in the second half of the last "
         medians += f"{2 * half * self.block_steps} steps, at step {step}"
-        self._join_blocks()
+        while len(self.blocks) > MOST_BLOCKS:  # join pairs; an odd first block is dropped
+            even = self.blocks[len(self.blocks) % 2 :]
+            self.blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
+            self.block_steps *= 2
+            self.judged_at = len(self.blocks) * self.block_steps
         if improvement < -max(ERRORS_OF_A_RISE * error, smallest):
             message = f"the loss is rising: {medians}"
             return [Diagnosis(kind=Kind.RISE, action=Action.WARN, message=message, values=values)]
@@ -336,14 +317,6 @@ class Plateau:
             return []
         message = f"the loss has stopped falling: {medians} (a fall of {improvement:.2g}; noise is {telling:.2g})"
         return [Diagnosis(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values)]
-
-    def _join_blocks(self) -> None:
-        """Join pairs of blocks if there are too many; an odd first block is dropped."""
-        while len(self.blocks) > MOST_BLOCKS:
-            even = self.blocks[len(self.blocks) % 2 :]
-            self.blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
-            self.block_steps *= 2
-            self.judged_at = len(self.blocks) * self.block_steps
 
 
 StateT = TypeVar("StateT", Recovery, Plateau)

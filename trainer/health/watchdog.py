@@ -95,7 +95,10 @@ class Watchdog:
     def _look(self) -> None:
         looked_s = time.monotonic()
         while not self._ends.is_set():
-            self._arm_last_resort()
+            if (now_s := time.monotonic()) - self._armed_s > _REARM_EVERY_S:
+                # Postpone faulthandler's exit, which acts even if the main thread keeps all others from running.
+                self._armed_s, after_s = now_s, self.timeout_s + _LAST_RESORT_S
+                faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr, exit=True)
             ready, _, _ = select.select([self._sockets[0]], [], [], _LOOK_EVERY_S)
             if self._ends.is_set():
                 return
@@ -140,9 +143,8 @@ class Watchdog:
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
-            reason = f"{name}: killed before the step ended, without saving"
-            if not self.step:
-                reason = f"{name} before the first step; see the messages of other ranks"
+            early = f"{name} before the first step; see the messages of other ranks"
+            reason = f"{name}: killed before the step ended, without saving" if self.step else early
             with contextlib.suppress(Exception):  # this thread must continue
                 self._record(reason, self.step, True)
 
@@ -151,14 +153,6 @@ class Watchdog:
         with contextlib.suppress(Exception):
             self._record(reason, self.step, False)
         os._exit(REQUEUE)
-
-    def _arm_last_resort(self) -> None:
-        """Postpone ``faulthandler``'s exit, which acts even if the main thread keeps all others from running."""
-        now_s = time.monotonic()
-        if now_s - self._armed_s > _REARM_EVERY_S:
-            self._armed_s = now_s
-            after_s = self.timeout_s + _LAST_RESORT_S
-            faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr, exit=True)
 
 
 def _say(text: str) -> None:

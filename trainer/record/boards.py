@@ -77,8 +77,11 @@ class WandbBoard:
         import wandb
 
         unset = {name: value for name, value in _WANDB_DEFAULTS.items() if f"WANDB_{name.upper()}" not in os.environ}
+        first = read_first_header(directory) if (directory / RUN_FILE).exists() else header
+        # The same for all starts of a run.
+        own_id = canonical_sha256([directory.absolute().name, first.started_utc, first.hosts, first.config_sha256])[:16]
         options: dict[str, Any] = {
-            "dir": directory, "id": os.environ.get("WANDB_RUN_ID", run_id(directory, header)), "resume": "allow",
+            "dir": directory, "id": os.environ.get("WANDB_RUN_ID", own_id), "resume": "allow",
             "name": os.environ.get("WANDB_NAME", directory.absolute().name), "settings": wandb.Settings(**unset),
             "config": {"train": header.config} | header.model_dump(mode="json", exclude={"config", "sources"}),
             "reinit": "create_new",  # any other W&B run of this process stays separate
@@ -102,12 +105,6 @@ class WandbBoard:
     def close(self) -> None:
         """Upload what is left, for a limited time: the rest stays on disk for ``wandb sync``."""
         self._run.finish()
-
-
-def run_id(directory: Path, header: RunHeader) -> str:
-    """Return the id of a run on W&B, the same for all its starts: a hash of its name and its first header."""
-    first = read_first_header(directory) if (directory / RUN_FILE).exists() else header
-    return canonical_sha256([directory.absolute().name, first.started_utc, first.hosts, first.config_sha256])[:16]
 
 
 def _installed(name: Logger) -> bool:

@@ -241,10 +241,9 @@ class Meter:
     def _read(self, row: _Interval) -> StepRow:
         row.copied.wait()
         world, steps = self._ranks.world_size, len(row.results)
-        fetched: list[Any] = [one.tolist() for one in row.fetched]
-        numbers, loss, grad_norm = fetched
-        sums = dict(zip(_FIELDS, numbers, strict=False))
-        computed_s, waits_s, peaks_bytes = np.reshape(numbers[len(_FIELDS) :], (3, world)).tolist()
+        numbers, loss, grad_norm = row.fetched
+        sums = dict(zip(_FIELDS, numbers.tolist(), strict=False))
+        computed_s, waits_s, peaks_bytes = numbers[len(_FIELDS) :].reshape(3, world).tolist()
         told = self._look_at_pace(row, computed_s, waits_s)
         seconds = row.ended.seconds_since(row.began)
         counting_s = fmean(one.counted.seconds_since(one.asked) for one in row.results)
@@ -262,7 +261,7 @@ class Meter:
         # The 6 N convention of Kaplan et al. 2020: all parameters for every token, without attention.
         six_n_per_s = 6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
         return StepRow(
-            **row.known, loss=_finite(loss), grad_norm=_finite(grad_norm), step_s=seconds / steps,
+            **row.known, loss=_finite(loss.item()), grad_norm=_finite(grad_norm.item()), step_s=seconds / steps,
             data_wait_s=row.data_wait_s, compute_s=compute_s, communication_s=communication_s,
             optimizer_s=fmean(one.updated.seconds_since(one.reduced) for one in row.results),
             non_padding_tokens=round(sums["non_padding_tokens"] / steps),

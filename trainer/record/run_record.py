@@ -228,10 +228,10 @@ def read_header(directory: Path) -> RunHeader:
 
 def read_first_header(directory: Path) -> RunHeader:
     """Read the ``run.json`` of a run's first start; raise ``BadConfig`` as ``read_header`` does."""
-    earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
+    # A start may end before its header.
+    earlier = (path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}"))
     numbered = [path for path in earlier if path.name.isdecimal()]
-    first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
-    return read_header(first)
+    return read_header(min(numbered, key=lambda path: int(path.name), default=directory))
 
 
 def read_exit(directory: Path) -> RunExit | None:

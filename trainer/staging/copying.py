@@ -128,8 +128,6 @@ def _reading(source: Path, name: str) -> Iterator[None]:
 
 def is_intact(directory: Path, manifest: Manifest) -> bool:
     """Return whether a directory has a complete copy: the same manifest and tokenizer, and shards of the right size."""
-    if not (directory / MANIFEST_NAME).is_file():
-        return False
     try:
         if read_manifest(directory) != manifest:
             return False

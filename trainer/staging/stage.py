@@ -64,11 +64,9 @@ class CacheDirectory:
             # Removing is safe, as processes that read it keep their open files.
             self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
-            match = _PARTIAL.match(path.name)
-            if match and match[1] == self._name:
-                shutil.rmtree(path, ignore_errors=True)
-            elif match:
-                with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
+            if match := _PARTIAL.match(path.name):
+                lock = contextlib.nullcontext() if match[1] == self._name else locked(self.root / f"{match[1]}.lock")
+                with contextlib.suppress(LockHeld), lock:
                     shutil.rmtree(path, ignore_errors=True)
 
     def new_partial(self) -> Path:

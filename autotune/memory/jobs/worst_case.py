@@ -10,7 +10,7 @@ import torch
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
-from trainer.data.masking import most_predicted
+from trainer.data.masking import head_slots
 
 
 def fullest_batch(
@@ -54,8 +54,7 @@ def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int
     differ between runs, and the largest micro-batch would be a matter of luck. So one sequence has all that it has room
     for, and the others share the rest evenly.
     """
-    in_all = most_predicted(rows * width, probability)
-    in_first = most_predicted(width, probability)
+    in_all, in_first = (min(places, head_slots(places, probability)) for places in (rows * width, width))
     if rows == 1:
         return [in_first]
     each, more = divmod(in_all - in_first, rows - 1)

@@ -7,6 +7,7 @@ its weights are in the end.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -80,16 +81,22 @@ class Disturbed:
 
 def write_samples_down(place: Path) -> None:
     """One line a step: its number, and epoch and number of every sample."""
-    from trainer.data.loader import Upcoming
+    from trainer.data.loader import MicroBatchLoader
     from trainer.health.controller import HealthController
 
-    used, add = Upcoming.used, HealthController.add
+    next_step, add = MicroBatchLoader.next_step, HealthController.add
     pairs: list[list[int]] = []
 
-    def used_and_noted(upcoming):
-        plan = used(upcoming)
-        pairs.extend(zip(plan.segments.epochs.tolist(), plan.segments.samples.tolist(), strict=True))
-        return plan
+    def next_step_and_noted(loader, take):
+        loader._upcoming, plans = itertools.tee(loader._upcoming)
+
+        def take_and_note(batches, count):
+            taken = take(batches, count)
+            for plan in itertools.islice(plans, len(taken)):
+                pairs.extend(zip(plan.segments.epochs.tolist(), plan.segments.samples.tolist(), strict=True))
+            return taken
+
+        return next_step(loader, take_and_note)
 
     def add_and_write(controller, step, result, samples):
         with place.open("a") as file:
@@ -97,7 +104,7 @@ def write_samples_down(place: Path) -> None:
         pairs.clear()
         add(controller, step, result, samples)
 
-    Upcoming.used = used_and_noted
+    MicroBatchLoader.next_step = next_step_and_noted
     HealthController.add = add_and_write
 
 

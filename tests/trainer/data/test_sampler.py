@@ -226,12 +226,8 @@ def test_where_each_index_lands_is_uniform():
 
 
 @given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**64 - 1))
-def test_a_hash_tells_the_order_of_its_words_and_words_become_numbers_from_0_to_below_1(a, b):
+def test_a_hash_tells_the_order_of_its_words(a, b):
     assert (batch_plan.hash_words(a, b)[0] == batch_plan.hash_words(b, a)[0]) == (a == b)
-    units = batch_plan.to_unit(np.array([0, 2**63, 2**64 - 1, a], dtype=np.uint64))
-    assert units[:2].tolist() == [0.0, 0.5]
-    assert 1 - 1e-15 < units[2] < 1
-    assert units[3] == pytest.approx(a / 2**64)
 
 
 PROBLEMS = st.integers(1, 100).flatmap(lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row), max_size=200)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.config.train_config import HealthSettings
 from trainer.health.events import ADVICE, Action, Kind
-from trainer.health.monitor import NO_LIMITS, HealthMonitor, Limits, StepMetrics
+from trainer.health.monitor import NO_LIMITS, HealthMonitor, Limits
 
 CLIP = 1.0
 
@@ -18,7 +18,7 @@ def monitor(**changes):
 
 
 def look(health, step, loss=2.0, grad_norm=0.5, *, applied=True):
-    return health.look(StepMetrics(step=step, loss=loss, grad_norm=grad_norm, applied=applied))
+    return health.look(step, loss=loss, grad_norm=grad_norm, applied=applied)
 
 
 def as_the_device(health, step, loss=2.0, grad_norm=0.5, limits=None):
