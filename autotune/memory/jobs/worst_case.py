@@ -56,7 +56,5 @@ def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int
     """
     in_all = most_predicted(rows * width, probability)
     in_first = most_predicted(width, probability)
-    if rows == 1:
-        return [in_first]
-    each, more = divmod(in_all - in_first, rows - 1)
+    each, more = divmod(in_all - in_first, max(1, rows - 1))
     return [in_first, *(each + (row < more) for row in range(rows - 1))]
