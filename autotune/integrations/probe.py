@@ -60,25 +60,10 @@ class OwnSearch(SizeSearch):
     """Number of times that late imports were moved in front of trials, which makes them other trials."""
     _last_failure: tuple[int, str] = (0, "")
 
-    @property
-    def name(self) -> str:
-        """The function with its fixed arguments."""
-        return self.probe.code.words
-
-    @property
-    def budget_bytes(self) -> int:
-        """Memory budget of the process."""
-        return self.memory_budget_bytes
-
-    @property
-    def max_size(self) -> int:
-        """Largest size to try."""
-        return max(1, self.probe.max_size // self.probe.multiple_of)
-
-    @property
-    def on_gpu(self) -> bool:
-        """True if the step runs on a GPU."""
-        return self.bench.site.device == "cuda"
+    def __post_init__(self) -> None:
+        self.name, self.on_gpu = self.probe.code.words, self.bench.site.device == "cuda"
+        self.budget_bytes = self.memory_budget_bytes
+        self.max_size = max(1, self.probe.max_size // self.probe.multiple_of)
 
     def words(self, size: int) -> str:
         """Return a size with the name of its argument."""

@@ -127,10 +127,9 @@ def estimate(
     from trainer.record.progress import progress
 
     named = {name: model_settings(name) for name in options.model}
-    length = options.seq_length
     of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing", "compile")
     step = {name: context.params[name] for name in of_step}
-    more: dict[str, Any] = {"seq_length_tokens": length, "attention": attention, "mlm_head": mlm_head}
+    more: dict[str, Any] = {"seq_length_tokens": options.seq_length, "attention": attention, "mlm_head": mlm_head}
     configs = tuple(settings_of_step(one, device, **more, **step) for one in named.values())
     asked = opt.make_request(PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE)
     target = find_target(asked)
@@ -140,7 +139,7 @@ def estimate(
     probe = command(
         "probe", model=[text for text, one in named.items() if one.name not in unfit], data=data or "DIR",
         memory=memory_bytes and exact_bytes(memory_bytes), device=device if device == "cpu" else None,
-        seq_length=length, **step, ranks=ranks if ranks > 1 else None,
+        seq_length=options.seq_length, **step, ranks=ranks if ranks > 1 else None,
         max_micro_batch_size=options.max_micro_batch_size, accumulate=accumulate,
     )  # fmt: skip
     unlike = ["the sparse head"] * (mlm_head != "sparse") + ["its own choice of attention"] * (attention != "auto")

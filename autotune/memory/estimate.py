@@ -85,8 +85,7 @@ def estimate_model(
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
         fit, traces, told = _extended(request, machine, traces, (*below, rows))
     most = largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
-    works = tuple(trace.work for trace in traces)
-    return MemoryEstimate(fit=fit, max_micro_batch_size=most, works=works, **told)
+    return MemoryEstimate(fit=fit, max_micro_batch_size=most, works=tuple(trace.work for trace in traces), **told)
 
 
 def _extended(

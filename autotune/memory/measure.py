@@ -18,7 +18,7 @@ from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import SizeSearch
-from autotune.memory.values import CurvePoint, ProbeEvidence, StepRequest, TraceRequest, is_activations
+from autotune.memory.values import ACTIVATIONS, CurvePoint, ProbeEvidence, StepRequest, TraceRequest
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
@@ -42,7 +42,6 @@ SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 """Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
-_UNTIMED = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,25 +113,14 @@ class Search(SizeSearch):
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
 
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.probe.config.model.name
-
-    @property
-    def budget_bytes(self) -> int:
-        """Memory budget of a rank."""
-        return self.probe.memory_budget_bytes
-
-    @property
-    def max_size(self) -> int:
-        """Largest micro-batch size to try."""
-        return self.probe.request.max_micro_batch_size
+    def __post_init__(self) -> None:
+        config, request = self.probe.config, self.probe.request
+        self.name, self.on_gpu = config.model.name, config.device == "cuda"
+        self.budget_bytes, self.max_size = self.probe.memory_budget_bytes, request.max_micro_batch_size
 
     def predict(self) -> None:
         """Trace the model; if that fails, let trials alone guide the search."""
-        expected = self.probe.expected
-        if expected is None:
+        if (expected := self.probe.expected) is None:
             return
         if self.estimate is None:
             self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
@@ -146,11 +134,6 @@ class Search(SizeSearch):
             peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual))),
             unsure_bytes=(expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes) / 4,
         )
-
-    @property
-    def on_gpu(self) -> bool:
-        """True if the step runs on GPUs."""
-        return self.probe.config.device == "cuda"
 
     def trial_of(self, size: int, attempt: int) -> Trial:
         """Return the trial of a micro-batch size."""
@@ -196,11 +179,10 @@ class Search(SizeSearch):
 
     def _point(self, rows: int, steps: tuple[int, int] | None = None, how_long: str = "") -> CurvePoint:
         # Allocator settings that make a CPU's limit exact slow it down; speed is measured without, as the size fits.
-        device = self.probe.config.device
-        budget_bytes = self.probe.memory_budget_bytes if device == "cuda" else None
+        budget_bytes = self.budget_bytes if self.on_gpu else None
         label = f"{plural(rows, 'sequence')}, throughput{how_long}"
         for attempt in range(MAX_FAILURES):
-            steps = steps or CURVE_STEPS[device]  # of one micro-batch, which accumulation repeats
+            steps = steps or CURVE_STEPS[self.probe.config.device]  # of one micro-batch, which accumulation repeats
             trial = step_trial(self.probe, rows, steps, budget_bytes, attempt=attempt, micro_batches=1)
             again = f", attempt {attempt + 1}" if attempt else ""
             outcome = self.runner.run(trial, f"{self.name}: {label}{again}", timed=True)
@@ -229,7 +211,7 @@ class Search(SizeSearch):
         if terms := self.terms_bytes(1):
             term, size = max(terms.items(), key=lambda item: item[1])
             need += f"; largest part: {term}, {format_bytes(size)} (predicted)"
-            if is_activations(term) and probe.config.activation_checkpointing != "full":
+            if term.startswith(ACTIVATIONS) and probe.config.activation_checkpointing != "full":
                 helps.insert(0, "add --activation-checkpointing full")
             # Otherwise the terms are a share already.
             if self.estimate is not None and (probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1):
@@ -264,9 +246,8 @@ def probe_model(
         raise search.does_not_fit()
     limit = with_headroom(feasible_max, probe.request.headroom_share)
     curve = [] if runner.pretended else search.curve(curve_sizes(limit))
-    choice = MicroBatchChoice(micro_batch_size=limit, reason=_UNTIMED)
-    if curve:
-        choice = search.choose(curve, feasible_max)
+    untimed = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
+    choice = search.choose(curve, feasible_max) if curve else MicroBatchChoice(micro_batch_size=limit, reason=untimed)
     chosen = [point for point in curve if point.micro_batch_size == choice.micro_batch_size]
     sustained = search.sustained(chosen[0]) if chosen else None  # before ``seconds``, which includes its time
     rows = probe.rows

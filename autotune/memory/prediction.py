@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -149,7 +150,7 @@ class _Tracer:
         estimate = self._traced(config)
         if not (rows := estimate.max_micro_batch_size):
             raise self._does_not_fit(config, estimate)
-        fit, budget, found = (estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual))
+        fit, budget, found = estimate.fit, target.budget_bytes, memory_breakdown(estimate.fit, rows, expected.usual)
         low, high = size_range(fit, budget, expected, max_micro_batch_size=asked.max_micro_batch_size)
         # Between this size and twice as much: for few sequences the peak may not depend on their number.
         peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
@@ -198,8 +199,7 @@ class _Tracer:
             if getattr(config, option) != value:
                 rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
                 helps += [f"--{option.replace('_', '-')} {value} (micro-batch size {rows})"] if rows else []
-        none = "No single setting is predicted to suffice."
-        advice = f"Predicted to fit with {' or '.join(helps)}." if helps else none
+        advice = f"Predicted to fit with {' or '.join(helps)}" if helps else "No single setting is predicted to suffice"
         largest = estimate.fit.largest_parameter_bytes
         shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
@@ -208,7 +208,7 @@ class _Tracer:
             f"one sequence of {config.seq_length_tokens} tokens of {config.model.name!r} is predicted to exceed the "
             f"memory budget of {format_bytes(budget)}; {format_bytes(found.peak_bytes)} needed; largest part: {term}, "
             f"{format_bytes(size)}",
-            next_step=f"{advice} Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
+            next_step=f"{advice}. Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
         )
 
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
@@ -256,8 +256,7 @@ def predicted_gains(
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
-        present: dict[str, Mapping[str, object]] = {"": {}}
-        for number, (name, changed) in enumerate((present | dict(changes)).items()):
+        for number, (name, changed) in enumerate([("", {}), *changes.items()]):
             update(number, 1 + len(changes), f"predicting {name or 'the present step'}")
             config = train.model_copy(update=dict(changed))
             contents = sequence_contents(None, vocab_size, config)
@@ -293,12 +292,8 @@ def traced(
     rows_per_rank: int,
 ) -> MemoryPlan | CannotTrace:  # fmt: skip
     """Trace the trainer's step now, as ``autotune estimate`` does."""
-    if fleet.device == "cpu":
-        usual = expected_on_cpu().usual
-    elif gpu_model is None:
-        usual = expected_on_gpu(None, fleet.ranks_per_node).usual
-    else:
-        usual = expected_on_gpu(gpu_model.compute_capability, fleet.ranks_per_node, gpu_model.usable_bytes).usual
+    capability, size = (None, math.inf) if gpu_model is None else (gpu_model.compute_capability, gpu_model.usable_bytes)
+    expected = expected_on_cpu() if fleet.device == "cpu" else expected_on_gpu(capability, fleet.ranks_per_node, size)
     # Under any other strategy a rank's share is traced, and formulas would divide it once more.
     whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
     config = train.model_copy(update={"parallel": whole})
@@ -308,7 +303,7 @@ def traced(
         update(0, None, f"tracing {train.model.name}")
         try:
             request, most = _trace_request(config, contents, 2, ranks=fleet.ranks), MAX_MICRO_BATCH_SIZE
-            estimate = estimate_model(request, machine, fleet.memory_bytes, usual, max_micro_batch_size=most)
+            estimate = estimate_model(request, machine, fleet.memory_bytes, expected.usual, max_micro_batch_size=most)
         except CannotTrace as error:
             return error
     fit, parameters, most = estimate.fit, estimate.parameters, estimate.max_micro_batch_size
@@ -318,7 +313,7 @@ def traced(
     basis: Basis = "assumed" if contents.assumed else "predicted"
     return MemoryPlan(
         parameters=PlanFigure(value=parameters, basis=basis, source=f"counted in the traced model{told}"),
-        state=state_of_terms(memory_breakdown(fit, rows, usual).terms_bytes), micro_batch_size=rows,
+        state=state_of_terms(memory_breakdown(fit, rows, expected.usual).terms_bytes), micro_batch_size=rows,
         max_micro_batch_size=fitting, work=estimate.work_near(rows),
         largest_bytes=max(fit.largest_parameter_bytes, largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step, with assumed overheads",

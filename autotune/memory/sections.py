@@ -12,7 +12,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import bounds, count, plural
-from autotune.memory.values import ACTIVATIONS, Answer, PredictedModel, ProbeEvidence, Share, Term, is_activations
+from autotune.memory.values import ACTIVATIONS, Answer, PredictedModel, ProbeEvidence, Share, Term
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
@@ -80,8 +80,8 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
         ("time", "r", lambda one: format_seconds(one[1].seconds)),
     )  # fmt: skip
     reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
-    old = [f" (previous one: {one.previous})" if one.previous else "" for one in probed]
-    written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
+    old = {one.path: f" (previous one: {one.previous})" for one in probed if one.previous}
+    written = [("profile", (f"{one.path}{old.get(one.path, '')}",)) for one in probed]
     following = [("next", (command("workers", one.path, data=data),)) for one in probed]
     return console_text((table, doc.Pairs(pairs=(*reasons, *written, *following))))
 
@@ -175,13 +175,12 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     """Return the terms for the chart: all activations as one, and the smallest together as ``other``."""
     joined: dict[str, float] = {}
     for term, size in terms.items():
-        name = ACTIVATIONS if is_activations(term) else term
+        name = ACTIVATIONS if term.startswith(ACTIVATIONS) else term
         joined[name] = joined.get(name, 0.0) + max(0, size)
     ranked = sorted(joined.items(), key=lambda item: -item[1])
-    rest = sum(size for _, size in ranked[_MOST_PARTS - 1 :])
     if len(ranked) <= _MOST_PARTS:
         return tuple(ranked)
-    return (*ranked[: _MOST_PARTS - 1], ("other", rest))
+    return (*ranked[: _MOST_PARTS - 1], ("other", sum(size for _, size in ranked[_MOST_PARTS - 1 :])))
 
 
 def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
@@ -195,8 +194,7 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     if not probe.curve:
         return (used, missing)
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
-    first, last = probe.curve[0], probe.curve[-1]
-    said = [f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}" for one in (first, last, best)]
+    at = [f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}" for one in (*probe.curve, best)]
     points = tuple(
         doc.Point(x=point.micro_batch_size, y=point.padded_tokens_per_s, low=point.padded_tokens_per_s_low,
               high=point.padded_tokens_per_s_high)
@@ -208,9 +206,7 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     knee = probe.knee_micro_batch_sizes
     chart = doc.Chart(
         title="Throughput by micro-batch size",
-        description=(
-            f"Tokens/s including padding: {said[0]}, {said[1]}; the highest is {said[2]}. All sequences are full."
-        ),
+        description=f"Tokens/s including padding: {at[0]}, {at[-2]}; the highest is {at[-1]}. All sequences are full.",
         drawing=doc.Lines(
             x=doc.Axis(label="micro-batch size (sequences)", unit="count", log=2, ticks=tuple(one.x for one in points)),
             y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
@@ -239,7 +235,15 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     if answer.models:
         blocks += [_summary(answer.models), *(block for one in answer.models for block in _one(one))]
     if answer.what_if:
-        blocks.append(_what_if_table(answer.what_if))
+        settings = ("model", "precision", "attention", "activation_checkpointing", "mlm_head", "layout")
+        table = table_of(
+            "Alternatives (predicted largest micro-batch)", answer.what_if,
+            *((name, "l", itemgetter(name)) for name in settings),
+            ("max micro-batch", "r",
+            lambda one: " ".join(str(part) for part in (one["micro_batch_size"], one["note"]) if part)),
+            ("non-padding tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
+        )  # fmt: skip
+        blocks.append(table)
         if any(one["attention"] == "varlen" for one in answer.what_if):
             blocks.append(line("varlen requires attention dropout 0, which changes the recipe of models that use it."))
     blocks += [line(f"next: measure it on that machine: {next_command}")] if answer.models else []
@@ -289,10 +293,8 @@ def _one(one: PredictedModel) -> Iterator[doc.Block]:
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
         yield line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
-    if one.speed is not None:
-        yield speed_table(one.speed, one.micro_batch_size)
-    else:
-        yield line("tokens/s not predicted: measure the constants of that machine with autotune doctor --measure")
+    unknown = "tokens/s not predicted: measure the constants of that machine with autotune doctor --measure"
+    yield line(unknown) if one.speed is None else speed_table(one.speed, one.micro_batch_size)
     if one.shares:
         yield shares_table(one.shares, "Memory when GPUs share the model, at the same micro-batch size")
 
@@ -308,15 +310,4 @@ def _breakdown(one: PredictedModel) -> doc.Table:
         (f"memory at micro-batch size {breakdown.micro_batch_size}", "l", lambda item: item[0]),
         ("bytes", "r", lambda item: format_bytes(item[1])),
         ("share", "r", lambda item: f"{item[1] / breakdown.peak_bytes:.1%}"),
-    )  # fmt: skip
-
-
-def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:
-    settings = ("model", "precision", "attention", "activation_checkpointing", "mlm_head", "layout")
-    return table_of(
-        "Alternatives (predicted largest micro-batch)", what_if,
-        *((name, "l", itemgetter(name)) for name in settings),
-        ("max micro-batch", "r",
-        lambda one: " ".join(str(part) for part in (one["micro_batch_size"], one["note"]) if part)),
-        ("non-padding tokens", "r", lambda one: format_count(one["non_padding_tokens"])),
     )  # fmt: skip

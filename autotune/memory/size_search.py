@@ -1,6 +1,6 @@
 """Search for the largest size of a step that fits, by trials: the largest that ran and the next that ran out of memory.
 
-A subclass says how a trial of a size is made, and reads its figures.
+A subclass sets the limits of the step, makes the trial of a size, and reads its figures.
 """
 
 import abc
@@ -21,32 +21,20 @@ class SizeSearch(abc.ABC):
     """State of a running search."""
 
     runner: TrialRunner
+    name: str = field(init=False)
+    """Name of the step, for progress."""
+    budget_bytes: int = field(init=False)
+    """Memory that a step may use."""
+    max_size: int = field(init=False)
+    """Largest size to try."""
+    on_gpu: bool = field(init=False)
+    """True if the caching allocator of a GPU rounds peaks."""
     tried: list[SizeTrial] = field(default_factory=list)
     prediction: Prediction | None = None
     close_bytes: int = CLOSE_BYTES
     """Free memory below which the largest size is tried a second time, as processes differ slightly."""
     verified_twice: bool = False
     """True if the largest size always runs twice."""
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """Name of the step, for progress."""
-
-    @property
-    @abc.abstractmethod
-    def budget_bytes(self) -> int:
-        """Memory that a step may use."""
-
-    @property
-    @abc.abstractmethod
-    def max_size(self) -> int:
-        """Largest size to try."""
-
-    @property
-    @abc.abstractmethod
-    def on_gpu(self) -> bool:
-        """True if the caching allocator of a GPU rounds peaks."""
 
     @abc.abstractmethod
     def trial_of(self, size: int, attempt: int) -> Trial:

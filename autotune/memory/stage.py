@@ -74,15 +74,12 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
 
 def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
     """Return a probe completed with the defaults of this site, without statistics of the dataset."""
-    site, config = bench.site, request.config
+    site, gpu, config = bench.site, bench.site.gpu, request.config
     together = local_ranks(site, request.ranks)
-    capability = None if site.gpu is None else site.gpu.compute_capability
-    expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(capability, together, site.cuda_bytes)
-    settled: dict[str, Any] = {"device": site.device, "global_batch_tokens": None}
-    if "layout" not in config.model_fields_set:
-        settled["layout"] = default_layout(config.model)
-    if "precision" not in config.model_fields_set:
-        settled["precision"] = default_precision(site.device)
+    expected = expected_on_gpu(gpu.compute_capability, together, site.cuda_bytes) if gpu else expected_on_cpu()
+    defaults = {"layout": default_layout(config.model), "precision": default_precision(site.device)}
+    settled: dict[str, Any] = {name: one for name, one in defaults.items() if name not in config.model_fields_set}
+    settled |= {"device": site.device, "global_batch_tokens": None}
     if config.compile is None:
         settled["compile"] = site.device == "cuda" and missing_for_compile("cuda") is None
     return Probe(

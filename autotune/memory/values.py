@@ -1,7 +1,7 @@
 """Values of memory: traces of allocations, requests, the evidence of a probe, and predictions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -37,11 +37,6 @@ ACTIVATIONS = "activations"
 def activations_of(module: object) -> str:
     """Return the term of the activations of a module's kind."""
     return f"{ACTIVATIONS}: {type(module).__name__}"
-
-
-def is_activations(term: str) -> bool:
-    """Return whether a term is that of activations."""
-    return term.startswith(ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +193,7 @@ class ProbeEvidence(StrictTable):
 
     def promised(self, rows: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch; None if it was not measured."""
-        if self.sustained is not None and self.sustained.micro_batch_size == rows:
-            return self.sustained
-        return next((point for point in self.curve if point.micro_batch_size == rows), None)
+        return next((one for one in (self.sustained, *self.curve) if one and one.micro_batch_size == rows), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +220,7 @@ class StateBytes:
     @property
     def total_bytes(self) -> int:
         """Sum of all parts."""
-        work_bytes = self.activations_bytes + self.head_and_loss_bytes + self.temporaries_bytes
-        return self.state_bytes + work_bytes + self.non_pytorch_bytes + self.gathered_bytes
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,9 +140,8 @@ class Exploration:
             found = self.runner.run(trial, label, by=lambda _: Measured(figures=dict(predict(kind))))
             assert isinstance(found, Measured)
             self.predicted[kind] = found.figures["max"]
-            seconds = found.figures.get("step_s", {})
             self.predicting_s += self.runner.finished[-1].seconds
-            if seconds:
+            if seconds := found.figures.get("step_s"):
                 self._fits(self.starting)  # predicted ratios are to its seconds
                 self.known.predict({kind.but(micro_batch_size=int(size)): one for size, one in seconds.items()})
         most = self.predicted[kind]
@@ -187,10 +186,15 @@ class Exploration:
         if not cells:
             return {}
         every = [*cells, self.starting] if starting_last else [self.starting, *cells]
-        number, names = self.rounds, [cell.name for cell in every]
+        number, names, training = self.rounds, [cell.name for cell in every], self.request.training
         self.rounds += 1
         what = "short window" if short else f"round {number + 1}"
-        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in every}
+        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
+        windows = {
+            cell: training_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
+            for cell in every
+        }
+        trials = {cell: (window, f"{cell.name} ({what})") for cell, window in windows.items()}
 
         def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
             self.taken_s[cell.compile].append(seconds)
@@ -205,12 +209,6 @@ class Exploration:
             if cell not in rates:
                 self.known.failed(cell, outcomes[cell])
         return rates
-
-    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool) -> Trial:
-        """Return a window of a configuration in a round with the configurations of these ``names``."""
-        training = self.request.training
-        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
-        return training_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,13 +301,12 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
     explored = []
     for cell, one in search.known.tried.items():
         rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
-        row = ExploredRow(
+        explored.append(ExploredRow(
             settings=cell, windows=len(one.full) + len(one.short), outcome=one.outcome,
             tokens_per_s=statistics.median(rates) if rates else None,
             ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
             predicted_ratio=None if cell == before else search.known.predicted_ratio(cell),
-        )  # fmt: skip
-        explored.append(row)
+        ))  # fmt: skip
     return ExploreEvidence(
         configurations=len({*search.known.cells, *search.known.tried}), trials=len(others),
         pruned=sum(one.outcome == "pruned" for one in others), starting=before,

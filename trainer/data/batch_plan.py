@@ -52,9 +52,8 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     Black and Rogaway 2002): memory depends on the number of indices only.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = hash_words(
-        seed, epoch, np.arange(6)
-    )  # even, as each round swaps the widths of the halves if ``bits`` is odd
+    # An even number of rounds, as each swaps the widths of the halves if ``bits`` is odd.
+    keys = hash_words(seed, epoch, np.arange(6))
     result = np.array(indices, dtype=np.uint64)
     pending = np.arange(len(result))
     while len(pending):

@@ -77,8 +77,7 @@ class MemoryModel:
         """Return the bytes in use after each event, before any allocator rounds them."""
         sizes = self.sizes_bytes(rows)
         made = self.events >= 0
-        running: Int64 = np.cumsum(np.where(made, sizes[self.events], -sizes[-1 - self.events]))
-        return running
+        return np.cumsum(np.where(made, sizes[self.events], -sizes[-1 - self.events]))
 
     @property
     def largest_parameter_bytes(self) -> int:
@@ -138,14 +137,11 @@ def memory_breakdown(fit: MemoryModel, rows: int, overheads: MemoryOverheads) ->
     numbers = np.where(made >= 0, made, -1 - made)
     by_term = np.zeros(len(fit.terms), dtype=np.int64)
     np.add.at(by_term, fit.term_of[numbers], signs * fit.sizes_bytes(rows)[numbers])
-    terms = {term: int(size) for term, size in zip(fit.terms, by_term, strict=True) if size}
-    if overheads.workspaces_bytes:
-        terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
-    if overheads.non_pytorch_bytes:
-        terms[Term.NON_PYTORCH] = overheads.non_pytorch_bytes
-    if peak != sum(terms.values()):
-        terms[Term.ROUNDING] = peak - sum(terms.values())
-    return MemoryBreakdown(micro_batch_size=rows, terms_bytes=terms, peak_bytes=peak)
+    terms: dict[str, int] = dict(zip(fit.terms, by_term.tolist(), strict=True))
+    terms |= {Term.WORKSPACES: sum(overheads.workspaces_bytes), Term.NON_PYTORCH: overheads.non_pytorch_bytes}
+    terms[Term.ROUNDING] = peak - sum(terms.values())
+    needed = {term: size for term, size in terms.items() if size}
+    return MemoryBreakdown(micro_batch_size=rows, terms_bytes=needed, peak_bytes=peak)
 
 
 def largest_micro_batch_size(
@@ -210,9 +206,14 @@ class Segment:
             index += is_last and other < self._address_bytes - address
         if index < len(self._free):
             found, address = self._free[index]
-        else:
-            found, address = self._grow(size_bytes)
-        self._remove(found, address)
+            self._remove(found, address)
+        else:  # the last free block grows
+            last = self._size_before.get(self.reserved_bytes, 0)
+            address = self.reserved_bytes - last
+            if last:
+                self._remove(last, address)
+            self.reserved_bytes = -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
+            found = self.reserved_bytes - address
         if found > size_bytes:
             self._add(found - size_bytes, address + size_bytes)
         return address
@@ -226,16 +227,6 @@ class Segment:
             self._remove(after, address + size_bytes)
             size_bytes += after
         self._add(size_bytes, address)
-
-    def _grow(self, size_bytes: int) -> tuple[int, int]:
-        """Make the last free block large enough; return its size and address."""
-        last = self._size_before.get(self.reserved_bytes, 0)
-        address = self.reserved_bytes - last
-        if last:
-            self._remove(last, address)
-        self.reserved_bytes = -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
-        self._add(self.reserved_bytes - address, address)
-        return self.reserved_bytes - address, address
 
     def _add(self, size_bytes: int, address: int) -> None:
         bisect.insort(self._free, (size_bytes, address))
@@ -262,15 +253,12 @@ def reserve(
     segments: dict[tuple[int, int], Segment] = {}
     blocks: dict[int, tuple[Segment, int, int]] = {}
     for event in events:
-        if event >= 0:
-            size = rounded_bytes(sizes_bytes[event])
-            if size:
-                page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
-                key = page_bytes, streams[event] if streams else 0
-                segment = segments.get(key)
-                if segment is None:
-                    segment = segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
-                blocks[event] = segment, segment.allocate(size), size
+        if event >= 0 and (size := rounded_bytes(sizes_bytes[event])):
+            page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
+            key = page_bytes, streams[event] if streams else 0
+            if key not in segments:
+                segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
+            blocks[event] = segments[key], segments[key].allocate(size), size
         elif -1 - event in blocks:
             segment, address, size = blocks.pop(-1 - event)
             segment.release(address, size)

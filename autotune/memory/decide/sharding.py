@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.base.units import format_bytes
-from autotune.memory.values import Share, StateBytes, Term, is_activations
+from autotune.memory.values import ACTIVATIONS, Share, StateBytes, Term
 
 _SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
 """Parts that ZeRO shards from stage 1, 2 and 3 on."""
@@ -17,8 +17,8 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
         parameters_bytes=terms.pop(Term.PARAMETERS, 0), gradients_bytes=terms.pop(Term.GRADIENTS, 0),
         optimizer_bytes=terms.pop(Term.OPTIMIZER, 0), head_and_loss_bytes=terms.pop(Term.HEAD, 0),
         non_pytorch_bytes=terms.pop(Term.NON_PYTORCH, 0),
-        activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
-        temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
+        activations_bytes=sum(size for term, size in terms.items() if term.startswith(ACTIVATIONS)),
+        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith(ACTIVATIONS)),
     )  # fmt: skip
 
 
@@ -29,8 +29,7 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
     layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
     among = {name: 1 if stage < first else ranks for first, name in enumerate(_SHARDED, start=1)}
-    gathered_bytes = largest_layer_bytes if among["parameters_bytes"] > 1 else 0
-    return replace(_shared(state, among), gathered_bytes=gathered_bytes)
+    return replace(_shared(state, among), gathered_bytes=largest_layer_bytes if among["parameters_bytes"] > 1 else 0)
 
 
 def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> StateBytes:
@@ -75,21 +74,16 @@ def shares(
         found.append((f"TP {tensor_ranks}", False, model_share(state, tensor_ranks, 1)))
     if pipeline_stages > 1:
         found.append((f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages)))
-    totals = [(*one, one[2].total_bytes) for one in found]
     return tuple(
-        Share(name=name, trains_here=here, total_bytes=total, fits=total <= budget_bytes, held=held)
-        for name, here, held, total in totals
+        Share(name=name, trains_here=here, total_bytes=one.total_bytes, fits=one.total_bytes <= budget_bytes, held=one)
+        for name, here, one in found
     )
-
-
-SHARED_AMONG = (2, 4, 8, 16, 32, 64)
-"""Numbers of ranks to try; an encoder need not be sharded over more than a few nodes."""
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
     """Return the setting that fits a model, too large for one rank, on the fewest ranks; None if none does."""
     state = state_of_terms(terms_bytes)
-    for ranks in SHARED_AMONG:
+    for ranks in (2, 4, 8, 16, 32, 64):  # an encoder need not be sharded over more than a few nodes
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
             size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
             if size <= budget_bytes:

@@ -6,7 +6,7 @@ Nothing is computed. Allocations inside of operators are invisible here; a devic
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -35,11 +35,10 @@ Requests = tuple[Block, ...]
 Within = Callable[..., Requests]
 """Function from the arguments of a call to the kernel's requests."""
 
-_IN_PLACE_IN_BACKWARD = frozenset(
-    {torch.ops.aten.index_add.default, torch.ops.aten.index_put.default, torch.ops.aten.scatter_add.default}
-)
+aten = torch.ops.aten
+_IN_PLACE_IN_BACKWARD = frozenset({aten.index_add.default, aten.index_put.default, aten.scatter_add.default})
 """Operators by which autograd adds into zeros that it has just made; under a dispatch mode it does so in a copy."""
-_LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
+_LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose results CUDA allocates in reverse order."""
 
 
@@ -82,9 +81,8 @@ class AllocationRecorder(TorchDispatchMode):
         with self.requested(func, args, kwargs) if func in self._within else nullcontext():
             if passes:  # views and operators in place; and those that return nothing
                 return func(*args, **kwargs)
-            if (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
-                func is torch.ops.aten.add.Tensor and _adds_into(*args)
-            ):
+            backward = not torch.is_grad_enabled()
+            if backward and (func in _IN_PLACE_IN_BACKWARD or (func is aten.add.Tensor and _adds_into(*args))):
                 return args[0]
             return self._result(func, args, kwargs)
 
@@ -114,17 +112,13 @@ class AllocationRecorder(TorchDispatchMode):
         self._events.append(number)
         return number
 
-    @contextmanager
-    def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
+    def owned_by(self, owner: str, stream: int = 0) -> AbstractContextManager[object]:
         """Record allocations within the block as this owner's, on this stream."""
-        with mock.patch.multiple(self, owner=owner, stream=stream):
-            yield
+        return mock.patch.multiple(self, owner=owner, stream=stream)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[object]:
         """Record no allocations within the block, except tensors passed to ``keep``."""
-        with mock.patch.object(self, "_paused", new=True):
-            yield
+        return mock.patch.object(self, "_paused", new=True)
 
     def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
         """Record tensors that were computed while recording was paused."""
@@ -135,8 +129,7 @@ class AllocationRecorder(TorchDispatchMode):
     def drop(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record the release of some tensors' blocks, although the tensors stay for computations on the meta device."""
         for tensor in tensors:
-            found = self._live.pop(tensor.untyped_storage()._cdata, None)
-            if found is not None:
+            if (found := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
                 self._events.append(-1 - found[1])
 
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
@@ -144,8 +137,7 @@ class AllocationRecorder(TorchDispatchMode):
         if self._paused:
             return
         for tensor in tensors:
-            found = self._live.get(tensor.untyped_storage()._cdata)
-            if found is not None:
+            if (found := self._live.get(tensor.untyped_storage()._cdata)) is not None:
                 self._owners[found[1]] = term
 
     def marks_repetition(self) -> None:
@@ -178,8 +170,7 @@ class AllocationRecorder(TorchDispatchMode):
         Many operators compute their shapes in Python, a hundred times slower than a tensor without content is made.
         """
         key = _key((func, args, kwargs))
-        shapes = None if key is None else self._shapes.get(key)
-        if shapes is not None:
+        if (shapes := self._shapes.get(key)) is not None:
             made = [torch.empty_strided(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in shapes]
             self._all_made(func, made)
             return made[0] if func in self._single else tuple(made)
@@ -215,19 +206,16 @@ class AllocationRecorder(TorchDispatchMode):
 
 
 def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a sum
-    """Return whether autograd adds up gradients of one tensor here, which it does in place without a dispatch mode.
+    """Return whether a sum in backward adds up gradients of one tensor, which is in place without a dispatch mode.
 
     It adds to the first gradient if nothing else refers to that.
     """
-    if torch.is_grad_enabled() or not isinstance(other, torch.Tensor):
-        return False
-    alike = one.shape == other.shape and one.dtype == other.dtype
+    alike = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == other.dtype
     return alike and _references(one) == _references_of_gradient()
 
 
-def _references(tensor: torch.Tensor) -> tuple[int, int]:
-    count: Any = getattr(tensor, "_use_count", lambda: 0)
-    return count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+def _references(tensor: Any) -> tuple[int, int]:  # noqa: ANN401 - torch does not declare the counts of a tensor
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @functools.cache
@@ -237,7 +225,7 @@ def _references_of_gradient() -> tuple[int, int]:
 
     class Watchdog(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-            if func is torch.ops.aten.add.Tensor:
+            if func is aten.add.Tensor:
                 found.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
 

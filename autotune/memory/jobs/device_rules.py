@@ -145,8 +145,7 @@ class DeviceRules(TorchFunctionMode):
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
         if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(torch.bfloat16)
-        found = self._copies.get(id(value))
-        if found is not None:
+        if (found := self._copies.get(id(value))) is not None:
             return found[1]
         copy = value.to(torch.bfloat16)
         self._tape.relabel([copy], Term.COPIES)

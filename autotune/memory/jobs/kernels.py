@@ -191,8 +191,9 @@ def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
     least, most = _VALUES_A_THREAD
     vector = math.gcd(columns, _VECTOR)
     threads = _BLOCK_THREADS * _VECTOR // vector
-    width = min(_power_of_two(columns // vector), _WARP)
-    height = min(_power_of_two(max(1, rows // parts)), threads // width)
+    # The largest powers of two that do not exceed the numbers of vectors and rows.
+    width = min(1 << (columns // vector).bit_length() - 1, _WARP)
+    height = min(1 << max(1, rows // parts).bit_length() - 1, threads // width)
     values = -(-(rows // parts) // height)
     blocks = -(-columns // (vector * width))
     filled = _MULTIPROCESSORS * (_THREADS_OF_ONE // (width * height))
@@ -201,11 +202,6 @@ def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
     staged = Block(0 if alone else _FP32_BYTES * columns * shares * width * vector)
     sums = Block(_FP32_BYTES * columns if parts > 1 and dtype != torch.float32 else 0)
     return (sums, staged, staged, sums)
-
-
-def _power_of_two(value: int) -> int:
-    """Return the largest power of two that does not exceed a value."""
-    return 1 << value.bit_length() - 1
 
 
 def _up(value: int, step: int) -> int:

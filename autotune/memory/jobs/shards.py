@@ -169,11 +169,9 @@ class Shards:
         for one in part:
             one.grad = None
         received = self._made(self._size(part), Term.GRADIENTS, _SENDING)
-        offset = 0
-        for one in part:
-            shard = self._shards[id(one)]
-            shard.grad = received[offset : offset + shard.numel()].view_as(shard)
-            offset += shard.numel()
+        shards = [self._shards[id(one)] for one in part]
+        for shard, gradient in zip(shards, received.split([one.numel() for one in shards]), strict=True):
+            shard.grad = gradient.view_as(shard)
         if part is self._rest:
             self._sent = None
 
@@ -259,11 +257,9 @@ class GradientBuckets:
         self._views = {}  # released before others are made, but for those that are some parameter's gradient
         for bucket in buckets:
             buffer = self._made(bucket.size_bytes)
-            offset = 0
-            for parameter in bucket.parameters:
-                view = buffer[offset : offset + parameter.numel()].view_as(parameter)
-                self._views[id(parameter)] = bucket, view
-                offset += parameter.numel()
+            views = buffer.split([one.numel() for one in bucket.parameters])
+            for parameter, view in zip(bucket.parameters, views, strict=True):
+                self._views[id(parameter)] = bucket, view.view_as(parameter)
 
     def _forward_begins(self, *_: object) -> None:
         if self._ready and not self._rebuilt:
