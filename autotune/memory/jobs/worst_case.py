@@ -54,14 +54,6 @@ def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int
     differ between runs, and the largest micro-batch would be a matter of luck. So one sequence has all that it has room
     for, and the others share the rest evenly.
     """
-<<<<<<< HEAD
     in_all, in_first = (min(places, head_slots(places, probability)) for places in (rows * width, width))
-    if rows == 1:
-        return [in_first]
-    each, more = divmod(in_all - in_first, rows - 1)
-=======
-    in_all = most_predicted(rows * width, probability)
-    in_first = most_predicted(width, probability)
     each, more = divmod(in_all - in_first, max(1, rows - 1))
->>>>>>> size-c
     return [in_first, *(each + (row < more) for row in range(rows - 1))]
