@@ -12,6 +12,8 @@ from autotune.base.units import format_bytes, format_count, format_seconds, perc
 from autotune.base.wording import plural
 from autotune.integrations.values import LoaderEvidence, OwnProfile, StepEvidence, Written
 from autotune.profiles.decide.follow_up import command
+from autotune.profiles.sections import approval_line
+from autotune.profiles.values import Approval
 from autotune.trials.values import FinishedTrial, Measured, describe
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.sections import count_head, count_table
@@ -64,7 +66,7 @@ def own_workers_text(one: Written) -> str:
     return console_text((*loader_section(one.profile), doc.Pairs(pairs=pairs)))
 
 
-def own_profile_text(profile: OwnProfile, *, intact: bool, approval: str) -> str:
+def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -> str:
     """Return the tuned values with their reasons, the machine, and the approval."""
     step, loader = profile.evidence.step, profile.evidence.loader
     why = {profile.subject.along: step and step.choice, "num_workers": loader and loader.choice}
@@ -75,7 +77,7 @@ def own_profile_text(profile: OwnProfile, *, intact: bool, approval: str) -> str
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
     functions = ", ".join(one for one in (profile.subject.step, profile.subject.loader) if one)
     table = doc.Table(caption="", headers=("setting", "value", "why"), rows=tuple(rows))
-    origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval}
+    origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval_line(approval)}
     return console_text((table, doc.Pairs(pairs=tuple((name, (text,)) for name, text in origin.items()))))
 
 
