@@ -74,13 +74,7 @@ def module_loader(
 
 def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
     """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
-    places = [
-        place
-        for owner in owners
-        if owner is not None
-        for place in (owner, getattr(owner, "hparams", None))
-        if place is not None and hasattr(place, name)
-    ]
+    places = [place for owner in owners for place in (owner, getattr(owner, "hparams", None)) if hasattr(place, name)]
     if value is not None and not places:
         names = " and ".join(type(owner).__name__ for owner in owners if owner is not None)
         what = f"{names} has no attribute or hyperparameter {name!r}"

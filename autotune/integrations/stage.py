@@ -97,10 +97,9 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
         if old is not None:
             sweep = _at_probed_size(sweep, old)
         if sweep.code.step is not None and sweep.step_time_s is None and sweep.code.along not in sweep.code.arguments:
-            raise BadInput(
-                f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
-                next_step=f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N",
-            )
+            what = f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}"
+            next_step = f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N"
+            raise BadInput(what, next_step=next_step)
         found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}
         profile = write_own(path, bench, runner, old, name="workers", tuned=tuned, loader=found)
@@ -118,14 +117,11 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
         return sweep
     step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)
     if step_s is None:
-        raise BadInput(
-            f"{code.step} is a training loop, and its step was not timed",
-            next_step="Add --step-time T, the duration of its step.",
-        )
+        next_step = "Add --step-time T, the duration of its step."
+        raise BadInput(f"{code.step} is a training loop, and its step was not timed", next_step=next_step)
     step_time_s = step_s * size / step.feasible_max
-    sys.stderr.write(
-        f"info: {code.step} is a training loop with its data; a step of {format_seconds(step_time_s)} is replayed\n"
-    )
+    replayed = f"a step of {format_seconds(step_time_s)} is replayed"
+    sys.stderr.write(f"info: {code.step} is a training loop with its data; {replayed}\n")
     return replace(sweep, step_time_s=step_time_s)
 
 

@@ -93,9 +93,8 @@ def write_own(
         write_atomically(path.with_suffix(".previous.toml"), path.read_text(encoding="utf-8", errors="replace"))
     here, subject = bench.fingerprint if old is None else old.fingerprint, bench.subject
     if old is not None:
-        subject = old.subject.model_copy(
-            update=subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
-        )
+        loader = subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
+        subject = old.subject.model_copy(update=loader)
     commands = [] if old is None else [one for one in old.provenance.commands if one != name]
     profile = OwnProfile(
         subject=subject, tuned={**({} if old is None else old.tuned), **tuned}, fingerprint=here,

@@ -61,11 +61,11 @@ def _read(
     profiles: Sequence[Path], reports: Path, runs: Sequence[Path], data: Path | None
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
-        raise UsageError(
+        told = (
             f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
-            "that one report takes",
-            next_step="Build several reports, each with its own --out.",
         )
+        next_step = "Build several reports, each with its own --out."
+        raise UsageError(f"{told}that one report takes", next_step=next_step)
     for names in ([path.stem for path in profiles], [directory.name for directory in runs]):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -57,9 +57,8 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         if probe.infeasible_min not in (None, *too_large):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            timed = [
-                (one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)
-            ]
+            steps = _steps(behind, point.micro_batch_size)
+            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in steps]
             rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
             if not _is_among(point.padded_tokens_per_s, rates):
                 yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
