@@ -85,17 +85,11 @@ class NumWorkers(ValueToUse):
 
 
 def find_batch_size(
-    function: Callable[..., Any] | None = None,
-    *,
-    starting_batch_size: int = STARTING_BATCH_SIZE,
-    memory: str | int | None = None,
-    device: DeviceChoice = "auto",
-    headroom: float = HEADROOM_SHARE,
-    arguments: Mapping[str, Argument] | None = None,
-    max_size: int = MAX_SIZE,
-    trial_timeout: str | float = TRIAL_TIMEOUT_S,
-    reports: str | Path = "reports",
-) -> Any:  # noqa: ANN401 - a size, or a decorated function
+    function: Callable[..., Any] | None = None, *, starting_batch_size: int = STARTING_BATCH_SIZE,
+    memory: str | int | None = None, device: DeviceChoice = "auto", headroom: float = HEADROOM_SHARE,
+    arguments: Mapping[str, Argument] | None = None, max_size: int = MAX_SIZE,
+    trial_timeout: str | float = TRIAL_TIMEOUT_S, reports: str | Path = "reports",
+) -> Any:  # noqa: ANN401 - a size, or a decorated function  # fmt: skip
     """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
 
     ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``; ``build_step(micro_batch_size, device)``
@@ -132,17 +126,11 @@ def find_batch_size(
 
 
 def find_num_workers(
-    build_loader: Callable[..., Any],
-    *,
-    step_time: str | float | None = None,
-    build_step: Callable[..., Any] | None = None,
-    max_workers: int | None = None,
-    device: DeviceChoice = "auto",
-    arguments: Mapping[str, Argument] | None = None,
-    time_limit: str | float = "5min",
-    window: str | float = WINDOW_S,
-    reports: str | Path = "reports",
-) -> NumWorkers:
+    build_loader: Callable[..., Any], *, step_time: str | float | None = None,
+    build_step: Callable[..., Any] | None = None, max_workers: int | None = None, device: DeviceChoice = "auto",
+    arguments: Mapping[str, Argument] | None = None, time_limit: str | float = "5min",
+    window: str | float = WINDOW_S, reports: str | Path = "reports",
+) -> NumWorkers:  # fmt: skip
     """Find the fewest workers with which a loader of yours keeps up with a step.
 
     Args:

@@ -9,6 +9,7 @@ In the module that you name with ``--step`` and ``--loader``::
         return module_loader(Data(), num_workers)
 """
 
+import importlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,5 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
 
 def _package(module: Any) -> Any:  # noqa: ANN401 - a LightningModule
     """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
-    import importlib
-
     names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
     return importlib.import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")

@@ -83,8 +83,7 @@ def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> Lo
     return LoaderEvidence(
         **sweep.evidence_of(choice), rows=rows, replayed_step_s=asked.step_time_s,
         cached_batches_per_s=[one[None].tokens_per_s for one in sweep.rounds if None in one],
-        worker_bytes=sweep.worker_bytes, window_s=asked.window_s,
-        batch_bytes=max(one.batch_bytes for one in every),
+        worker_bytes=sweep.worker_bytes, window_s=asked.window_s, batch_bytes=max(one.batch_bytes for one in every),
         epoch_batches=max((one.epoch_batches for one in every if one.epoch_batches), default=None),
         gpu_source=gpu_source(bench.site, every, replayed=asked.step_time_s is not None),
     )  # fmt: skip

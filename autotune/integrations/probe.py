@@ -196,10 +196,8 @@ class OwnSearch(SizeSearch):
         if found is None:
             return
         amount, at = format_bytes(found[1]), self.words(size)
-        what = (
-            f"changes its memory between steps: {amount} of difference at {at}, so a size that fits once may not fit "
-        )
-        what += "later"
+        what = f"changes its memory between steps: {amount} of difference at {at}"
+        what += ", so a size that fits once may not fit later"
         next_step = "Use the largest batch that can occur, such as the longest sequences; or add --allow-varying."
         if found[0] == "leaks":
             what = f"leaks memory: {amount} more after each step at {at}, so no size fits for long"

@@ -10,7 +10,7 @@ from autotune.base.tables import Row
 from autotune.integrations.sections import loader_section, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import Host
-from autotune.machine.measured_device import DeviceChoice, fingerprint, open_device
+from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import checks_of, shown
@@ -22,8 +22,7 @@ from autotune.profiles.values import Check, Verification
 def verify_own(stored: StoredOwn, host: Host, monitor: GpuMonitor, read_cuda: Callable[[], str | None]) -> Verification:
     """Compare a profile with this machine, as ``approval.verify``; your source is not imported."""
     made_on = stored.profile.fingerprint
-    choice: DeviceChoice = "auto" if made_on.device == "cuda" else "cpu"
-    site = open_device(choice, stored.path.parent, host, monitor, measures=False)
+    site = open_device("auto" if made_on.device == "cuda" else "cpu", stored.path.parent, host, monitor, measures=False)
     here = fingerprint(site, made_on.model_sha256, None, read_cuda() if site.device == "cuda" else made_on.cuda)
     why = "your code is not imported to check it"
     source = Check(field="source", found="info", profile=shown(made_on.model_sha256), here=why)
@@ -72,7 +71,7 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
     ]
     tuned = " · ".join(f"{name} {value}" for name, value in profile.tuned.items())
     answer = doc.Paragraph(words=(doc.Strong(text=tuned),), large=True)
-    reproduce = doc.Bullets(items=tuple((doc.Code(text=one),) for one in (*commands, approve)))
+    reproduce = doc.Bullets(items=tuple((doc.Code(text=text),) for text in (*commands, approve)))
     parts: dict[str, tuple[str, tuple[doc.Block, ...]]] = {
         "answer": ("", (answer, doc.Pairs(pairs=(("Approval", (approval_line(one.approval),)),)))),
         "memory": ("Memory: ", step_section(profile)), "workers": ("Data loading: ", loader_section(profile)),

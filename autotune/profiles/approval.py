@@ -200,10 +200,8 @@ def verify(
     recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
     checks = [Check(field="content", found="same" if stored.intact else "warning", profile=recorded, here=present)]
     # Fields of [train] that repeat the fingerprint must match it, or the figures are of something else.
-    twice: dict[str, tuple[str, str]] = {"train.device": (made_on.device, train.device)}
+    twice: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
     if train.data.dataset_hash is not None:
-        twice["train.data.dataset_hash"] = made_on.dataset_hash, train.data.dataset_hash
-    for field, (made, says) in twice.items():
-        if made != says:
-            checks.append(Check(field=field, found="error", profile=made, here=says))
+        twice.append(("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash))
+    checks += [Check(field=name, found="error", profile=made, here=says) for name, made, says in twice if made != says]
     return Verification(checks=(*checks, *checks_of(made_on, here, unknown)))

@@ -42,8 +42,8 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256`` by role; ``model``, the step's ``build_model`` or None; ``unsafe``, the reason why trials
-        cannot be forked from this process, or None; ``error``, with its ``message`` and ``next_step``, or None.
+        ``source_sha256``, as fields of ``Subject``; ``model``, the step's ``build_model`` or None; ``unsafe``, why
+        trials cannot be forked from this process, or None; ``error``, with ``message`` and ``next_step``, or None.
     """
     import torch
 
@@ -59,7 +59,7 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
             resolve(name, directory)
-            told["source_sha256"][role] = sources_sha256(Path(directory))
+            told["source_sha256"][f"{role}_sha256"] = sources_sha256(Path(directory))
             module = name.partition(":")[0]
             if role == "step" and hasattr(_import(module, directory), "build_model"):
                 told["model"] = f"{module}:build_model"
@@ -106,8 +106,8 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     try:
         module = _import(module_name, directory)
     except (Exception, SystemExit) as error:
-        what, step = f"cannot import {module_name!r}: {last_lines(error)}", "Fix it, and check: python -c "
-        step += f"'import {module_name}'"
+        what = f"cannot import {module_name!r}: {last_lines(error)}"
+        step = f"Fix it, and check: python -c 'import {module_name}'"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             what = f"module {module_name!r} not found in {directory} or among the installed packages"
             step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."

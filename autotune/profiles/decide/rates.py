@@ -64,9 +64,7 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     if tuned is not None and tuned.ranks == ranks:
         return tuned
     network = profile.evidence.network
-    if network is None:
-        return None
-    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
+    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks] if network else []
     if not rows:
         return None
     row = next((row for row in rows if row.measured), rows[0])
