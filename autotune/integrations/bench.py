@@ -69,9 +69,8 @@ def open_own(
         if told["unsafe"] is not None:
             sys.stderr.write(f"info: every trial imports {modules} again, because {told['unsafe']}\n")
             server.restart(_preload(code, timeout_s, directory, resolved=False))
-        hashes = {f"{role}_sha256": sha256 for role, sha256 in told["source_sha256"].items()}
-        more = {"subject": Subject(**code.model_dump() | hashes), "forked": told["unsafe"] is None}
-        yield bench.extended(OwnBench, directory=directory, model=told["model"], **more)
+        forked, subject = told["unsafe"] is None, Subject(**code.model_dump() | told["source_sha256"])
+        yield bench.extended(OwnBench, directory=directory, model=told["model"], forked=forked, subject=subject)
 
 
 def _preload(code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True) -> dict[str, Any]:

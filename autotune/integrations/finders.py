@@ -20,7 +20,6 @@ from autotune.base.units import parse_bytes, parse_seconds
 from autotune.errors import AutotuneError
 from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.stage import run_probe, sweep_on
-from autotune.integrations.store import own_path
 from autotune.integrations.values import (
     IN_TRIAL,
     MAX_SIZE,
@@ -34,6 +33,7 @@ from autotune.integrations.values import (
 )
 from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.decide.batch_split import with_headroom
+from autotune.profiles.store import profile_paths
 from autotune.trials.session import open_bench
 from trainer.errors import TrainerError
 
@@ -85,17 +85,11 @@ class NumWorkers(ValueToUse):
 
 
 def find_batch_size(
-    function: Callable[..., Any] | None = None,
-    *,
-    starting_batch_size: int = STARTING_BATCH_SIZE,
-    memory: str | int | None = None,
-    device: DeviceChoice = "auto",
-    headroom: float = HEADROOM_SHARE,
-    arguments: Mapping[str, Argument] | None = None,
-    max_size: int = MAX_SIZE,
-    trial_timeout: str | float = TRIAL_TIMEOUT_S,
-    reports: str | Path = "reports",
-) -> Any:  # noqa: ANN401 - a size, or a decorated function
+    function: Callable[..., Any] | None = None, *, starting_batch_size: int = STARTING_BATCH_SIZE,
+    memory: str | int | None = None, device: DeviceChoice = "auto", headroom: float = HEADROOM_SHARE,
+    arguments: Mapping[str, Argument] | None = None, max_size: int = MAX_SIZE,
+    trial_timeout: str | float = TRIAL_TIMEOUT_S, reports: str | Path = "reports",
+) -> Any:  # noqa: ANN401 - a size, or a decorated function  # fmt: skip
     """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
 
     ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``; ``build_step(micro_batch_size, device)``
@@ -132,17 +126,11 @@ def find_batch_size(
 
 
 def find_num_workers(
-    build_loader: Callable[..., Any],
-    *,
-    step_time: str | float | None = None,
-    build_step: Callable[..., Any] | None = None,
-    max_workers: int | None = None,
-    device: DeviceChoice = "auto",
-    arguments: Mapping[str, Argument] | None = None,
-    time_limit: str | float = "5min",
-    window: str | float = WINDOW_S,
-    reports: str | Path = "reports",
-) -> NumWorkers:
+    build_loader: Callable[..., Any], *, step_time: str | float | None = None,
+    build_step: Callable[..., Any] | None = None, max_workers: int | None = None, device: DeviceChoice = "auto",
+    arguments: Mapping[str, Argument] | None = None, time_limit: str | float = "5min",
+    window: str | float = WINDOW_S, reports: str | Path = "reports",
+) -> NumWorkers:  # fmt: skip
     """Find the fewest workers with which a loader of yours keeps up with a step.
 
     Args:
@@ -172,7 +160,7 @@ def find_num_workers(
     )  # fmt: skip
     choice: DeviceChoice = "cpu" if step_time is not None else device
     with _opened(choice, code, sweep.trial_timeout_s, functions if here else None) as bench:
-        found, _ = sweep_on(bench, sweep, own_path(None, code.name, bench.site.name))
+        found, _ = sweep_on(bench, sweep, *profile_paths(None, [code.name], bench.site.name))
     row = next(one for one in found.rows if one.num_workers == found.chosen)
     return NumWorkers(
         value=found.chosen, undecided_between=tuple(found.undecided_between), keeps_up=found.keeps_up,
@@ -189,7 +177,7 @@ def _found(
     code = asked.code.model_copy(update={"step": name or _label(function), "along": along})
     with _opened(device, code, asked.trial_timeout_s, None if name else {"step": function}) as bench:
         probe = replace(asked, code=code)
-        found, runner, _ = run_probe(bench, probe, own_path(None, code.name, bench.site.name))
+        found, runner, _ = run_probe(bench, probe, *profile_paths(None, [code.name], bench.site.name))
     return BatchSize(
         value=with_headroom(found.feasible_max, asked.headroom_share), feasible_max=found.feasible_max,
         infeasible_min=found.infeasible_min, peak_bytes=found.feasible_peak_bytes,

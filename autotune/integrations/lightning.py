@@ -9,6 +9,7 @@ In the module that you name with ``--step`` and ``--loader``::
         return module_loader(Data(), num_workers)
 """
 
+import importlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -74,13 +75,7 @@ def module_loader(
 
 def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
     """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
-    places = [
-        place
-        for owner in owners
-        if owner is not None
-        for place in (owner, getattr(owner, "hparams", None))
-        if place is not None and hasattr(place, name)
-    ]
+    places = [place for owner in owners for place in (owner, getattr(owner, "hparams", None)) if hasattr(place, name)]
     if value is not None and not places:
         names = " and ".join(type(owner).__name__ for owner in owners if owner is not None)
         what = f"{names} has no attribute or hyperparameter {name!r}"
@@ -91,7 +86,5 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
 
 def _package(module: Any) -> Any:  # noqa: ANN401 - a LightningModule
     """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
-    import importlib
-
     names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
     return importlib.import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")

@@ -11,7 +11,7 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.decide.worker_count import Count, WorkersChoice
+from autotune.workers.decide.worker_count import Count
 from autotune.workers.measure import gpu_source
 
 _PREFETCH_FACTOR = 2
@@ -57,38 +57,33 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
 
     def failed(self, label: str, outcome: Outcome) -> None:
         """Raise an error for a failure of your code."""
-        _raise_for(" or ".join(self.asked.code.functions.values()), label, outcome)
+        name = " or ".join(self.asked.code.functions.values())
+        if isinstance(outcome, Crashed):
+            next_step = "Fix it, and run the same command again: it resumes."
+            raise BadInput(f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}", next_step=next_step)
+        if isinstance(outcome, TimedOut):
+            told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
+            raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
 
     def rate_of(self, figures: OwnLoaderFigures) -> float:
         """Return batches per second."""
         return figures.tokens_per_s
 
 
-def _raise_for(name: str, label: str, outcome: Outcome) -> None:
-    if isinstance(outcome, Crashed):
-        next_step = "Fix it, and run the same command again: it resumes."
-        raise BadInput(f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}", next_step=next_step)
-    if isinstance(outcome, TimedOut):
-        told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
-        raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
-
-
 def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:
     """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
     sweep = OwnSweep(asked=asked, bench=bench, runner=runner)
     choice = sweep.run()
+    rows = []
+    for count in sweep.counts:
+        known, windows = sweep.row_of(count, choice)
+        rates = [one.tokens_per_s for one in windows]
+        rows.append(LoaderRow(**known, batches_per_s=rates, processes=max(one.processes for one in windows)))
     every = [figures for one in sweep.rounds for figures in one.values()]
     return LoaderEvidence(
-        **sweep.evidence_of(choice), rows=[_row(count, sweep, choice) for count in sweep.counts],
+        **sweep.evidence_of(choice), rows=rows, replayed_step_s=asked.step_time_s,
         cached_batches_per_s=[one[None].tokens_per_s for one in sweep.rounds if None in one],
-        replayed_step_s=asked.step_time_s, worker_bytes=sweep.worker_bytes, window_s=asked.window_s,
-        batch_bytes=max(one.batch_bytes for one in every),
+        worker_bytes=sweep.worker_bytes, window_s=asked.window_s, batch_bytes=max(one.batch_bytes for one in every),
         epoch_batches=max((one.epoch_batches for one in every if one.epoch_batches), default=None),
         gpu_source=gpu_source(bench.site, every, replayed=asked.step_time_s is not None),
     )  # fmt: skip
-
-
-def _row(count: int, sweep: OwnSweep, choice: WorkersChoice) -> LoaderRow:
-    known, windows = sweep.row_of(count, choice)
-    rates = [one.tokens_per_s for one in windows]
-    return LoaderRow(**known, batches_per_s=rates, processes=max(one.processes for one in windows))

@@ -2,7 +2,6 @@
 
 import functools
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.base.units import format_bytes
@@ -69,10 +68,6 @@ class OwnSearch(SizeSearch):
         """Return a size with the name of its argument."""
         return f"{self.probe.code.along}={size * self.probe.multiple_of}"
 
-    def trial_of(self, size: int, attempt: int) -> Trial:
-        """Return the trial of a size."""
-        return self._trial(size, attempt=attempt)
-
     def peak_bytes_of(self, size: int, outcome: Measured) -> int:
         """Return the peak of a trial; raise ``BadInput`` if it shows that the step cannot be probed."""
         figures = self.figures[size] = OwnStepFigures.of(outcome)
@@ -102,9 +97,8 @@ class OwnSearch(SizeSearch):
             if self._last_failure == last:
                 module, _, function = (self.probe.code.step or "").partition(":")
                 check = f"python -c 'import {module} as m; m.{function}({at}, device=\"cpu\")()'"
-                check = (
-                    f"python -i {module}, then {function}({at}, device='cpu')()" if module.endswith(".py") else check
-                )
+                if module.endswith(".py"):
+                    check = f"python -i {module}, then {function}({at}, device='cpu')()"
                 raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=f"Run it alone: {check}")
             self._last_failure = last
 
@@ -118,9 +112,7 @@ class OwnSearch(SizeSearch):
             directory=str(bench.directory.resolve()),
         )  # fmt: skip
         gpu = bench.site.gpu
-        expected = (
-            expected_on_cpu() if gpu is None else expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes)
-        )
+        expected = expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes) if gpu else expected_on_cpu()
         self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
         try:
             self.estimate = estimate_model(
@@ -144,7 +136,10 @@ class OwnSearch(SizeSearch):
         if self.tried[-1].fits is False and not self.on_gpu:
             outcome = self.look(size)
             figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
-        if figures is not None and figures.imported and not self.on_gpu and self._load(figures.imported):
+        server = self.bench.server
+        late = figures.imported if figures is not None and self.bench.forked and not self.on_gpu else ()
+        if late and isinstance(server, ForkServerMachine):
+            server.load(late)  # or they would count as the step's memory
             self.tried, self._loads = [], self._loads + 1
             self.prediction = None if self.estimate is None else self.prediction
             self.figures.clear()
@@ -152,7 +147,7 @@ class OwnSearch(SizeSearch):
 
     def look(self, size: int) -> Outcome:
         """Run a size with a wider limit: on a GPU none, on a CPU a multiple of the budget, as others use the host."""
-        trial = self._trial(size, limit_bytes=self._wider_bytes)
+        trial = self.trial_of(size, limit_bytes=self._wider_bytes)
         return self.runner.run(trial, f"{self.name}: {self.words(size)}, wider limit")
 
     @property
@@ -160,15 +155,7 @@ class OwnSearch(SizeSearch):
         wide = WIDER * self.memory_budget_bytes
         return None if self.on_gpu else min(wide, self.bench.site.host.ram_available_bytes // 2)
 
-    def _load(self, modules: Sequence[str]) -> bool:
-        """Import modules before trials, as late imports would count as the step's memory; return False if it cannot."""
-        server = self.bench.server
-        if not isinstance(server, ForkServerMachine) or not self.bench.forked:
-            return False
-        server.load(modules)
-        return True
-
-    def _trial(self, size: int, *, attempt: int = 0, steps: int = STEPS, limit_bytes: int | None = 0) -> Trial:
+    def trial_of(self, size: int, attempt: int = 0, *, steps: int = STEPS, limit_bytes: int | None = 0) -> Trial:
         """Return a trial under a limit: None for no limit, 0 for the budget."""
         code, bench = self.probe.code, self.bench
         assert code.step is not None and bench.subject.step_sha256 is not None
@@ -185,7 +172,7 @@ class OwnSearch(SizeSearch):
             self.varies_bytes = max(self.varies_bytes, bytes_)
             return
         label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
-        outcome = self.runner.run(self._trial(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label)
+        outcome = self.runner.run(self.trial_of(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label)
         found: tuple[Doubt, int] | None = (doubt, bytes_)
         if isinstance(outcome, Measured):
             found = doubt_of(OwnStepFigures.of(outcome))
@@ -193,18 +180,14 @@ class OwnSearch(SizeSearch):
             raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
         if found is None:
             return
-        kind, more_bytes = found
-        if kind == "leaks":
-            raise BadInput(
-                f"{self.name} leaks memory: {format_bytes(more_bytes)} more after each step at {self.words(size)}, "
-                "so no size fits for long",
-                next_step="Find what your step keeps, such as losses with their graph: use loss.detach().",
-            )
-        raise BadInput(
-            f"{self.name} changes its memory between steps: {format_bytes(more_bytes)} of difference at "
-            f"{self.words(size)}, so a size that fits once may not fit later",
-            next_step="Use the largest batch that can occur, such as the longest sequences; or add --allow-varying.",
-        )
+        amount, at = format_bytes(found[1]), self.words(size)
+        what = f"changes its memory between steps: {amount} of difference at {at}"
+        what += ", so a size that fits once may not fit later"
+        next_step = "Use the largest batch that can occur, such as the longest sequences; or add --allow-varying."
+        if found[0] == "leaks":
+            what = f"leaks memory: {amount} more after each step at {at}, so no size fits for long"
+            next_step = "Find what your step keeps, such as losses with their graph: use loss.detach()."
+        raise BadInput(f"{self.name} {what}", next_step=next_step)
 
 
 def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runner: TrialRunner) -> StepEvidence:
@@ -262,7 +245,6 @@ def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
     else:
         need = f", and fails with a wider limit: {outcome.detail.strip()[-300:]}"
     budget = format_bytes(search.memory_budget_bytes)
-    return ExceedsMemory(
-        f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}",
-        next_step="Raise --memory; or build a smaller model, shorter sequences, or activation checkpointing.",
-    )
+    what = f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}"
+    next_step = "Raise --memory; or build a smaller model, shorter sequences, or activation checkpointing."
+    return ExceedsMemory(what, next_step=next_step)

@@ -12,6 +12,8 @@ from autotune.base.units import format_bytes, format_count, format_seconds, perc
 from autotune.base.wording import plural
 from autotune.integrations.values import LoaderEvidence, OwnProfile, StepEvidence, Written
 from autotune.profiles.decide.follow_up import command
+from autotune.profiles.sections import approval_line
+from autotune.profiles.values import Approval
 from autotune.trials.values import FinishedTrial, Measured, describe
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.sections import count_head, count_table
@@ -64,7 +66,7 @@ def own_workers_text(one: Written) -> str:
     return console_text((*loader_section(one.profile), doc.Pairs(pairs=pairs)))
 
 
-def own_profile_text(profile: OwnProfile, *, intact: bool, approval: str) -> str:
+def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -> str:
     """Return the tuned values with their reasons, the machine, and the approval."""
     step, loader = profile.evidence.step, profile.evidence.loader
     why = {profile.subject.along: step and step.choice, "num_workers": loader and loader.choice}
@@ -75,7 +77,7 @@ def own_profile_text(profile: OwnProfile, *, intact: bool, approval: str) -> str
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
     functions = ", ".join(one for one in (profile.subject.step, profile.subject.loader) if one)
     table = doc.Table(caption="", headers=("setting", "value", "why"), rows=tuple(rows))
-    origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval}
+    origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval_line(approval)}
     return console_text((table, doc.Pairs(pairs=tuple((name, (text,)) for name, text in origin.items()))))
 
 
@@ -121,10 +123,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     rows: list[Row] = [
         ["memory budget", format_bytes(budget)],
         [f"largest {subject.along}, verified", str(found.feasible_max)],
-        [
-            f"smallest {subject.along} out of memory",
-            str(found.infeasible_min) if found.infeasible_min else "none tried",
-        ],
+        [f"smallest {subject.along} out of memory", str(found.infeasible_min or "none tried")],
         [f"peak memory of the largest, {known}", format_bytes(found.feasible_peak_bytes)],
         ["peak memory, predicted from smaller trials", format_bytes(found.predicted_peak_bytes)],
         [f"largest {subject.along}, predicted by a trace", None if found.traced_max is None else str(found.traced_max)],
@@ -169,9 +168,8 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
 def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     cached = statistics.median(found.cached_batches_per_s)
     yield f"upper bound without data loading (cached batches): {format_count(cached, 2)} batches/s"
-    step = (
-        "your step" if found.replayed_step_s is None else f"a replayed step of {format_seconds(found.replayed_step_s)}"
-    )
+    replayed_s = found.replayed_step_s
+    step = "your step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
     yield f"consumer: {step}; {plural(found.windows, 'window')} of at least {found.window_s:g} s"
     yield f"largest num_workers allowed: {found.max_workers} ({found.max_workers_because})"
     if found.worker_bytes is not None:
@@ -189,11 +187,8 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     most = max(found.rows, key=lambda row: row.num_workers)
     half = [row.ratio_to_cached for row in found.rows if row.num_workers <= most.num_workers / 2]
     grows = half and most.ratio_to_cached > _LIMITED_BY_LOADER * max(half)
-    more = (
-        "more CPU cores, or a cheaper sample, would help"
-        if grows
-        else "the loader itself is the limit, not its workers"
-    )
+    limit = "the loader itself is the limit, not its workers"
+    more = "more CPU cores, or a cheaper sample, would help" if grows else limit
     yield f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; {more}"
 
 

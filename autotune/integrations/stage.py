@@ -11,7 +11,7 @@ from autotune.errors import BadInput, UsageError
 from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.loader_sweep import sweep_loader
 from autotune.integrations.probe import probe_step
-from autotune.integrations.store import known_at, own_path, read_own, require_known, write_own
+from autotune.integrations.store import known_at, read_own, require_known, write_own
 from autotune.integrations.values import (
     SIZE,
     LoaderEvidence,
@@ -26,6 +26,7 @@ from autotune.integrations.values import (
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
 from autotune.profiles.decide.batch_split import with_headroom
+from autotune.profiles.store import profile_paths
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
 
@@ -37,7 +38,7 @@ def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_
         memory_budget(site, probe.memory_bytes)
 
     with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
-        path = own_path(out, probe.code.name, bench.site.name)
+        (path,) = profile_paths(out, [probe.code.name], bench.site.name)
         found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
         size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
         old, tuned = known_at(path, bench), {probe.code.along: size}
@@ -91,15 +92,14 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
     """
     replayed = sweep.step_time_s is not None
     with open_own("cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s) as bench:
-        path = own_path(out, sweep.code.name, bench.site.name)
+        (path,) = profile_paths(out, [sweep.code.name], bench.site.name)
         old = known_at(path, bench) if out is None else require_known(path, bench, replayed=replayed)
         if old is not None:
             sweep = _at_probed_size(sweep, old)
         if sweep.code.step is not None and sweep.step_time_s is None and sweep.code.along not in sweep.code.arguments:
-            raise BadInput(
-                f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}",
-                next_step=f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N",
-            )
+            what = f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}"
+            next_step = f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N"
+            raise BadInput(what, next_step=next_step)
         found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}
         profile = write_own(path, bench, runner, old, name="workers", tuned=tuned, loader=found)
@@ -117,14 +117,11 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
         return sweep
     step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)
     if step_s is None:
-        raise BadInput(
-            f"{code.step} is a training loop, and its step was not timed",
-            next_step="Add --step-time T, the duration of its step.",
-        )
+        next_step = "Add --step-time T, the duration of its step."
+        raise BadInput(f"{code.step} is a training loop, and its step was not timed", next_step=next_step)
     step_time_s = step_s * size / step.feasible_max
-    sys.stderr.write(
-        f"info: {code.step} is a training loop with its data; a step of {format_seconds(step_time_s)} is replayed\n"
-    )
+    replayed = f"a step of {format_seconds(step_time_s)} is replayed"
+    sys.stderr.write(f"info: {code.step} is a training loop with its data; {replayed}\n")
     return replace(sweep, step_time_s=step_time_s)
 
 

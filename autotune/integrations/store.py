@@ -9,15 +9,14 @@ from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
-from autotune.profiles.approval import Content, read_content
+from autotune.profiles.approval import ApprovedProfile, Content, read_content, read_with_approval
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import compare
 from autotune.profiles.store import trial_log_provenance
-from autotune.profiles.values import HASH_KEY, Provenance, tables_to_toml
+from autotune.profiles.values import Provenance, content_of, tables_to_toml
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
-from trainer.config.tables import parse_table
-from trainer.errors import BadConfig, TrainerError
+from trainer.errors import TrainerError
 from trainer.health.events import utc_now
 
 SUBJECT_KEY = "subject"
@@ -48,19 +47,13 @@ def is_own(path: Path) -> bool:
 def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
     """Read and validate a profile, with its approval; raise ``BadInput`` if it is invalid."""
     tables = read_profile_tables(path, SUBJECT_KEY)
-    content = {key: value for key, value in tables.items() if key != HASH_KEY}
-    try:
-        profile = parse_table(OwnProfile, content, where=str(path))
-    except BadConfig as error:
-        raise BadInput(error.message, next_step=error.next_step) from error
-    return StoredOwn(path=path, profile=profile, **read_content(path, tables, reports).as_fields)
+    profile = content_of(OwnProfile, tables, where=str(path))
+    return StoredOwn(path=path, profile=profile, **vars(read_content(path, tables, reports)))
 
 
-def own_path(out: Path | None, name: str, device_name: str) -> Path:
-    """Return the path of a profile: as requested, or in ``profiles/``."""
-    if out is not None and out.suffix == ".toml":
-        return out
-    return (out or Path("profiles")) / f"{name}-{device_name}.toml"
+def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
+    """Read a profile, of your own training code or not, with its approval; raise an error if either cannot be used."""
+    return read_own(path, reports) if is_own(path) else read_with_approval(path, reports)
 
 
 def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
@@ -100,9 +93,8 @@ def write_own(
         write_atomically(path.with_suffix(".previous.toml"), path.read_text(encoding="utf-8", errors="replace"))
     here, subject = bench.fingerprint if old is None else old.fingerprint, bench.subject
     if old is not None:
-        subject = old.subject.model_copy(
-            update=subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
-        )
+        loader = subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
+        subject = old.subject.model_copy(update=loader)
     commands = [] if old is None else [one for one in old.provenance.commands if one != name]
     profile = OwnProfile(
         subject=subject, tuned={**({} if old is None else old.tuned), **tuned}, fingerprint=here,

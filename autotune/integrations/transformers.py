@@ -47,10 +47,8 @@ def trainer_step(
 
     args: Any = trainer.args
     if device is not None and args.device.type != device:
-        raise BadConfig(
-            f"the trial runs on {device!r}, but the Trainer is on {args.device.type!r}",
-            next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.",
-        )
+        what = f"the trial runs on {device!r}, but the Trainer is on {args.device.type!r}"
+        raise BadConfig(what, next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.")
     changes: dict[str, Any] = {
         "per_device_train_batch_size": micro_batch_size, "auto_find_batch_size": False, "max_steps": _ENDLESS_STEPS,
         "eval_strategy": "no", "save_strategy": "no", "dataloader_num_workers": 0, "load_best_model_at_end": False,

@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import compare, shown
+from autotune.profiles.decide.trial_log_check import checks_of
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import (
     HASH_KEY,
@@ -54,11 +54,6 @@ class Content:
     """Hash of the whole file, the recorded hash included, by which runs identify the profile."""
     approval: Approval
 
-    @property
-    def as_fields(self) -> dict[str, Any]:
-        """All of these by name, for a class that has them and others."""
-        return {one.name: getattr(self, one.name) for one in fields(Content)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedProfile(StoredProfile, Content):
@@ -69,7 +64,7 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
-    return ApprovedProfile(path=profile, profile=stored.profile, **read_content(profile, tables, reports).as_fields)
+    return ApprovedProfile(path=profile, profile=stored.profile, **vars(read_content(profile, tables, reports)))
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
@@ -101,7 +96,7 @@ def _read(path: Path) -> ApprovalRecord | None:
 def review(
     profile: Path, reports: Path, decision: Decision, *, by: str, note: str | None, as_edited: bool = False,
     read: Callable[[Path, Path], Content] = read_with_approval,
-) -> Content:  # fmt: skip
+) -> None:  # fmt: skip
     """Store an approval or rejection of a profile's present content, replacing the last one.
 
     ``read`` reads and validates the profile, which may be one of your own training code.
@@ -124,7 +119,6 @@ def review(
     mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
     # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
     write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
-    return read(profile, reports)
 
 
 def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
@@ -206,18 +200,8 @@ def verify(
     recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
     checks = [Check(field="content", found="same" if stored.intact else "warning", profile=recorded, here=present)]
     # Fields of [train] that repeat the fingerprint must match it, or the figures are of something else.
-    twice: dict[str, tuple[str, str]] = {"train.device": (made_on.device, train.device)}
+    twice: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
     if train.data.dataset_hash is not None:
-        twice["train.data.dataset_hash"] = made_on.dataset_hash, train.data.dataset_hash
-    for field, (made, says) in twice.items():
-        if made != says:
-            checks.append(Check(field=field, found="error", profile=made, here=says))
-    differ = {one.field: one for one in compare(made_on, here)}
-    for field in Fingerprint.model_fields:
-        said = shown(getattr(made_on, field))
-        if field in unknown:
-            checks.append(Check(field=field, found="unknown", profile=said, here=unknown[field]))
-        else:
-            same = Check(field=field, found="same", profile=said, here=shown(getattr(here, field)))
-            checks.append(differ.get(field, same))
-    return Verification(checks=tuple(checks))
+        twice.append(("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash))
+    checks += [Check(field=name, found="error", profile=made, here=says) for name, made, says in twice if made != says]
+    return Verification(checks=(*checks, *checks_of(made_on, here, unknown)))

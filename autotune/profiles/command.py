@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,21 +34,17 @@ def show(
     """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
-    from autotune.integrations.review import show_json, show_text
-    from autotune.integrations.store import is_own
-    from autotune.profiles.approval import read_with_approval
+    from autotune.integrations.sections import own_profile_text
+    from autotune.integrations.store import StoredOwn, read_either
     from autotune.profiles.decide.explain import explanations, of_key
     from autotune.profiles.sections import profile_text
     from autotune.search.sections import exploration_text
 
-    if is_own(profile):
-        if key is not None or explain:
+    stored = read_either(profile, reports)
+    if key is not None or explain:
+        if isinstance(stored, StoredOwn):
             next_step = f"Show it: autotune profile show {profile}"
             raise UsageError("KEY and --explain are not for profiles of your own training code", next_step=next_step)
-        print(answer_json(show_json(profile, reports)) if as_json else show_text(profile, reports))
-        return
-    stored = read_with_approval(profile, reports)
-    if key is not None or explain:
         found = explanations(stored.profile)
         chosen = found if key is None else of_key(found, key)
         if as_json:
@@ -60,6 +55,8 @@ def show(
             print(f"\n{exploration_text(stored.profile.evidence.explore)}")
     elif as_json:
         print(answer_json({**plain(stored.profile), "intact": stored.intact, "approval": stored.approval.state}))
+    elif isinstance(stored, StoredOwn):
+        print(own_profile_text(stored.profile, stored.approval, intact=stored.intact))
     else:
         print(profile_text(stored.profile, stored.approval, intact=stored.intact))
 
@@ -74,8 +71,8 @@ def verify(
     Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
     """
     from autotune.base.document import answer_json
-    from autotune.integrations.review import read_reviewed, verify_own
-    from autotune.integrations.store import is_own
+    from autotune.integrations.review import verify_own
+    from autotune.integrations.store import StoredOwn, read_either
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
     from autotune.profiles import approval
@@ -88,14 +85,12 @@ def verify(
             server.start()
             return server.versions.get("cuda")
 
-    stored: approval.Content
-    if is_own(profile):
-        own = read_reviewed(profile, reports)
-        stored, trial_log, found = own.stored, own.trial_log, verify_own(own.stored, read_cuda)
-    else:
-        stored = approval.read_with_approval(profile, reports)
-        _, _, trial_log = read_trials(profile, stored.profile, reports)
-        with contextlib.closing(NvmlMonitor()) as monitor:
+    stored = read_either(profile, reports)
+    _, _, trial_log = read_trials(profile, stored.profile, reports)
+    with contextlib.closing(NvmlMonitor()) as monitor:
+        if isinstance(stored, StoredOwn):
+            found = verify_own(stored, SystemHost(), monitor, read_cuda)
+        else:
             found = approval.verify(stored, data, SystemHost(), monitor, read_cuda)
     if as_json:
         said = {"profile": profile, "intact": stored.intact, "approval": stored.approval.state}
@@ -123,19 +118,16 @@ def approve(
     Any later edit of the profile voids its approval. --reject, --note and --as-edited require --by.
     """
     from autotune.base.document import answer_json
-    from autotune.integrations.store import is_own, read_own
-    from autotune.profiles.approval import Content, read_with_approval
+    from autotune.integrations.store import read_either
     from autotune.profiles.approval import review as keep
     from autotune.profiles.sections import review_text
 
     if by is None and (reject or note is not None or as_edited):
         raise UsageError("--reject, --note and --as-edited require --by", next_step="Add --by NAME")
     decision: Literal["approved", "rejected"] = "rejected" if reject else "approved"
-    read: Callable[[Path, Path], Content] = read_own if is_own(profile) else read_with_approval
-    if by is None:
-        found = read(profile, reports)
-    else:
-        found = keep(profile, reports, decision, by=by, note=note, as_edited=as_edited, read=read)
+    if by is not None:
+        keep(profile, reports, decision, by=by, note=note, as_edited=as_edited, read=read_either)
+    found = read_either(profile, reports)
     if as_json:
         print(answer_json({"profile": str(profile), "intact": found.intact, "approval": found.approval}))
     else:

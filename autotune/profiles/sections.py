@@ -128,11 +128,6 @@ def short(sha256: str) -> str:
     return sha256[:_SHOWN_DIGITS]
 
 
-def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
-    """Return a table with the fingerprints of all profiles side by side."""
-    return (fingerprint_table([one.profile.fingerprint for one in profiles], [one.title for one in profiles]),)
-
-
 def fingerprint_table(made_on: Sequence[Fingerprint], titles: Sequence[str]) -> Table:
     """Return a table of fingerprints side by side."""
     cells = {name: [_shown(field, getattr(one, field)) for one in made_on] for field, name in _FIELDS.items()}

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.base.files import write_atomically
 from autotune.baseline.values import BaselineEvidence
@@ -26,6 +26,9 @@ from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
 from trainer.health.events import utc_now
+
+if TYPE_CHECKING:
+    from autotune.integrations.values import OwnProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 
 
 def read_trials(
-    profile_path: Path, profile: Profile, reports: Path
+    profile_path: Path, profile: "Profile | OwnProfile", reports: Path
 ) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
     """Return a profile's trials, later ones included; the number of corrupt trial log lines; and the check of the log.
 

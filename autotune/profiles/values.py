@@ -16,7 +16,7 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
-from trainer.config.tables import StrictTable, canonical_sha256, parse_table
+from trainer.config.tables import StrictTable, TableT, canonical_sha256, parse_table
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
 
@@ -172,12 +172,15 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
     """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
-    content = {key: value for key, value in tables.items() if key != HASH_KEY}
+    return content_of(Profile, tables, where=where), tables.get(HASH_KEY) == present_sha256(tables, where=where)
+
+
+def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> TableT:
+    """Return a file's profile of either kind; raise ``BadInput`` if it is invalid."""
     try:
-        profile = parse_table(Profile, content, where=where)
+        return parse_table(kind, {key: value for key, value in tables.items() if key != HASH_KEY}, where=where)
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
-    return profile, tables.get(HASH_KEY) == present_sha256(tables, where=where)
 
 
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:

@@ -28,7 +28,6 @@ def report(
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
     from autotune.base.document import answer_json
-    from autotune.integrations.review import build_own_report
     from autotune.integrations.store import is_own
     from autotune.report.stage import build_report, pull_request_text
     from autotune.trials.trial_log import report_directory
@@ -41,9 +40,6 @@ def report(
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return
     place = out or report_directory(profile[0], reports) / "report.html"
-    if any(own):
-        places = build_own_report(profile, reports, place)
-    else:
-        places = build_report(profile, reports, place, runs=run or (), data=data)
+    places = build_report(profile, reports, place, runs=run or (), data=data)
     said = f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"
     print(answer_json({name: str(path) for name, path in places.items()}) if as_json else said)

@@ -18,7 +18,7 @@ from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
-from autotune.profiles.sections import commands, machine, reproduce, sign_off
+from autotune.profiles.sections import commands, fingerprint_table, reproduce, sign_off
 from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import MOST_EVENTS, drifts_of, loss_points, needs_attention, profile_of, runs, train_commands
@@ -27,8 +27,6 @@ from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.sections import exploration_section
 from autotune.trials.sections import trials_section
 from autotune.workers.sections import workers_section
-
-SCHEMA_VERSION = 3
 
 Made = tuple[doc.Block, ...]
 
@@ -108,7 +106,8 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     parts.add("Recommendations", "advice", {"": tuple(cards)})
     evidence, parts.sections = parts.sections, []
     add("Trials", "trials", trials_section)
-    parts.add("Machine", "machine", {"": machine(profiles)})
+    machines = fingerprint_table([one.profile.fingerprint for one in profiles], [one.title for one in profiles])
+    parts.add("Machine", "machine", {"": (machines,)})
     review = together({one.title: (*reproduce(one), *sign_off(one)) for one in profiles})
     parts.sections.append(doc.Section(title="Reproduce and approve", key="reproduce", blocks=review))
     if lacking := tuple(replace(block, what=f"{title}: {block.what}") for title, block in parts.lacking()):
@@ -182,7 +181,7 @@ def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[Reported
 
     lacking = _evidence(profiles, reported).lacking()
     said = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 3,
         "profiles": [_profile(one, reported) for one in profiles],
         "missing": [{"section": title, "what": one.what, "commands": one.commands} for title, one in lacking],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],

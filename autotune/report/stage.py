@@ -24,20 +24,25 @@ def build_report(
 ) -> dict[str, Path]:
     """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
 
-    Trial logs and reviews are read from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
-    Raise ``UsageError`` if there are more profiles or runs than one report takes, or two of the same name,
-    ``TrainerError`` or ``AutotuneError`` if one of them cannot be reported.
+    All profiles are of your own training code, or none. Trial logs and reviews are read from ``reports``. Returns the
+    three paths, by ``html``, ``markdown`` and ``json``. Raise ``UsageError`` if there are more profiles or runs than
+    one report takes, or two of the same name, ``TrainerError`` or ``AutotuneError`` if one cannot be reported.
     """
-    reported, trained = _read(profiles, reports, runs, data)
     # They load a library of charts, which other stages do without.
     from autotune.base.render import report_html, report_markdown
+    from autotune.integrations.review import own_report
+    from autotune.integrations.store import is_own
     from autotune.report.page import report_document, report_facts
 
-    document = report_document(reported, trained)
+    if is_own(profiles[0]):
+        document, told = own_report(profiles, reports)
+    else:
+        found = _read(profiles, reports, runs, data)
+        document, told = report_document(*found), report_facts(*found)
     known = out.suffix.lower() in {".html", ".md", ".json"}
     html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
     places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], json_rows(report_facts(reported, trained)))
+    write_atomically(places["json"], json_rows(told))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     return places
@@ -56,11 +61,11 @@ def _read(
     profiles: Sequence[Path], reports: Path, runs: Sequence[Path], data: Path | None
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
-        raise UsageError(
+        told = (
             f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
-            "that one report takes",
-            next_step="Build several reports, each with its own --out.",
         )
+        next_step = "Build several reports, each with its own --out."
+        raise UsageError(f"{told}that one report takes", next_step=next_step)
     for names in ([path.stem for path in profiles], [directory.name for directory in runs]):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

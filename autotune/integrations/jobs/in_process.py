@@ -7,6 +7,7 @@ those of fresh processes.
 import contextlib
 import gc
 import resource
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class InThisProcess(StartedMachine):
             raise
         except Exception as error:  # noqa: BLE001 - your code may raise anything, and the search continues
             refusal = out_of_memory(error)
-            return Crashed(detail=step.described(error)) if refusal is None else OutOfMemory(detail=refusal)
+            stack = "".join(traceback.format_exception(error))[-2000:]
+            return Crashed(detail=stack) if refusal is None else OutOfMemory(detail=refusal)
         finally:
             _collect()
         return Measured(figures=figures)

@@ -42,8 +42,8 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256`` by role; ``model``, the step's ``build_model`` or None; ``unsafe``, the reason why trials
-        cannot be forked from this process, or None; ``error``, with its ``message`` and ``next_step``, or None.
+        ``source_sha256``, as fields of ``Subject``; ``model``, the step's ``build_model`` or None; ``unsafe``, why
+        trials cannot be forked from this process, or None; ``error``, with ``message`` and ``next_step``, or None.
     """
     import torch
 
@@ -59,7 +59,7 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
             resolve(name, directory)
-            told["source_sha256"][role] = sources_sha256(Path(directory))
+            told["source_sha256"][f"{role}_sha256"] = sources_sha256(Path(directory))
             module = name.partition(":")[0]
             if role == "step" and hasattr(_import(module, directory), "build_model"):
                 told["model"] = f"{module}:build_model"
@@ -105,18 +105,17 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     module_name, _, path = name.partition(":")
     try:
         module = _import(module_name, directory)
-    except ModuleNotFoundError as error:
-        if error.name == module_name.partition(".")[0]:
+    except (Exception, SystemExit) as error:
+        what = f"cannot import {module_name!r}: {last_lines(error)}"
+        step = f"Fix it, and check: python -c 'import {module_name}'"
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             what = f"module {module_name!r} not found in {directory} or among the installed packages"
             step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."
-            raise BadConfig(what, next_step=step) from error
-        raise _not_imported(module_name, error) from error
-    except (Exception, SystemExit) as error:
-        raise _not_imported(module_name, error) from error
+        raise BadConfig(what, next_step=step) from error
     found: Any = module
     for part in path.split("."):
-        known = sorted(one for one in vars(found) if not one.startswith("_")) if hasattr(found, "__dict__") else []
         if not hasattr(found, part):
+            known = sorted(one for one in getattr(found, "__dict__", ()) if not one.startswith("_"))
             near = ", ".join([one for one in known if callable(getattr(found, one, None))][:8])
             what = f"{module_name!r} has no function {path!r}"
             raise BadConfig(what, next_step=f"Name one of its functions: {near or 'it has none'}.")
@@ -142,12 +141,6 @@ def _import(name: str, directory: str) -> ModuleType:
     return sys.modules[SCRIPT]
 
 
-def _not_imported(name: str, error: BaseException) -> BadConfig:
-    return BadConfig(
-        f"cannot import {name!r}: {last_lines(error)}", next_step=f"Fix it, and check: python -c 'import {name}'"
-    )
-
-
 def last_lines(error: BaseException) -> str:
     """Return an error with the last place in your code that raised it."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_own(Path(one.filename))]
@@ -157,37 +150,26 @@ def last_lines(error: BaseException) -> str:
 
 def _is_own(file: Path) -> bool:
     here = Path(__file__).parents[3]
-    outside = not any(
-        str(file).startswith(place) for place in [*_INSTALLED, f"{here}/autotune", f"{here}/trainer", "<"]
-    )
-    return outside and "site-packages" not in file.parts
-
-
-def _parameters(function: Callable[..., Any]) -> list[str] | None:
-    """Return the names of the arguments that a function takes; None if it takes any."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found):
-        return None
-    return [one.name for one in found if one.kind is not inspect.Parameter.VAR_POSITIONAL]
+    elsewhere = (*_INSTALLED, f"{here}/autotune", f"{here}/trainer", "<")
+    return not str(file).startswith(elsewhere) and "site-packages" not in file.parts
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of these that a function takes."""
-    names = _parameters(function)
-    return {name: value for name, value in arguments.items() if names is None or name in names}
+    """Return the arguments of these that a function takes; all if its signature is unknown, or takes any."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return dict(arguments)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known)
+    names = [one.name for one in known if one.kind is not one.VAR_POSITIONAL]
+    return {name: value for name, value in arguments.items() if takes_any or name in names}
 
 
 def sources_sha256(directory: Path) -> str:
     """Return a hash of all imported modules that are yours, by their path and content."""
     sources: dict[str, str] = {}
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py"):
-            continue
-        path = Path(directory, file)
-        if _is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+        path = Path(directory, str(getattr(module, "__file__", None)))
+        if path.suffix == ".py" and _is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
             sources[os.path.relpath(path, directory)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashlib.sha256("\n".join(f"{name} {sources[name]}" for name in sorted(sources)).encode()).hexdigest()

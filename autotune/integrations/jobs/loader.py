@@ -1,10 +1,9 @@
 """The ``own_loader`` job: a timed window of your own loader, consumed by your step or one of a given duration."""
 
-import functools
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,9 +43,7 @@ class Epochs:
                 yield batch
             if not count:
                 after = "" if self.epoch_batches is None else f" after {self.epoch_batches} batches"
-                next_step = (
-                    "Return an iterable that can be iterated again, such as a DataLoader, or one that never ends."
-                )
+                next_step = "Return an iterable that can be iterated again, such as a DataLoader, or an endless one."
                 raise BadConfig(f"the loader of {self._name} has no batches{after}", next_step=next_step)
             self.epoch_batches = count
 
@@ -54,11 +51,11 @@ class Epochs:
 class OwnStep:
     """Consumer that takes your own step, with the host one step ahead of the device."""
 
-    def __init__(self, build: Callable[[], Any], device: torch.device) -> None:
+    def __init__(self, build: Callable[..., Any], arguments: Mapping[str, Any], device: torch.device) -> None:
         self._device = device
         self._optimizer_steps: dict[int, int] = {}
         register_optimizer_step_post_hook(self._optimizer_stepped)
-        step = build()
+        step = build(**load.accepted(build, arguments))
         if not callable(step):
             what = f"the function for the step returned {type(step).__name__}"
             raise BadConfig(what, next_step="Return a function that takes one optimizer step; or use --step-time.")
@@ -81,10 +78,8 @@ class OwnStep:
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         steps = self._optimizer_steps[id(optimizer)] = self._optimizer_steps.get(id(optimizer), 0) + 1
         if steps > 1:
-            raise BadConfig(
-                "the step took several optimizer steps in one call: it is a training loop, which has its data",
-                next_step="Let it take one step; or replay its duration with --step-time.",
-            )
+            what = "the step took several optimizer steps in one call: it is a training loop, which has its data"
+            raise BadConfig(what, next_step="Let it take one step; or replay its duration with --step-time.")
 
     def finish(self) -> None:
         """Wait until the device is idle."""
@@ -103,14 +98,10 @@ class ReadStep(ReplayedStep):
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Consume batches of a loader of yours for a timed window.
+    """Consume batches of a loader of yours for a timed window; return the fields of ``OwnLoaderFigures``.
 
-    Args:
-        measured: An ``OwnLoaderRequest``.
-        local: ``directory`` to import from; ``limit_s``, the trial's time limit.
-
-    Returns:
-        The fields of ``OwnLoaderFigures``. Raise ``BadConfig`` if a function does not return what it should.
+    ``measured`` is an ``OwnLoaderRequest``; ``local`` has the ``directory`` to import from and the trial's time limit,
+    ``limit_s``. Raise ``BadConfig`` if a function does not return what it should.
     """
     asked, directory = OwnLoaderRequest.of(measured), local["directory"]
     load.write_stack_after(local["limit_s"])
@@ -123,8 +114,13 @@ def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Calla
     """Measure a window of the loader that a function builds; without another for the step, a step is replayed."""
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
-    consumer = _consumer(asked, build_step, alone)
-    arguments = asked.arguments | {"device": asked.device, "num_workers": asked.num_workers}
+    arguments = asked.arguments | {"device": asked.device}
+    if build_step is None:
+        assert asked.step_time_s is not None
+        consumer: Consumer = ReadStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
+    else:
+        consumer = OwnStep(build_step, arguments, device)
+    arguments["num_workers"] = asked.num_workers
     loader = Epochs(build(**load.accepted(build, arguments)), asked.loader)
     batches = iter(loader)
     if asked.cached:
@@ -145,22 +141,12 @@ def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Calla
     }  # fmt: skip
 
 
-def _consumer(asked: OwnLoaderRequest, build: Callable[..., Any] | None, alone: Ranks) -> Consumer:
-    if build is None:
-        assert asked.step_time_s is not None
-        return ReadStep(asked.step_time_s, lambda batch: 1.0, 1, alone)
-    arguments = load.accepted(build, asked.arguments | {"device": asked.device})
-    return OwnStep(functools.partial(build, **arguments), alone.device)
-
-
 def _takes_batch(step: Callable[..., object]) -> bool:
     """Return whether a step can be called with a batch."""
     try:
         inspect.signature(step).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # of a builtin
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # of a builtin, whose arguments are unknown
     return True
 
 

@@ -4,10 +4,10 @@ import contextlib
 import random
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -73,7 +73,8 @@ class StepMeter:
             self.optimizer_steps += 1
             self._in_call += 1
             self.trains = self.trains or self._in_call > 1
-            self.gradient_bytes = _gradient_bytes(optimizer)
+            held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+            self.gradient_bytes = sum(one.nbytes for one in held)
             self._ended()
             if self.done and self._in_call > 1:
                 raise EnoughSteps
@@ -91,15 +92,11 @@ class StepMeter:
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build a step of yours, and take optimizer steps, in a fresh process.
+    """Build a step of yours, and take optimizer steps, in a fresh process; return the fields of ``OwnStepFigures``.
 
-    Args:
-        measured: An ``OwnStepRequest``.
-        local: ``directory`` to import from; ``limit_s``, the trial's time limit; ``device_used_before_bytes``, NVML's
-            figure from before the trial, or None.
-
-    Returns:
-        The fields of ``OwnStepFigures``. Raise ``BadConfig`` if the function is no builder of steps.
+    ``measured`` is an ``OwnStepRequest``; ``local`` has the ``directory`` to import from, the trial's time limit
+    ``limit_s``, and ``device_used_before_bytes``, NVML's figure from before the trial, or None. Raise ``BadConfig`` if
+    the function is no builder of steps.
     """
     asked = OwnStepRequest.of(measured)
     load.write_stack_after(local["limit_s"])
@@ -113,7 +110,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"), clean=True,
         large_block_bytes=_LARGE_BLOCK_BYTES,
     )  # fmt: skip
-    _seed()
+    random.seed(0)  # your code's random choices are the same in every trial
+    np.random.seed(0)
+    torch.manual_seed(0)
     return figures_of(asked, build, budget, device)
 
 
@@ -148,31 +147,11 @@ def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepReques
                 while not meter.done:
                     meter.call(step)
             elif not meter.done:
-                raise BadConfig(
-                    f"{asked.step} returned {type(step).__name__} after {len(meter.step_s)} optimizer steps",
-                    next_step=f"Return a function that takes one optimizer step, or train for {asked.steps} steps.",
-                )
+                what = f"{asked.step} returned {type(step).__name__} after {len(meter.step_s)} optimizer steps"
+                next_step = f"Return a function that takes one optimizer step, or train for {asked.steps} steps."
+                raise BadConfig(what, next_step=next_step)
     finally:
         hook.remove()
-
-
-def described(error: BaseException) -> str:
-    """Return an error with its stack, as the account of a trial."""
-    return "".join(traceback.format_exception(error))[-2000:]
-
-
-def _gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
-    held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-    return sum(one.nbytes for one in held)
-
-
-def _seed() -> None:
-    """Make random choices of your code the same in every trial."""
-    import numpy as np
-
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
 
 
 def _explained(error: BaseException, name: str) -> BaseException:

@@ -57,13 +57,8 @@ def _take_steps(
     for number in range(2):
         if number:
             tape.marks_repetition()
-        output = (
-            module(**batch)
-            if isinstance(batch, dict)
-            else module(*batch)
-            if isinstance(batch, tuple)
-            else module(batch)
-        )
+        inputs = batch if isinstance(batch, tuple) else (batch,)
+        output = module(**batch) if isinstance(batch, dict) else module(*inputs)
         loss = getattr(output, "loss", None)
         if loss is None:
             loss = sum(one.sum() for one in _pytree.tree_leaves(output) if one.is_floating_point())

@@ -59,11 +59,8 @@ def choose_micro_batch(
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
     limit = points[-1].micro_batch_size
-    step_s = {
-        rows: _step_s(points, split_global_batch(max(global_batch_size, ranks), rows, ranks))
-        for rows in sizes or [point.micro_batch_size for point in points]
-        if rows <= limit
-    }
+    asked = [rows for rows in sizes or [point.micro_batch_size for point in points] if rows <= limit]
+    step_s = {rows: _step_s(points, split_global_batch(max(global_batch_size, ranks), rows, ranks)) for rows in asked}
     least = min(step_s.values())
     rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
     split = split_global_batch(max(global_batch_size, ranks), rows, ranks)

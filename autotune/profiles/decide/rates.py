@@ -64,18 +64,14 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     if tuned is not None and tuned.ranks == ranks:
         return tuned
     network = profile.evidence.network
-    if network is None:
-        return None
-    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
+    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks] if network else []
     if not rows:
         return None
     row = next((row for row in rows if row.measured), rows[0])
     predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
     # As uncertain as its prediction from the links.
-    low, high = (
-        None if end is None else row.tokens_per_s * end / predicted.efficiency
-        for end in (predicted.efficiency_low, predicted.efficiency_high)
-    )
+    ends = predicted.efficiency_low, predicted.efficiency_high
+    low, high = (None if end is None else row.tokens_per_s * end / predicted.efficiency for end in ends)
     interval = Interval.of(row.tokens_per_s, low, high, CONFIDENCE)
     rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
     return replace(rate, known="measured" if row.measured else "predicted")

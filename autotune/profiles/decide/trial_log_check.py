@@ -2,11 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from autotune.profiles.values import Check, Fingerprint, Found, Profile, TrialLogCheck
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import Measured, Outcome, StepFigures, TrainingFigures, TrialRecord, outcome_from_json
+
+if TYPE_CHECKING:
+    from autotune.integrations.values import OwnProfile
 
 _SAME = 1e-9
 """Relative tolerance: files keep all digits of a figure, but figures derived from others are recomputed."""
@@ -21,12 +26,13 @@ _OF_A_REPLAY = ("cpu_model", "data_filesystem")
 _ORDER: tuple[Found, ...] = ("error", "warning", "info")
 
 
-def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the profile's own trials, at its sequence length."""
-    return own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
+def records_of(profile: "Profile | OwnProfile", records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return the profile's own trials, at its sequence length if it has one."""
+    length = profile.train.seq_length_tokens if isinstance(profile, Profile) else None
+    return own_records(records, profile.fingerprint, length)
 
 
-def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLogCheck:
+def check_trial_log(profile: "Profile | OwnProfile", records: Sequence[TrialRecord]) -> TrialLogCheck:
     """Compare a profile with its trials in the trial log."""
     own = records_of(profile, records)
     until = profile.provenance.trial_log_until_utc
@@ -35,7 +41,7 @@ def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLo
     return TrialLogCheck(
         found="no trials" if not own else "not recomputable" if until is None else "same" if is_same else "differs",
         trials=len(behind), added=len(own) - len(behind), others=len(records) - len(own),
-        unfounded=tuple(_unfounded(profile, behind)) if own else (),
+        unfounded=tuple(_unfounded(profile, behind)) if own and isinstance(profile, Profile) else (),
     )  # fmt: skip
 
 
@@ -51,9 +57,8 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
         if probe.infeasible_min not in (None, *too_large):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            timed = [
-                (one, [step_s for step_s in one.step_s if step_s > 0]) for one in _steps(behind, point.micro_batch_size)
-            ]
+            steps = _steps(behind, point.micro_batch_size)
+            timed = [(one, [step_s for step_s in one.step_s if step_s > 0]) for one in steps]
             rates = [one.padded_tokens_per_step / statistics.median(step_s) for one, step_s in timed if step_s]
             if not _is_among(point.padded_tokens_per_s, rates):
                 yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
@@ -99,6 +104,15 @@ def compare(profile: Fingerprint, here: Fingerprint, *, replayed: bool = False) 
             severity = "error"
         found.append(Check(field=field, found=severity, profile=shown(old), here=shown(new)))
     return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
+
+
+def checks_of(profile: Fingerprint, here: Fingerprint, unknown: Mapping[str, str]) -> Iterator[Check]:
+    """Compare every field of two fingerprints, except those that are ``unknown`` here, each with the reason."""
+    differ = {one.field: one for one in compare(profile, here)}
+    for field in Fingerprint.model_fields:
+        said = shown(getattr(profile, field))
+        same = Check(field=field, found="same", profile=said, here=said)
+        yield replace(same, found="unknown", here=unknown[field]) if field in unknown else differ.get(field, same)
 
 
 def shown(value: object) -> str:

@@ -71,12 +71,7 @@ def _loop(profile: Profile, batch: ExportedBatch, *, fsdp: bool) -> tuple[Equiva
     train, on, interval = profile.train, profile.train.checkpoint.enabled, profile.train.evaluation.interval_steps
     timeout, (every, how) = f"timedelta(seconds={train.parallel.timeout_s:g})", program.checkpoint_steps(profile, batch)
     return (
-        row(
-            "parallel.timeout_s",
-            "InitProcessGroupKwargs(timeout)",
-            Raw(timeout),
-            near="kills the process after it",
-        ),
+        row("parallel.timeout_s", "InitProcessGroupKwargs(timeout)", Raw(timeout), near="kills the process after it"),
         row("handlers of both", "Accelerator(kwargs_handlers)", Raw("[group]" if fsdp else "[ddp, group]")),
         row("run directory", f"{_PROJECT}(project_dir)", f"runs/accelerate-{train.model.name}", near=program.NO_RECORD),
         row("checkpoint.enabled", f"{_PROJECT}(automatic_checkpoint_naming)", True if on else None),

@@ -229,11 +229,9 @@ def checkpoint_steps(profile: Profile, batch: ExportedBatch) -> tuple[int | None
 def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
     """Return the seconds of this trainer's optimizer step and their source; None if nothing was measured."""
     tokens, rate, tuned = batch.tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
-    if tokens is None:
-        return None
-    if rate is not None:
+    if tokens is not None and rate is not None:
         return tokens / rate.value, f"{rate.known}: {rate.source}"
-    if tuned is None:
+    if tokens is None or tuned is None:
         return None
     return tokens / (tuned.value * batch.ranks / tuned.ranks), f"assumed: per rank as fast as in {tuned.source}"
 
