@@ -23,7 +23,6 @@ from trainer.record.progress import progress
 if TYPE_CHECKING:
     from trainer.staging.stage import Staged
 
-_SHOWN_FAULTS = 20
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, inspect, verify and stage datasets.", rich_markup_mode=None)
@@ -63,7 +62,7 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
         said = {"path": directory, "dataset_hash": found.manifest.dataset_hash, "files": found.files}
         print(answer_json({**said, "bytes_read": found.bytes_read, "faults": found.faults}))
     else:
-        for fault in found.faults[:_SHOWN_FAULTS]:
+        for fault in found.faults[:20]:
             print(f"{fault.file!r}: {fault.what}")
     if found.faults:
         files = sorted({fault.file for fault in found.faults})
@@ -212,22 +211,18 @@ def prepare(
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
     if unknown > 0.1:
-        print(
-            f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; "
-            "use --tokenizer bpe, or a larger --vocab-size",
-            file=sys.stderr,
-        )
+        advice = "use --tokenizer bpe, or a larger --vocab-size"
+        print(f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; {advice}", file=sys.stderr)
     # Size of stored masks, a byte per token; and of sequences padded as in the paper baseline, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
-        answer = counts_of(out, manifest) | {
+        print(answer_json(counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, **plain(source),
             "reduction": 1 - source.token_bytes / source.raw_bytes, "mask_bytes_not_stored": tokens,
             "padded_with_masks_bytes": padded, "other_files": other_files, "rejects": out / "rejects.jsonl",
             "seconds": round(seconds, 3),
-        }  # fmt: skip
-        print(answer_json(answer))
+        }))  # fmt: skip
         return
     facts = facts_of(manifest) | {
         "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_TOKENS} take "

@@ -140,8 +140,6 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     bins = _doublings(spread.edges, spread.counts)
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
-    # A logarithmic axis has no 0, so the first bin is as wide as the others.
-    columns = tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn)
     most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
@@ -155,7 +153,8 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
         drawing=Columns(
             x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
             y=Axis(label="share of samples", unit="share"),
-            columns=columns,
+            # A logarithmic axis has no 0, so the first bin is as wide as the others.
+            columns=tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn),
             rules=(Rule(at=float(fits), label="sequence length"),),
         ),
         table=table_of(
@@ -185,14 +184,11 @@ def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[B
     from autotune.profiles.values import fill_share
 
     rows: list[Row] = []
-    filled = fill_share(one.profile)
-    if filled is not None:
+    if (filled := fill_share(one.profile)) is not None:
         rows.append([f"{one.profile.train.layout} sequences of this dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
             share = sum(step.non_padding_tokens for step in steps) / max(1, sum(step.padded_tokens for step in steps))
             rows.append([f"steps of {run.name}", format_share(share)])
-    table = Table(
-        caption="Packing efficiency", headers=("sequences", "non-padding share"), rows=tuple(rows), align="lr"
-    )
-    return (table,) if rows else ()
+    columns = ("sequences", "l", lambda row: row[0]), ("non-padding share", "r", lambda row: row[1])
+    return (table_of("Packing efficiency", rows, *columns),) if rows else ()

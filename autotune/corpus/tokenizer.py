@@ -243,10 +243,7 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
             with run.open("rb") as file:
                 edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
                 file.seek(edges[shelves.start], 1)
-                size_bytes = edges[shelves.stop] - edges[shelves.start]
-                while size_bytes > 0:
-                    line = file.readline()
-                    size_bytes -= len(line)
+                for line in file.read(edges[shelves.stop] - edges[shelves.start]).splitlines():
                     word, _, count = line.decode().rpartition("\t")
                     counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))

@@ -75,13 +75,9 @@ class LengthDistribution:
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
     """Return the mean of min(x, truncated_at) over the whole numbers from first to last."""
-    if truncated_at is None or last <= truncated_at:
-        return (first + last) / 2
-    if first >= truncated_at:
-        return float(truncated_at)
-    below = truncated_at - first
-    total = below * (first + truncated_at - 1) / 2 + (last - truncated_at + 1) * truncated_at
-    return total / (last - first + 1)
+    most, count = last if truncated_at is None else truncated_at, last - first + 1
+    below = min(max(most - first, 0), count)  # the numbers less than the truncation
+    return (below * (2 * first + below - 1) / 2 + (count - below) * most) / count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
