@@ -18,7 +18,6 @@ Verdict = Literal[
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
-_ROUNDING = 1e-9
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
 
 
@@ -175,12 +174,10 @@ def _compared(a: Measurement, b: Measurement, differs: set[str], change: Interva
         return replace(found, verdict="not comparable", why=", ".join(other))
     if change.low is None or change.high is None:
         return replace(found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate))
-    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+    if max(abs(change.low - nothing), abs(change.high - nothing)) < 1e-9:  # rounding
         return replace(found, verdict="the same")
     less, more = a.metric.words
-    if change.high < nothing or change.low > nothing:
-        return replace(found, verdict=less if change.high < nothing else more)
-    return found
+    return replace(found, verdict=less if change.high < nothing else more if change.low > nothing else found.verdict)
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:

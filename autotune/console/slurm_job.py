@@ -125,8 +125,7 @@ class SlurmOptions:
 
         ended = Ended(code=0)
         for number, log in jobs if self.wait else ():
-            say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
-            ended = follow(number, log, say)
+            ended = follow(number, log, functools.partial(print, f"job {number}:", file=sys.stderr, flush=True))
             if ended.code:
                 break
         if self.as_json:
@@ -198,8 +197,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     plain = list(arguments)
     files = [word for word in plain if word.endswith(".toml")] if plain[0] in _TAKE_PROFILE else []
     ended = plain.index("--") if "--" in plain else len(plain)
-    for position in range(ended):
-        following = plain[position + 1] if position + 1 < len(plain) else "-"
+    for position, following in enumerate([*plain[1:], "-"][:ended]):
         if plain[position] == "--slurm" and (following.startswith("-") or files == [following]):
             plain[position] = f"--slurm={DEFAULT_SITE}"
     return tuple(plain)
