@@ -23,6 +23,10 @@ from trainer.record.progress import progress
 if TYPE_CHECKING:
     from trainer.staging.stage import Staged
 
+_SOURCE_HELP = "Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob."
+_VOCAB_SIZE_HELP = f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}."
+_PADDED_TOKENS = 512
+"""Sequence length to which the paper recipe pads every sample."""
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, inspect, verify and stage datasets.", rich_markup_mode=None)
@@ -124,12 +128,6 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
             f"breaks even  {worth if epochs is None else f'after {epochs:,.2f} epochs'}",
         ]
     return "\n".join([*lines, following])
-
-
-_SOURCE_HELP = "Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob."
-_VOCAB_SIZE_HELP = f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}."
-_PADDED_TOKENS = 512
-"""Sequence length to which the paper recipe pads every sample."""
 
 
 @app.command("prepare")

@@ -48,6 +48,8 @@ _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 
 _POINTER_LETTERS = {0x00: "Q", 0x02: "H", 0x03: "I", 0x04: "Q", 0x0A: "h", 0x0B: "i", 0x0C: "q"}
 _RELATIVE_TO_FIELD = 0x10
+_Encoding = tuple[struct.Struct, bool]
+"""Format of an entry's address and size, and True if the address is relative to its own position."""
 
 
 def functions(path: Path) -> Iterator[str]:
@@ -114,10 +116,6 @@ def _operand(operand: str, branches: bool) -> str:
     fixed = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
     constants = _HEXADECIMAL.sub(lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0], fixed)
     return constants.replace(" ", "")
-
-
-_Encoding = tuple[struct.Struct, bool]
-"""Format of an entry's address and size, and True if the address is relative to its own position."""
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:

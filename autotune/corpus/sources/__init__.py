@@ -188,19 +188,15 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
     """Find files of sources; raise ``BadInput`` if one is unknown or empty, ``MachineLacks`` if it lacks a library."""
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
-        missing = [name for name in source.libraries if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := [name for name in source.libraries if importlib.util.find_spec(name) is None]:
             raise MachineLacks(
                 f"source type {source.kind!r} requires {' and '.join(missing)}",
                 next_step=install_step(*({"elftools": "pyelftools"}.get(name, name) for name in missing)),
             )
     found = [find_files(source, place, update) for source, place in opened]
-    cut = [
-        part
-        for (source, _), files in zip(opened, found, strict=True)
-        for part in partitions(source, files.files, options)
-    ]
-    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=tuple(cut))
+    cut = [partitions(source, files.files, options) for (source, _), files in zip(opened, found, strict=True)]
+    parts = tuple(part for of_source in cut for part in of_source)
+    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=parts)
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
