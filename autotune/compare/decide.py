@@ -55,9 +55,7 @@ class Metric:
 _SPEED: tuple[Verdict, Verdict] = ("slower", "faster")
 TRAINING_RATE = Metric(name="tokens/s", unit="tokens/s", words=_SPEED)
 STEP_RATE = Metric(name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
-WINDOW_RATE = Metric(
-    name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout", "global batch")
-)
+WINDOW_RATE = replace(STEP_RATE, needs=(*STEP_RATE.needs, "global batch"))
 DATA_WAIT = Metric(name="data wait", unit="share")
 MFU = Metric(name="MFU", unit="share")
 WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")

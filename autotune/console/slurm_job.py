@@ -112,15 +112,11 @@ class SlurmOptions:
             jobs.append(_submit(second, script_of(second), site.slurm.time, after=jobs[0]["job"]))
         if not self.as_json:
             print("\n\n".join(map(_job_text, jobs)), flush=True)
-        first, *further = jobs
-        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**first, "then": further})
+        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**jobs[0], "then": jobs[1:]})
         return True
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
-        """Wait for submitted jobs, by id and log, if requested; with ``--json`` print ``answer`` and the exit code.
-
-        Wait for one after the other, and exit with the code of the first that failed.
-        """
+        """Wait for jobs (id, log) and print ``answer`` as JSON, if requested; exit with the first failure's code."""
         from autotune.base.document import answer_json
 
         ended = Ended(code=0)

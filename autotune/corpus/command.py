@@ -12,7 +12,7 @@ import typer
 
 from autotune.base.document import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import per_s
+from autotune.base.wording import listed, per_s
 from autotune.console.options import AsJson, duration, flag, grouped, make_request, option, sites
 from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, dataset_text, facts_of, facts_text
@@ -69,10 +69,9 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
         for fault in found.faults[:20]:
             print(f"{fault.file!r}: {fault.what}")
     if found.faults:
-        files = sorted({fault.file for fault in found.faults})
-        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        files = sorted({repr(fault.file) for fault in found.faults})
         raise BadInput(
-            f"{directory} is corrupt: {len(found.faults)} faults in {', '.join(map(repr, files[:3]))}{more}",
+            f"{directory} is corrupt: {len(found.faults)} faults in {listed(files, 'files')}",
             next_step="Copy these files again from where they came from, or prepare the dataset again.",
         )
     if not as_json:

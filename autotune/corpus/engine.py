@@ -96,9 +96,8 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
     from distributed.scheduler import KilledWorker
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
-        running: dict[Any, Task] = {}
         futures = ((client.submit(_perform_there, workplace, task, pure=False, retries=0), task) for task in tasks)
-        running.update(islice(futures, ahead * workers))
+        running: dict[Any, Task] = dict(islice(futures, ahead * workers))
         completed = as_completed(list(running))
         for future in completed:
             task = running.pop(future)

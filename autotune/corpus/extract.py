@@ -203,9 +203,8 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and rejects to the list of rejects.
 
     ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to continue with), and
-    ``most``: distinct samples to stop at, or None. Duplicates are written too. Return the outcome of each slice up to
-    the last that was needed; no samples are left of an unread one. Raise ``MemoryError`` if a slice needs more memory
-    than there is, ``OSError`` if the disk is full.
+    ``most``: distinct samples to stop at, or None. Return the outcome of each slice up to the last that was needed; no
+    samples are left of an unread one. Raise ``MemoryError`` if memory is short, ``OSError`` if the disk is full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
     outcomes: list[Outcome] = []
@@ -232,11 +231,10 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
 
 def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
     """Add an unread slice to the list of rejects."""
-    try:
-        whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
-    except OSError:  # removed since it was found
-        whole = True
-    where = "" if whole else f"bytes {part.begin} to {part.end}"
+    where = ""
+    with contextlib.suppress(OSError):  # removed since it was found
+        if part.begin or part.end < Path(part.path).stat().st_size:
+            where = f"bytes {part.begin} to {part.end}"
     with (directory / REJECTS_FILE).open("a") as rejects:
         _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
 
@@ -278,8 +276,7 @@ def _requests() -> Iterator[bytes]:
     """Yield lines of standard input, read without a buffer: ``run_bounded`` watches the same descriptor for its end."""
     pending = b""
     while chunk := os.read(_REQUEST_FD, 2**16):
-        pending += chunk
-        *lines, pending = pending.split(b"\n")
+        *lines, pending = (pending + chunk).split(b"\n")
         yield from lines
 
 

@@ -175,12 +175,10 @@ class FirstDistinct:
             for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
                 if self.reached:
                     break
-                taken = 0
-                for name in piece.paths(self._workplace).read_index()["digest"]:
-                    self._seen.add(name.tobytes())
+                taken, digests = 0, piece.paths(self._workplace).read_index()["digest"]
+                while taken < len(digests) and not self.reached:
+                    self._seen.add(digests[taken].tobytes())
                     taken += 1
-                    if self.reached:
-                        break
                 self.pieces.append(replace(piece, samples=taken))
             self.partitions += 1
 

@@ -87,12 +87,10 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     samples = sum(counts)
     if samples == 0:
         return ""
-    rows = _doublings(edges, counts)
-    tallest = max(held for _, _, held in rows)
-    labels = [_label(first, end) for first, end, _ in rows]
-    width = max(map(len, labels))
+    rows = [(_label(first, end), held) for first, end, held in _doublings(edges, counts)]
+    tallest, width = max(held for _, held in rows), max(len(label) for label, _ in rows)
     lines = []
-    for label, (_, _, held) in zip(labels, rows, strict=True):
+    for label, held in rows:
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
         share = format_share(held / samples)
         lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {share:>7}")
@@ -102,10 +100,8 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
 def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
     """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
     bins = zip(edges, [*edges[1:], None], counts, strict=True)
-    rows: list[tuple[int, int | None, int]] = []
-    for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length()):
-        joined = list(group)
-        rows.append((joined[0][0], joined[-1][1], sum(count for _, _, count in joined)))
+    groups = [list(group) for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length())]
+    rows = [(group[0][0], group[-1][1], sum(count for _, _, count in group)) for group in groups]
     filled = [index for index, (_, _, count) in enumerate(rows) if count]
     return rows[filled[0] : filled[-1] + 1]
 

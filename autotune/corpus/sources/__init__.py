@@ -118,8 +118,7 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
-    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if the path is missing or
-    empty, or holds no such file.
+    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if there is no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []

@@ -151,8 +151,7 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the position and content of every line that begins in a slice; the content is None if it is too long.
 
-    Line ends are left out; the last line may end after the slice. Raise ``UnusableFileError`` if a compressed file is
-    corrupt.
+    Line ends are left out; the last may be after the slice. Raise ``UnusableFileError`` if compressed data is corrupt.
     """
     with opened(part) as (file, end):
         position = part.begin
