@@ -230,8 +230,7 @@ def _what(record: TrialRecord) -> str:
     words = [_many(config.get("micro_batch_size"), "sequence"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
-        limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
-        return ", ".join([*words, limit])
+        return ", ".join([*words, f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"])
     how = "cached batches" if measured.get("cached") else _many(loader.get("num_workers"), "DataLoader worker")
     how += "" if loader.get("prefetch_factor") == 2 else f", prefetch {loader.get('prefetch_factor')}"
     how += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""

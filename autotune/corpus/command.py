@@ -109,8 +109,7 @@ def stage(
 
 def _staged_text(staged: "Staged", seconds: float) -> str:
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
-    copied = staged.copied
-    if copied is None:
+    if (copied := staged.copied) is None:
         return f"{staged.directory} is complete; another process copied it ({format_seconds(seconds)})\n{following}"
     lines = [
         str(staged.directory),

@@ -244,8 +244,7 @@ def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[b
     source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
     new: set[bytes] = set()
     samples = rejected = 0
-    writing = contextlib.closing(PieceWriter(directory, piece))
-    with writing as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+    with contextlib.closing(PieceWriter(directory, piece)) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
         for found in source.samples(part, SourceOptions(**request["options"])):
             if isinstance(found, Reject):
                 rejected += 1

@@ -115,8 +115,7 @@ def prepare(
             with places.open_workplace(out, key) as workplace:
                 try:
                     with open_engine(workplace, workers, len(found.partitions)) as engine:
-                        run = _Preparation(request, found, workplace, engine, stages)
-                        manifest = run.all(given, strict=strict)
+                        manifest = _Preparation(request, found, workplace, engine, stages).all(given, strict=strict)
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise

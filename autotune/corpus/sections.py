@@ -84,16 +84,15 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     """Draw the samples by length in tokens, one bar per doubling; ``edges`` ascend, and the last bin is open-ended."""
-    samples = sum(counts)
-    if samples == 0:
+    total = sum(counts)
+    if total == 0:
         return ""
     rows = [(_label(first, end), held) for first, end, held in _doublings(edges, counts)]
     tallest, width = max(held for _, held in rows), max(len(label) for label, _ in rows)
     lines = []
     for label, held in rows:
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
-        share = format_share(held / samples)
-        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {share:>7}")
+        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / total):>7}")
     return "\n".join(lines)
 
 

@@ -212,8 +212,7 @@ def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
         if not paths:
             raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it in the shell.")
     else:
-        beside = [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else []
-        close = nearest(root.name, beside)
+        close = nearest(root.name, [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else [])
         hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
         raise BadInput(f"{place} not found", next_step=hint)
     return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))
