@@ -39,8 +39,7 @@ def compare(
     if as_json:
         print(answer_json([{**plain(found), "gate": judged} for found, judged in zip(every, gates, strict=True)]))
     else:
-        texts = [comparison_text(found, judged) for found, judged in zip(every, gates, strict=True)]
-        print("\n\n\n".join(texts))
+        print("\n\n\n".join(map(comparison_text, every, gates)))
     words = {judged.state: judged.words for judged in reversed(gates) if judged is not None}
     if "slower" in words:
         raise Slower(words["slower"], next_step="See the changes above, or allow more: --fail-if-slower 10%")

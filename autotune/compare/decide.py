@@ -18,7 +18,6 @@ Verdict = Literal[
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
-_ROUNDING = 1e-9
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
 
 
@@ -56,9 +55,7 @@ class Metric:
 _SPEED: tuple[Verdict, Verdict] = ("slower", "faster")
 TRAINING_RATE = Metric(name="tokens/s", unit="tokens/s", words=_SPEED)
 STEP_RATE = Metric(name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
-WINDOW_RATE = Metric(
-    name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout", "global batch")
-)
+WINDOW_RATE = replace(STEP_RATE, needs=(*STEP_RATE.needs, "global batch"))
 DATA_WAIT = Metric(name="data wait", unit="share")
 MFU = Metric(name="MFU", unit="share")
 WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")
@@ -175,12 +172,10 @@ def _compared(a: Measurement, b: Measurement, differs: set[str], change: Interva
         return replace(found, verdict="not comparable", why=", ".join(other))
     if change.low is None or change.high is None:
         return replace(found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate))
-    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+    if max(abs(change.low - nothing), abs(change.high - nothing)) < 1e-9:  # rounding
         return replace(found, verdict="the same")
     less, more = a.metric.words
-    if change.high < nothing or change.low > nothing:
-        return replace(found, verdict=less if change.high < nothing else more)
-    return found
+    return replace(found, verdict=less if change.high < nothing else more if change.low > nothing else found.verdict)
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:

@@ -49,8 +49,7 @@ def _headline(one: Compared | None) -> str:
 def _figure_cells(one: Compared) -> list[str | None]:
     return [
         one.metric.name, one.of, _figure(one, one.a.value), str(one.a.n), _figure(one, one.b.value), str(one.b.n),
-        _ratio(one, one.change.value),
-        bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
+        _ratio(one, one.change.value), bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
         f"{one.verdict} ({one.why})" if one.why else one.verdict,
     ]  # fmt: skip
 

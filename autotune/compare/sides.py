@@ -64,17 +64,15 @@ def _side(path: Path) -> tuple[Side, Run | None]:
 
 
 def _dataset_side(manifest: Manifest, name: str) -> Side:
-    table = manifest.model_dump(mode="json", exclude={"train", "validation"})
-    splits = (("training", manifest.train), ("validation", manifest.validation))
-    measurements = [
+    figures = tuple(
         Measurement(metric=metric, of=of, estimate=of_one(count), exact=True)
-        for of, split in splits
+        for of, split in (("training", manifest.train), ("validation", manifest.validation))
         for metric, count in ((decide.SAMPLES, split.samples), (decide.TOKENS, split.tokens))
         if count
-    ]
+    )
     return Side(
-        kind="dataset", name=name, settings=flat_table(table), circumstances={"dataset": manifest.dataset_hash},
-        facts={}, measurements=tuple(measurements),
+        kind="dataset", name=name, circumstances={"dataset": manifest.dataset_hash}, facts={},
+        measurements=figures, settings=flat_table(manifest.model_dump(mode="json", exclude={"train", "validation"})),
     )  # fmt: skip
 
 
@@ -89,11 +87,10 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
         **({} if ranks is None else {"ranks": str(ranks)}),
     }  # fmt: skip
-    constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
     notes = ("the profile was edited by hand: its figures are those of the settings before",)
     return Side(
-        kind="profile", name=name, settings=flat_table(train.model_dump(mode="json")) | constraints,
-        circumstances=circumstances,
+        kind="profile", name=name, circumstances=circumstances,
+        settings=flat_table(train.model_dump(mode="json") | profile.model_dump(mode="json", include={"constraints"})),
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
         measurements=tuple(_profile_figures(profile)),
@@ -233,8 +230,7 @@ def _what(record: TrialRecord) -> str:
     words = [_many(config.get("micro_batch_size"), "sequence"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
-        limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
-        return ", ".join([*words, limit])
+        return ", ".join([*words, f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"])
     how = "cached batches" if measured.get("cached") else _many(loader.get("num_workers"), "DataLoader worker")
     how += "" if loader.get("prefetch_factor") == 2 else f", prefetch {loader.get('prefetch_factor')}"
     how += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
@@ -254,14 +250,12 @@ def _many(count: object, noun: str) -> str:
 def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measurement]:
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
-    measured = [
-        (one.trial, one.outcome) for one in (record.finished() for record in group) if isinstance(one.outcome, Measured)
-    ]
+    finished = map(TrialRecord.finished, group)
+    measured = [(one.trial, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
     rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
-        rates = positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
-        if rates:
+        if rates := positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0):
             yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
             of += ", allocator" * is_pretended(driver)

@@ -89,8 +89,7 @@ class _Helped:
         listed = SECTIONS if ctx.parent is None else {"Commands": " ".join(commands)}
         sections = {"Arguments": [(name, text.replace("[required]", "")) for name, text in arguments]}
         for head, names in listed.items():
-            there = [name for name in names.split() if name in commands]
-            sections[head] = [(name, commands[name].get_short_help_str()) for name in there]
+            sections[head] = [(name, commands[name].get_short_help_str()) for name in names.split() if name in commands]
         sections["Options"] = [*options, ("-h, --help", "Show this help and exit.")]
         least = max(map(len, commands), default=0)
         paragraphs = [

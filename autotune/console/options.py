@@ -4,14 +4,13 @@ Shells complete models, GPUs, profiles and site files after an option, and file 
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 _PROFILES = "profiles"
 _NO_PROFILES = ("pyproject.toml", "site.toml")
+_T = TypeVar("_T")
 
 
 def models(incomplete: str) -> list[str]:
@@ -61,21 +61,15 @@ def sites(incomplete: str) -> list[str]:
 
 def _tables(incomplete: str) -> list[str]:
     directory, slash, begun = incomplete.rpartition("/")
-    try:
+    with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in Path(directory + slash or ".").expanduser().glob("*.toml"))
-    except OSError:
-        return []
-    return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
-
-
-_T = TypeVar("_T")
-ADVANCED = "Advanced"
-"""Help panel of options that are rarely needed; only ``--help-all`` shows them."""
+        return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
+    return []
 
 
 def option(metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any) -> Any:  # noqa: ANN401 - typer's
-    """Return an option that takes a value; without a metavar, help shows the choices."""
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=ADVANCED if advanced else None, **more)
+    """Return an option with a value; without a metavar, help shows the choices; --help-all also shows advanced ones."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel="Advanced" if advanced else None, **more)
 
 
 def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
@@ -89,15 +83,13 @@ def quantity(name: str, parse: Callable[[str], float], example: str, *, least: f
     def read(given: str | float) -> float:
         if not isinstance(given, str):
             return given  # the default
-        fixed = example
         try:
             if (value := parse(given)) >= least:
                 return value
             why = f"is less than {exact_seconds(least)}"
         except ValueError as error:
             why = str(error)
-            if why == NO_UNIT:
-                fixed = given.strip() + example.lstrip("0123456789")
+        fixed = given.strip() + example.lstrip("0123456789") if why == NO_UNIT else example
         raise UsageError(f"{name} {given!r} {why}", next_step=f"Write {name} {fixed}")
 
     return read
@@ -238,9 +230,6 @@ class ModelOptions(StepOptions):
         )  # fmt: skip
 
 
-_MODULE = re.compile(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOptions:
     """Functions of your own training code, in the place of a model and a dataset."""
@@ -271,7 +260,7 @@ class OwnOptions:
         from autotune.integrations.values import SIZE, OwnCode
 
         for name in (self.step, loader):
-            if name is not None and not _MODULE.fullmatch(name):
+            if name is not None and not re.fullmatch(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*", name):
                 next_step = "Write module:function, such as my_module:build_step, or path/of/script.py:function"
                 raise UsageError(f"{name!r} does not name a function", next_step=next_step)
         values: dict[str, list[int | float | str]] = {}
@@ -281,8 +270,7 @@ class OwnOptions:
                 raise UsageError(f"--set {given!r} is not NAME=VALUE", next_step="Write --set seq_length=512")
             values[name] = [_scalar(one) for one in text.split(",")]
         code = functools.partial(OwnCode, step=self.step, loader=loader, along=self.along or SIZE)
-        combinations = itertools.product(*values.values())
-        return [code(arguments=dict(zip(values, one, strict=True))) for one in combinations]
+        return [code(arguments=dict(zip(values, one, strict=True))) for one in itertools.product(*values.values())]
 
 
 def _scalar(text: str) -> int | float | str:
@@ -350,14 +338,14 @@ class ProbeOptions(ModelOptions):
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the options of each group as parameters in place of the group."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: dataclasses.fields(kind) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    groups = {name: fields(kind) for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name not in groups:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
         for one in groups.get(parameter.name, ()):
-            default = parameter.empty if one.default is dataclasses.MISSING else one.default
-            default = default if one.default_factory is dataclasses.MISSING else one.default_factory()
+            default = parameter.empty if one.default is MISSING else one.default
+            default = default if one.default_factory is MISSING else one.default_factory()
             parameters.append(parameter.replace(name=one.name, default=default, annotation=one.type))
 
     @functools.wraps(command)

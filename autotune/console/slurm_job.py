@@ -112,21 +112,16 @@ class SlurmOptions:
             jobs.append(_submit(second, script_of(second), site.slurm.time, after=jobs[0]["job"]))
         if not self.as_json:
             print("\n\n".join(map(_job_text, jobs)), flush=True)
-        first, *further = jobs
-        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**first, "then": further})
+        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**jobs[0], "then": jobs[1:]})
         return True
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
-        """Wait for submitted jobs, by id and log, if requested; with ``--json`` print ``answer`` and the exit code.
-
-        Wait for one after the other, and exit with the code of the first that failed.
-        """
+        """Wait for jobs (id, log) and print ``answer`` as JSON, if requested; exit with the first failure's code."""
         from autotune.base.document import answer_json
 
         ended = Ended(code=0)
         for number, log in jobs if self.wait else ():
-            say = functools.partial(print, f"job {number}:", file=sys.stderr, flush=True)
-            ended = follow(number, log, say)
+            ended = follow(number, log, functools.partial(print, f"job {number}:", file=sys.stderr, flush=True))
             if ended.code:
                 break
         if self.as_json:
@@ -198,8 +193,7 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     plain = list(arguments)
     files = [word for word in plain if word.endswith(".toml")] if plain[0] in _TAKE_PROFILE else []
     ended = plain.index("--") if "--" in plain else len(plain)
-    for position in range(ended):
-        following = plain[position + 1] if position + 1 < len(plain) else "-"
+    for position, following in enumerate([*plain[1:], "-"][:ended]):
         if plain[position] == "--slurm" and (following.startswith("-") or files == [following]):
             plain[position] = f"--slurm={DEFAULT_SITE}"
     return tuple(plain)

@@ -70,7 +70,7 @@ def run_bounded(
     child was killed for that reason, ``OSError`` if the child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb"):
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -81,9 +81,7 @@ def run_bounded(
             # Kill the child's process group, which holds only its processes, and reap it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            # Between fork and setsid the child is still in the group of its parent.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)  # between fork and setsid it is still in the group of its parent
             os.waitpid(pid, 0)
         if unread:
             return unread
@@ -97,18 +95,13 @@ def run_bounded(
         except (OSError, ValueError, KeyError, TypeError):
             return Unread(reason="its reader did not reply")
         raise OSError(reply["errno"], os.strerror(reply["errno"]))
-    finally:
-        os.close(read_fd)
-        os.close(write_fd)
 
 
 def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
     """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
-    exit_fd = os.pidfd_open(pid)
-    try:
-        ready, _, _ = select.select([exit_fd] if cancel_fd is None else [exit_fd, cancel_fd], [], [], limits.wall_s)
-    finally:
-        os.close(exit_fd)
+    with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as end_of_child:
+        watched: list[Any] = [end_of_child] if cancel_fd is None else [end_of_child, cancel_fd]
+        ready, _, _ = select.select(watched, [], [], limits.wall_s)
     if ready == [cancel_fd]:
         raise CancelledError
     if not ready:

@@ -12,7 +12,7 @@ import typer
 
 from autotune.base.document import answer_json, plain
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import per_s
+from autotune.base.wording import listed, per_s
 from autotune.console.options import AsJson, duration, flag, grouped, make_request, option, sites
 from autotune.console.slurm_job import JobRequest, SlurmOptions
 from autotune.corpus.sections import counts_of, dataset_text, facts_of, facts_text
@@ -23,7 +23,10 @@ from trainer.record.progress import progress
 if TYPE_CHECKING:
     from trainer.staging.stage import Staged
 
-_SHOWN_FAULTS = 20
+_SOURCE_HELP = "Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob."
+_VOCAB_SIZE_HELP = f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}."
+_PADDED_TOKENS = 512
+"""Sequence length to which the paper recipe pads every sample."""
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
 app = typer.Typer(no_args_is_help=True, help="Prepare, inspect, verify and stage datasets.", rich_markup_mode=None)
@@ -63,13 +66,12 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
         said = {"path": directory, "dataset_hash": found.manifest.dataset_hash, "files": found.files}
         print(answer_json({**said, "bytes_read": found.bytes_read, "faults": found.faults}))
     else:
-        for fault in found.faults[:_SHOWN_FAULTS]:
+        for fault in found.faults[:20]:
             print(f"{fault.file!r}: {fault.what}")
     if found.faults:
-        files = sorted({fault.file for fault in found.faults})
-        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        files = sorted({repr(fault.file) for fault in found.faults})
         raise BadInput(
-            f"{directory} is corrupt: {len(found.faults)} faults in {', '.join(map(repr, files[:3]))}{more}",
+            f"{directory} is corrupt: {len(found.faults)} faults in {listed(files, 'files')}",
             next_step="Copy these files again from where they came from, or prepare the dataset again.",
         )
     if not as_json:
@@ -107,8 +109,7 @@ def stage(
 
 def _staged_text(staged: "Staged", seconds: float) -> str:
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
-    copied = staged.copied
-    if copied is None:
+    if (copied := staged.copied) is None:
         return f"{staged.directory} is complete; another process copied it ({format_seconds(seconds)})\n{following}"
     lines = [
         str(staged.directory),
@@ -125,12 +126,6 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
             f"breaks even  {worth if epochs is None else f'after {epochs:,.2f} epochs'}",
         ]
     return "\n".join([*lines, following])
-
-
-_SOURCE_HELP = "Raw data: elf:, text:, jsonl: or parquet: before a directory, file or quoted glob."
-_VOCAB_SIZE_HELP = f"Vocabulary size of a learned tokenizer. Default: {DEFAULT_VOCAB_SIZE}."
-_PADDED_TOKENS = 512
-"""Sequence length to which the paper recipe pads every sample."""
 
 
 @app.command("prepare")
@@ -212,22 +207,18 @@ def prepare(
     tokens = manifest.train.tokens + manifest.validation.tokens
     unknown = source.unknown_tokens / tokens
     if unknown > 0.1:
-        print(
-            f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; "
-            "use --tokenizer bpe, or a larger --vocab-size",
-            file=sys.stderr,
-        )
+        advice = "use --tokenizer bpe, or a larger --vocab-size"
+        print(f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; {advice}", file=sys.stderr)
     # Size of stored masks, a byte per token; and of sequences padded as in the paper baseline, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:
-        answer = counts_of(out, manifest) | {
+        print(answer_json(counts_of(out, manifest) | {
             "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, **plain(source),
             "reduction": 1 - source.token_bytes / source.raw_bytes, "mask_bytes_not_stored": tokens,
             "padded_with_masks_bytes": padded, "other_files": other_files, "rejects": out / "rejects.jsonl",
             "seconds": round(seconds, 3),
-        }  # fmt: skip
-        print(answer_json(answer))
+        }))  # fmt: skip
         return
     facts = facts_of(manifest) | {
         "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_TOKENS} take "

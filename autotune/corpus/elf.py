@@ -46,10 +46,10 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
 _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 
-_EXTENDED_LENGTH = 0xFFFFFFFF
 _POINTER_LETTERS = {0x00: "Q", 0x02: "H", 0x03: "I", 0x04: "Q", 0x0A: "h", 0x0B: "i", 0x0C: "q"}
 _RELATIVE_TO_FIELD = 0x10
-_ADDRESS_MASK = 2**64 - 1
+_Encoding = tuple[struct.Struct, bool]
+"""Format of an entry's address and size, and True if the address is relative to its own position."""
 
 
 def functions(path: Path) -> Iterator[str]:
@@ -77,11 +77,9 @@ def functions(path: Path) -> Iterator[str]:
             # pyelftools asserts its assumptions about a file.
             raise UnusableFileError(f"corrupt ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
-    starts = [address for address, _ in sections]
     for address, size_bytes in function_ranges(table, table_address):
-        content = _code_at(sections, starts, address, size_bytes)
-        parts: list[str] = []
-        decoded_bytes = 0
+        content = _code_at(sections, address, size_bytes)
+        parts, decoded_bytes = list[str](), 0
         for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(content, address):
             parts.append(instruction_text(mnemonic, operands))
             decoded_bytes += instruction_bytes
@@ -89,9 +87,9 @@ def functions(path: Path) -> Iterator[str]:
             yield " ".join(parts)
 
 
-def _code_at(sections: list[tuple[int, bytes]], starts: list[int], address: int, size_bytes: int) -> bytes:
+def _code_at(sections: list[tuple[int, bytes]], address: int, size_bytes: int) -> bytes:
     """Return the bytes of a range; none if it is not inside one executable section."""
-    index = bisect_right(starts, address) - 1
+    index = bisect_right(sections, address, key=lambda section: section[0]) - 1
     if index < 0 or not 0 < size_bytes <= MAX_FUNCTION_BYTES:
         return b""
     first, content = sections[index]
@@ -109,8 +107,7 @@ def instruction_text(mnemonic: str, operands: str) -> str:
         name = mnemonic.rsplit(" ", 1)[-1]
         branches = name.startswith(("j", "loop")) or name in ("call", "lcall", "ljmp", "xbegin")
         tokens += [_operand(operand, branches) for operand in operands.split(", ")]
-    tokens.append(NEXT_TOKEN)
-    return " ".join(tokens)
+    return " ".join([*tokens, NEXT_TOKEN])
 
 
 def _operand(operand: str, branches: bool) -> str:
@@ -119,10 +116,6 @@ def _operand(operand: str, branches: bool) -> str:
     fixed = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
     constants = _HEXADECIMAL.sub(lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0], fixed)
     return constants.replace(" ", "")
-
-
-_Encoding = tuple[struct.Struct, bool]
-"""Format of an entry's address and size, and True if the address is relative to its own position."""
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
@@ -142,7 +135,7 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
                 # A terminator, which may be followed by more entries of joined tables.
                 position = body
                 continue
-            if length == _EXTENDED_LENGTH or length < 4 or end > len(section):
+            if length < 4 or end > len(section):  # also 0xFFFFFFFF, which announces a 64-bit length
                 raise UnusableFileError(f".eh_frame entry at {position:#x} has length {length:#x}")
             (back,) = struct.unpack_from("<I", section, body)
             if back == 0:
@@ -150,7 +143,7 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
             else:
                 both, relative = encodings[body - back]
                 address, size = both.unpack_from(section, body + 4)
-                yield (address + relative * (section_address + body + 4)) & _ADDRESS_MASK, size
+                yield (address + relative * (section_address + body + 4)) % 2**64, size
             position = end
     except (struct.error, IndexError, KeyError) as error:
         raise UnusableFileError(f".eh_frame entry at {position:#x} is corrupt") from error
@@ -176,7 +169,7 @@ def _common_encoding(entry: bytes) -> _Encoding:
         if letter == "R":
             return _encoding(entry[position])
         if letter == "P":
-            position += 1 + struct.calcsize(f"<{_pointer_letter(entry[position])}")
+            position += 1 + struct.calcsize(f"<{_POINTER_LETTERS[entry[position] & 0x0F]}")
         elif letter == "L":
             position += 1
         elif letter not in "SB":
@@ -185,20 +178,11 @@ def _common_encoding(entry: bytes) -> _Encoding:
 
 
 def _encoding(code: int) -> _Encoding:
-    application = code & 0xF0
-    if application not in (0, _RELATIVE_TO_FIELD):
+    letter, application = _POINTER_LETTERS.get(code & 0x0F), code & 0xF0
+    if letter is None or application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
-    letter = _pointer_letter(code)
     # A range is a size, so it is unsigned even if the address is signed.
     return struct.Struct(f"<{letter}{letter.upper()}"), application == _RELATIVE_TO_FIELD
-
-
-def _pointer_letter(code: int) -> str:
-    """Return the ``struct`` format of a pointer encoding."""
-    letter = _POINTER_LETTERS.get(code & 0x0F)
-    if letter is None:
-        raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
-    return letter
 
 
 def _after_leb(entry: bytes, position: int) -> int:

@@ -82,8 +82,7 @@ def encode_piece(
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield texts in groups of about the same number of characters, as lengths vary a thousandfold."""
-    batch: list[str] = []
-    characters = 0
+    batch, characters = list[str](), 0
     for text in texts:
         batch.append(text)
         characters += len(text)

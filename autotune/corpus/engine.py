@@ -30,14 +30,11 @@ _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue, in seconds; the others join as they start."""
 _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
+_RESUME_WITH_FEWER = "If memory is short, use fewer --workers. Run the same command again to resume."
 
 Work = Callable[..., Receipt]
 """Function of a task: called with the workplace, a directory for its files, and the task's arguments by name. It may
 read other files of the workplace; the same arguments give the same files."""
-
-
-_RESUME_WITH_FEWER = "If memory is short, use fewer --workers. Run the same command again to resume."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +96,8 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
     from distributed.scheduler import KilledWorker
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
-        running: dict[Any, Task] = {}
         futures = ((client.submit(_perform_there, workplace, task, pure=False, retries=0), task) for task in tasks)
-        running.update(islice(futures, ahead * workers))
+        running: dict[Any, Task] = dict(islice(futures, ahead * workers))
         completed = as_completed(list(running))
         for future in completed:
             task = running.pop(future)
@@ -188,8 +184,7 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
             except TimeoutError as error:
                 what = f"no worker started within {_START_S:g} s"
                 raise BadInput(what, next_step="Check the queue: squeue --me") from error
-        there = client.scheduler_info(n_workers=-1)["workers"]
-        if not there:
+        if not (there := client.scheduler_info(n_workers=-1)["workers"]):
             raise BadInput(f"the scheduler at {address} has no workers", next_step=f"Start some: dask worker {address}")
         _check_workers(client, workplace)
         yield _on_workers(workplace, client, workers or len(there))
@@ -228,8 +223,7 @@ def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     """Return the arguments of ``dask_jobqueue.SLURMCluster``: each job has one worker process. Pure."""
     slurm = site.slurm
-    directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
-    said = [f"--{name}={value}" for name, value in directives.items() if value]
+    said = [f"--{name}={value}" for name in ("constraint", "exclude") if (value := getattr(slurm, name))]
     # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
     return {

@@ -47,14 +47,10 @@ def extract_partition(
 ) -> Receipt:
     """Write a partition's samples as pieces, and its rejects as JSON lines.
 
-    With ``most``, stop at that many distinct samples; duplicates are written too.
-
-    Returns:
-        ``samples`` and ``text_bytes`` of each piece; ``files``, those whose first slice was read; ``raw_bytes``, the
-        size of the slices that were read; ``rejected``, the number of files, lines and rows that could not be used.
-
-    Raise ``MachineLacks`` if the extraction process cannot start, ``OSError`` if the directory cannot be written, as
-    when the disk is full.
+    With ``most``, stop at that many distinct samples; duplicates are written too. Return ``samples`` and ``text_bytes``
+    of each piece, the number of ``files`` whose first slice was read, ``raw_bytes`` of the slices that were read, and
+    the number of ``rejected`` files, lines and rows. Raise ``MachineLacks`` if the extraction process cannot start,
+    ``OSError`` if the directory cannot be written, as when the disk is full.
     """
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
@@ -78,7 +74,7 @@ def extract_partition(
             if most is not None and len(seen) >= most:
                 break
     pieces = [PiecePaths(directory=directory, number=number) for number in range(piece + 1)]
-    pieces = [paths for paths in pieces if paths.file("index").exists()]
+    pieces = [paths for paths in pieces if paths.file("index").exists()]  # none if no slice could be read
     for paths in pieces:
         paths.sort_digests()
     return {
@@ -108,7 +104,9 @@ class _Process:
             raise MachineLacks(what, next_step="Use fewer --workers, or stop other programs.") from error
         finally:
             os.close(inherited_fd)
-        if b"ready" not in self._read():
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+        if b"ready" not in self._replies.readline():
             self.close()
             what = "did not start; see its message above"
             next_step = "Reinstall this package, in its checkout: python -m pip install --force-reinstall -e ."
@@ -119,11 +117,10 @@ class _Process:
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
         """Send a request for ``extract_slices`` to the process; if that dies, replace it and return ``Unread``."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        line = self._read()
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        line = self._replies.readline()
         if not line.endswith(b"\n"):
             self.close()
             self._start()
@@ -132,10 +129,6 @@ class _Process:
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
         return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Unread(**reply)
-
-    def _read(self) -> bytes:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
 
     def close(self) -> None:
         """End the process and its child; nothing is written after that."""
@@ -180,11 +173,10 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
         note_unread(directory, slices[0], outcome)
         return [(slices[0], outcome)]
     read: list[tuple[Slice, Outcome]] = []
-    piece = request["piece"]
     for part in slices:
-        read += _read(process, {**request, "piece": piece}, [part])
-        last = read[-1][1]
-        piece = piece if isinstance(last, Unread) else last.piece
+        read += _read(process, request, [part])
+        if isinstance(last := read[-1][1], Extracted):
+            request = {**request, "piece": last.piece}
     return read
 
 
@@ -211,12 +203,8 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and rejects to the list of rejects.
 
     ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to continue with), and
-    ``most``: distinct samples to stop at, or None. Duplicates are written too.
-
-    Returns:
-        Outcome of each slice up to the last that was needed. No samples are left of an unread one.
-
-    Raise ``MemoryError`` if a slice needs more memory than there is, ``OSError`` if the disk is full.
+    ``most``: distinct samples to stop at, or None. Return the outcome of each slice up to the last that was needed; no
+    samples are left of an unread one. Raise ``MemoryError`` if memory is short, ``OSError`` if the disk is full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
     outcomes: list[Outcome] = []
@@ -243,11 +231,10 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
 
 def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
     """Add an unread slice to the list of rejects."""
-    try:
-        whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
-    except OSError:  # removed since it was found
-        whole = True
-    where = "" if whole else f"bytes {part.begin} to {part.end}"
+    where = ""
+    with contextlib.suppress(OSError):  # removed since it was found
+        if part.begin or part.end < Path(part.path).stat().st_size:
+            where = f"bytes {part.begin} to {part.end}"
     with (directory / REJECTS_FILE).open("a") as rejects:
         _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
 
@@ -257,8 +244,7 @@ def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[b
     source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
     new: set[bytes] = set()
     samples = rejected = 0
-    writing = contextlib.closing(PieceWriter(directory, piece))
-    with writing as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+    with contextlib.closing(PieceWriter(directory, piece)) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
         for found in source.samples(part, SourceOptions(**request["options"])):
             if isinstance(found, Reject):
                 rejected += 1
@@ -289,8 +275,7 @@ def _requests() -> Iterator[bytes]:
     """Yield lines of standard input, read without a buffer: ``run_bounded`` watches the same descriptor for its end."""
     pending = b""
     while chunk := os.read(_REQUEST_FD, 2**16):
-        pending += chunk
-        *lines, pending = pending.split(b"\n")
+        *lines, pending = (pending + chunk).split(b"\n")
         yield from lines
 
 

@@ -82,8 +82,7 @@ class PieceWriter:
     """Writer that appends samples to the pieces of a directory, and begins the next piece when one is full."""
 
     def __init__(self, directory: Path, number: int) -> None:
-        self.number = number
-        self._directory = directory
+        self._directory, self.number = directory, number
         self._open()
 
     def add(self, content: bytes, name: bytes) -> None:
@@ -139,9 +138,7 @@ class Piece:
 def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
     """Return the pieces of an extracted partition, in reading order."""
     sizes = zip(receipt["samples"], receipt["text_bytes"], strict=True)
-    return [
-        Piece(partition=partition, number=n, samples=count, text_bytes=size) for n, (count, size) in enumerate(sizes)
-    ]
+    return [Piece(partition=partition, number=n, samples=held, text_bytes=size) for n, (held, size) in enumerate(sizes)]
 
 
 def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
@@ -178,12 +175,10 @@ class FirstDistinct:
             for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
                 if self.reached:
                     break
-                taken = 0
-                for name in piece.paths(self._workplace).read_index()["digest"]:
-                    self._seen.add(name.tobytes())
+                taken, digests = 0, piece.paths(self._workplace).read_index()["digest"]
+                while taken < len(digests) and not self.reached:
+                    self._seen.add(digests[taken].tobytes())
                     taken += 1
-                    if self.reached:
-                        break
                 self.pieces.append(replace(piece, samples=taken))
             self.partitions += 1
 
@@ -223,8 +218,7 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
 
 
 def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
-    kind = np.dtype(dtype)
-    return np.fromfile(path, dtype=kind, count=count, offset=first * kind.itemsize)
+    return np.fromfile(path, dtype=dtype, count=count, offset=first * np.dtype(dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ give the same bytes.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -115,10 +115,7 @@ def prepare(
             with places.open_workplace(out, key) as workplace:
                 try:
                     with open_engine(workplace, workers, len(found.partitions)) as engine:
-                        run = _Preparation(
-                            request=request, input=found, workplace=workplace, engine=engine, stages=stages
-                        )
-                        manifest = run.all(given, strict=strict)
+                        manifest = _Preparation(request, found, workplace, engine, stages).all(given, strict=strict)
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
@@ -127,8 +124,7 @@ def prepare(
                 places.check_place(out, overwrite=overwrite)
                 places.publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    first_rejects = read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS)
-    return manifest, first_rejects, sum(each.other_files for each in found.found)
+    return manifest, read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS), sum(one.other_files for one in found.found)
 
 
 def _strict(reject: Reject, count: int) -> BadInput:
@@ -147,7 +143,7 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
         return [Reject(**json.loads(line)) for line, _ in zip(file, range(most), strict=False)]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Preparation:
     request: Request
     input: Input
@@ -158,19 +154,17 @@ class _Preparation:
 
     def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
         """Run all stages, and return the manifest; the dataset's files are then in the work directory."""
-        extracted = self._extract(strict=strict)
+        request, extracted = self.request, self._extract(strict=strict)
         parts.write_pieces(self.workplace, self.pieces)
         buckets, duplicates = 0, 0
-        if not self.request.keep_duplicates:
+        if not request.keep_duplicates:
             buckets = parts.buckets_for(sum(piece.samples for piece in self.pieces))
             compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
             duplicates = sum(one["duplicates"] for one in self._run(parts.DISTINCT, parts.find_duplicates, compared))
-        selection = parts.Selection(
-            buckets=buckets, validation_share=self.request.validation_share, seed=self.request.split_seed
-        )
+        selection = parts.Selection(buckets=buckets, validation_share=request.validation_share, seed=request.split_seed)
         tokenizer = given or self._learn(selection)
         write_atomically(self.workplace.path / disk.TOKENIZER_NAME, tokenizer.content)
-        encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=self.request.limit)
+        encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=request.limit)
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
         if not said["tokens"]:
@@ -189,8 +183,7 @@ class _Preparation:
             ),
         )  # fmt: skip
         with (self.workplace.dataset / disk.REJECTS_NAME).open("w") as file:
-            for reject in self.input.unreadable:
-                file.write(json.dumps(asdict(reject)) + "\n")
+            file.writelines(json.dumps(asdict(reject)) + "\n" for reject in self.input.unreadable)
             for number in range(len(extracted)):
                 with self._rejects_of(number).open() as rejects:
                     shutil.copyfileobj(rejects, file)
@@ -237,20 +230,17 @@ class _Preparation:
     def _learn(self, selection: parts.Selection) -> DatasetTokenizer:
         kind = self.request.tokenizer or ("wordlevel" if self.input.kinds == ["elf"] else "bpe")
         vocab_size, pieces = self.request.vocab_size, len(self.pieces)
-        arguments: dict[str, Any] = {"vocab_size": vocab_size}
-        work: Work
         if kind == "wordlevel":
             counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
             merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
             self._run(learning.MERGE, learning.merge_words, [{"merge": merge, **shared} for merge in range(merges)])
-            work, arguments["merges"] = learning.learn_words, merges
+            (learned,) = self._run(learning.LEARN, learning.learn_words, [{"merges": merges, "vocab_size": vocab_size}])
         else:
             share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
             self._run_pieces(learning.SAMPLE, learning.sample_texts, selection=selection, share=share)
-            work, arguments["pieces"] = learning.learn_pairs, pieces
-        (receipt,) = self._run(learning.LEARN, work, [arguments])
-        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME, used=receipt["used"])
+            (learned,) = self._run(learning.LEARN, learning.learn_pairs, [{"pieces": pieces, "vocab_size": vocab_size}])
+        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME, used=learned["used"])
 
     def _assemble(self, split: str, encoded: list[places.Receipt], tokenizer: DatasetTokenizer) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
@@ -284,11 +274,7 @@ class _Preparation:
         are guaranteed. Without it, the largest tasks start first, so that the others need not wait for them at the end.
         """
         sizes = sizes_bytes or [1] * len(arguments)
-        tasks: Iterable[Task] = [
-            Task(stage=stage, number=number, work=work, arguments=each) for number, each in enumerate(arguments)
-        ]
-        if first is None and sizes_bytes is not None:
-            tasks = sorted(tasks, key=lambda task: -sizes[task.number])
+        order = sorted(range(len(arguments)), key=lambda number: -sizes[number] if first is None else number)
         receipts: dict[int, places.Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
         with self.stages(stage.replace("-", " ")) as update:
@@ -300,10 +286,11 @@ class _Preparation:
                 on_done(task, receipt)
 
             def unfinished() -> Iterator[Task]:
-                for task in tasks:
+                for number in order:
                     if first is not None and first.reached:
                         return
-                    receipt = self.workplace.receipt(task.stage, task.number)
+                    task = Task(stage=stage, number=number, work=work, arguments=arguments[number])
+                    receipt = self.workplace.receipt(stage, number)
                     if receipt is None:
                         yield task
                     else:

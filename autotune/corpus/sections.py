@@ -84,28 +84,23 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     """Draw the samples by length in tokens, one bar per doubling; ``edges`` ascend, and the last bin is open-ended."""
-    samples = sum(counts)
-    if samples == 0:
+    total = sum(counts)
+    if total == 0:
         return ""
-    rows = _doublings(edges, counts)
-    tallest = max(held for _, _, held in rows)
-    labels = [_label(first, end) for first, end, _ in rows]
-    width = max(map(len, labels))
+    rows = [(_label(first, end), held) for first, end, held in _doublings(edges, counts)]
+    tallest, width = max(held for _, held in rows), max(len(label) for label, _ in rows)
     lines = []
-    for label, (_, _, held) in zip(labels, rows, strict=True):
+    for label, held in rows:
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
-        share = format_share(held / samples)
-        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {share:>7}")
+        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / total):>7}")
     return "\n".join(lines)
 
 
 def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
     """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
     bins = zip(edges, [*edges[1:], None], counts, strict=True)
-    rows: list[tuple[int, int | None, int]] = []
-    for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length()):
-        joined = list(group)
-        rows.append((joined[0][0], joined[-1][1], sum(count for _, _, count in joined)))
+    groups = [list(group) for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length())]
+    rows = [(group[0][0], group[-1][1], sum(count for _, _, count in group)) for group in groups]
     filled = [index for index, (_, _, count) in enumerate(rows) if count]
     return rows[filled[0] : filled[-1] + 1]
 
@@ -140,8 +135,6 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     bins = _doublings(spread.edges, spread.counts)
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
-    # A logarithmic axis has no 0, so the first bin is as wide as the others.
-    columns = tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn)
     most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
@@ -155,7 +148,8 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
         drawing=Columns(
             x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
             y=Axis(label="share of samples", unit="share"),
-            columns=columns,
+            # A logarithmic axis has no 0, so the first bin is as wide as the others.
+            columns=tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn),
             rules=(Rule(at=float(fits), label="sequence length"),),
         ),
         table=table_of(
@@ -185,14 +179,11 @@ def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[B
     from autotune.profiles.values import fill_share
 
     rows: list[Row] = []
-    filled = fill_share(one.profile)
-    if filled is not None:
+    if (filled := fill_share(one.profile)) is not None:
         rows.append([f"{one.profile.train.layout} sequences of this dataset", format_share(filled)])
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
             share = sum(step.non_padding_tokens for step in steps) / max(1, sum(step.padded_tokens for step in steps))
             rows.append([f"steps of {run.name}", format_share(share)])
-    table = Table(
-        caption="Packing efficiency", headers=("sequences", "non-padding share"), rows=tuple(rows), align="lr"
-    )
-    return (table,) if rows else ()
+    columns = ("sequences", "l", lambda row: row[0]), ("non-padding share", "r", lambda row: row[1])
+    return (table_of("Packing efficiency", rows, *columns),) if rows else ()

@@ -1,6 +1,5 @@
 """The tokenizer of a dataset: given and checked, or trained in bounded memory on all words or sampled texts."""
 
-import contextlib
 import heapq
 import json
 import re
@@ -159,35 +158,29 @@ def _filled(words: list[str]) -> list[str]:
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     """Read a ``tokenizer.json``; ``used`` is the number of ids that can occur, None for all of the file.
 
-    Raise ``BadInput`` if it is no tokenizer, or lacks one of the five special tokens, ``BadConfig`` if it is missing,
-    too large, too deep, or not JSON.
+    Raise ``BadInput`` if it is no tokenizer or lacks a special token, ``BadConfig`` if it cannot be read as JSON.
     """
     # Bounded reading first, as the library trusts the file.
     read_json(path)
     content = path.read_bytes()
-    with _no_tokenizer(path):
+    try:
         tokenizer = Tokenizer.from_buffer(content)
-    # Names of special tokens in a text are plain text.
-    tokenizer.encode_special_tokens = True
-    # Samples are stored in full and without special tokens.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    described = _describe(tokenizer, content, where=str(path), used=used)
-    with _no_tokenizer(path):
+        # Names of special tokens in a text are plain text.
+        tokenizer.encode_special_tokens = True
+        # Samples are stored in full and without special tokens.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        described = _describe(tokenizer, content, where=str(path), used=used)
         # Finds faults such as an unknown token that is not in the vocabulary.
         tokenizer.encode("a word that no vocabulary holds: \ufdd0")
-    return described
-
-
-@contextlib.contextmanager
-def _no_tokenizer(path: Path) -> Iterator[None]:
-    try:
-        yield
+    except BadInput:
+        raise
     except Exception as error:  # the library raises no narrower exception
         raise BadInput(
             f"{path} is not a tokenizer of the tokenizers library: {error}",
             next_step="Pass a tokenizer.json written by Tokenizer.save, or by save_pretrained of transformers.",
         ) from error
+    return described
 
 
 def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | None = None) -> DatasetTokenizer:
@@ -243,10 +236,7 @@ def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: in
             with run.open("rb") as file:
                 edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
                 file.seek(edges[shelves.start], 1)
-                size_bytes = edges[shelves.stop] - edges[shelves.start]
-                while size_bytes > 0:
-                    line = file.readline()
-                    size_bytes -= len(line)
+                for line in file.read(edges[shelves.stop] - edges[shelves.start]).splitlines():
                     word, _, count = line.decode().rpartition("\t")
                     counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))

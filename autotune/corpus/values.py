@@ -36,9 +36,8 @@ class LengthDistribution:
 
     def mean_tokens(self, truncated_at: int | None = None) -> float | None:
         """Return the mean tokens per sample, each cut to ``truncated_at`` first; None without samples."""
-        if self.samples == 0:
-            return None
-        return sum(count * _bin_mean(low, last, truncated_at) for low, last, count in self._bins()) / self.samples
+        total = sum(count * _bin_mean(low, last, truncated_at) for low, last, count in self._bins())
+        return total / self.samples if self.samples else None
 
     def percentile_tokens(self, share: float) -> float | None:
         """Return the length that a share (0 to 1) of samples do not exceed, within its bin; None without samples."""
@@ -51,16 +50,13 @@ class LengthDistribution:
 
     def truncated_share(self, tokens: int) -> float | None:
         """Return the share of samples longer than ``tokens``, within its bin; None without samples."""
-        if self.samples == 0:
-            return None
         shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
-        return sum(shares) / self.samples
+        return sum(shares) / self.samples if self.samples else None
 
     def padding_waste(self, seq_length_tokens: int) -> float | None:
         """Return the share of a batch that is padding when every sample is cut and padded to ``seq_length_tokens``.
 
-        Special tokens are not padding. None without samples. Raise ``ValueError`` if a sequence has no room beside the
-        special tokens.
+        Special tokens are not padding. None without samples. Raise ``ValueError`` if only special tokens fit.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
             raise ValueError(f"a sequence of {seq_length_tokens} tokens has only room for special tokens")
@@ -75,13 +71,9 @@ class LengthDistribution:
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
     """Return the mean of min(x, truncated_at) over the whole numbers from first to last."""
-    if truncated_at is None or last <= truncated_at:
-        return (first + last) / 2
-    if first >= truncated_at:
-        return float(truncated_at)
-    below = truncated_at - first
-    total = below * (first + truncated_at - 1) / 2 + (last - truncated_at + 1) * truncated_at
-    return total / (last - first + 1)
+    most, count = last if truncated_at is None else truncated_at, last - first + 1
+    below = min(max(most - first, 0), count)  # the numbers less than the truncation
+    return (below * (2 * first + below - 1) / 2 + (count - below) * most) / count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

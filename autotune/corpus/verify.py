@@ -58,13 +58,11 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in own)
     faults = [Fault(file=name, what="does not belong to the dataset") for name in foreign]
     try:
-        fd = os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        faults.append(Fault(file=disk.TOKENIZER_NAME, what=f"cannot be read: {error.strerror}"))
-    else:
-        with os.fdopen(fd, "rb") as file:
+        with os.fdopen(os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
-        faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
     with stage("verify") as update:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)

@@ -64,8 +64,7 @@ class Workplace:
 
     def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
         """Run a task unless it is finished; commit it in one step and return its receipt, or leave nothing."""
-        done = self.receipt(stage, task)
-        if done is not None:
+        if (done := self.receipt(stage, task)) is not None:
             return done
         final = self.directory(stage, task)
         directory = final.with_name(f"{_UNFINISHED}{task}-{secrets.token_hex(4)}")
@@ -97,8 +96,7 @@ def workplace_path(out: Path, key: str) -> Path:
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     """Lock a work directory, which stays, and clean it of incomplete files; raise ``BadInput`` if it is locked."""
     path = workplace_path(out, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is that of the last directory only
     try:
         with locked(path / "lock", needed=False):
             for directory in path.glob(f"*/{_UNFINISHED}*"):
@@ -113,8 +111,7 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
     """Find unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
-    mine = workplace_path(out, key)
-    found = sorted(path for path in out.parent.glob(f".{glob.escape(out.name)}.*.partial") if path != mine)
+    found = sorted({*out.parent.glob(f".{glob.escape(out.name)}.*.partial")} - {workplace_path(out, key)})
     return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in found]
 
 
@@ -131,8 +128,7 @@ def check_place(out: Path, *, overwrite: bool) -> None:
         raise BadInput(f"{out} is neither empty nor a dataset: it contains {names[0]!r}", next_step=elsewhere)
     if names and not overwrite:
         raise BadInput(f"{out} already contains a dataset", next_step="Choose another --out, or use --overwrite")
-    foreign = [name for name in names if not _DATASET_NAMES.fullmatch(name)]
-    if foreign:
+    if foreign := [name for name in names if not _DATASET_NAMES.fullmatch(name)]:
         what = f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost"
         raise BadInput(what, next_step="Move it away, or choose another --out.")
 

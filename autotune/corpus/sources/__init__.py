@@ -118,8 +118,7 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
-    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if the path is missing or
-    empty, or holds no such file.
+    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if there is no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []
@@ -188,19 +187,15 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
     """Find files of sources; raise ``BadInput`` if one is unknown or empty, ``MachineLacks`` if it lacks a library."""
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
-        missing = [name for name in source.libraries if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := [name for name in source.libraries if importlib.util.find_spec(name) is None]:
             raise MachineLacks(
                 f"source type {source.kind!r} requires {' and '.join(missing)}",
                 next_step=install_step(*({"elftools": "pyelftools"}.get(name, name) for name in missing)),
             )
     found = [find_files(source, place, update) for source, place in opened]
-    cut = [
-        part
-        for (source, _), files in zip(opened, found, strict=True)
-        for part in partitions(source, files.files, options)
-    ]
-    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=tuple(cut))
+    cut = [partitions(source, files.files, options) for (source, _), files in zip(opened, found, strict=True)]
+    parts = tuple(part for of_source in cut for part in of_source)
+    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=parts)
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
@@ -217,8 +212,7 @@ def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
         if not paths:
             raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it in the shell.")
     else:
-        beside = [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else []
-        close = nearest(root.name, beside)
+        close = nearest(root.name, [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else [])
         hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
         raise BadInput(f"{place} not found", next_step=hint)
     return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))

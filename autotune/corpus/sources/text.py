@@ -56,33 +56,22 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the runs of non-blank lines that begin in a slice, up to their ends, even beyond the slice."""
     # Until the file's end: a paragraph may continue after the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
-    inside = part.begin > 0 and _continues(part)
-    first, collected, size = part.begin, list[bytes](), 0
-
-    def joined() -> bytes | None:
-        return b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None
-
-    for begin, line in lines(everything):
-        blank = line is not None and not line.strip()
-        if inside:  # the rest of a paragraph that began before the slice
-            inside = not blank
-            continue
-        if blank:
-            if size:
-                yield first, joined()
-            collected, size = [], 0
-            continue
-        if not size:
-            if begin >= part.end and not part.path.endswith(".gz"):
-                return
-            first = begin
-        size += base.MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
-        if line is not None and size <= base.MAX_SAMPLE_BYTES:
-            collected.append(line)
-        else:
-            collected = []
-    if size:
-        yield first, joined()
+    inside = part.begin > 0 and _continues(part)  # the first lines are the rest of an earlier paragraph
+    for blank, group in itertools.groupby(lines(everything), lambda one: one[1] is not None and not one[1].strip()):
+        first, collected, size = part.begin, list[bytes](), 0
+        for begin, line in () if blank or inside else group:
+            if not size:
+                if begin >= part.end and not part.path.endswith(".gz"):
+                    return
+                first = begin
+            size += base.MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
+            if line is not None and size <= base.MAX_SAMPLE_BYTES:
+                collected.append(line)
+            else:
+                collected = []
+        if size:
+            yield first, b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None
+        inside = False
 
 
 def _continues(part: Slice) -> bool:
@@ -96,10 +85,8 @@ def _continues(part: Slice) -> bool:
             begin = max(0, end - _STEP_BYTES)
             file.seek(begin)
             _, feed, last = file.read(end - begin).rpartition(b"\n")
-            if last.strip():
-                return True
-            if feed:
-                return False
+            if feed or last.strip():
+                return bool(last.strip())
             end = begin
     return False
 
@@ -164,8 +151,7 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the position and content of every line that begins in a slice; the content is None if it is too long.
 
-    Line ends are left out; the last line may end after the slice. Raise ``UnusableFileError`` if a compressed file is
-    corrupt.
+    Line ends are left out; the last may be after the slice. Raise ``UnusableFileError`` if compressed data is corrupt.
     """
     with opened(part) as (file, end):
         position = part.begin
