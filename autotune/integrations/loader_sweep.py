@@ -8,7 +8,7 @@ from autotune.integrations.bench import OwnBench
 from autotune.integrations.decide import crash_words
 from autotune.integrations.values import LoaderEvidence, LoaderRow, LoaderSweep, OwnLoaderFigures, OwnLoaderRequest
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
+from autotune.trials.values import Crashed, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WorkersChoice
@@ -24,6 +24,7 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
 
     asked: LoaderSweep
     bench: OwnBench
+    figures: type[OwnLoaderFigures] = OwnLoaderFigures
 
     @property
     def limits(self) -> LoaderLimits:
@@ -51,17 +52,9 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         )  # fmt: skip
         return self.bench.trial(request, asked.trial_timeout_s)
 
-    def figures_of(self, outcome: Measured) -> OwnLoaderFigures:
-        """Return the figures of a window."""
-        return OwnLoaderFigures.of(outcome)
-
     def failed(self, label: str, outcome: Outcome) -> None:
         """Raise an error for a failure of your code."""
         _raise_for(" or ".join(self.asked.code.functions.values()), label, outcome)
-
-    def rate_of(self, figures: OwnLoaderFigures) -> float:
-        """Return batches per second."""
-        return figures.tokens_per_s
 
 
 def _raise_for(name: str, label: str, outcome: Outcome) -> None:

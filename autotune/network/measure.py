@@ -35,7 +35,7 @@ from autotune.network.values import (
     ScalingRow,
 )
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
-from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
+from autotune.trials.runner import Rounds, TrialRunner, check_loss
 from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
@@ -160,7 +160,7 @@ class NetworkTuning:
         sizes = list(SIZES_BYTES[self.request.config.device])
         asked = LinksRequest(sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS, **self._ranks)
         outcome = self.reading.run(self._asked(asked), "links")
-        self.links = links = LinkFigures.of(self._measured(outcome, "network links"))
+        self.links = links = LinkFigures.of(self.runner.require_measured("network links", outcome))
         self.trees = trees = links.backend.startswith("nccl")
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
@@ -279,7 +279,7 @@ class NetworkTuning:
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
             if going[place] is self.tried[0]:
-                self._measured(outcome, "the default gradient synchronisation")
+                self.runner.require_measured("the default gradient synchronisation", outcome)
 
         def refuse(place: int, error: BadInput) -> None:
             going[place].outcome = f"rejected: {error.message}"
@@ -320,7 +320,7 @@ class NetworkTuning:
         split = MicroBatches(per_step=micro_batches, size=rows)
         trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=sync is not None)
         outcome = self.reading.run(trial, label)
-        return GradientSyncFigures.of(self._measured(outcome, f"the step '{label}'"))
+        return GradientSyncFigures.of(self.runner.require_measured(f"the step '{label}'", outcome))
 
     def _trial(
         self, sync: GradientSync, split: MicroBatches, steps: int, number: int = 0, *, synchronise: bool = True,
@@ -344,11 +344,6 @@ class NetworkTuning:
 
     def _asked(self, asked: TrialRequest) -> Trial:
         return asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
-
-    def _measured(self, outcome: Outcome, what: str) -> Measured:
-        if isinstance(outcome, Measured):
-            return outcome
-        raise could_not_measure(what, outcome, self.runner)
 
 
 def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ backwards, so that a drift within rounds cancels too. A round is reused from the
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -94,6 +94,14 @@ class TrialRunner:
         self.on_trial(label, done.outcome)
         return done.outcome
 
+    def require_measured(self, what: str, outcome: Outcome) -> Measured:
+        """Return the outcome; raise ``Undecided`` if the trial has no figures."""
+        if isinstance(outcome, Measured):
+            return outcome
+        told = f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}".rstrip()
+        next_step = f"Fix the cause and run the same command again: it resumes from {self.trial_log.directory}."
+        raise Undecided(told, next_step=next_step)
+
     @property
     def pretended(self) -> bool:
         """True if the GPU is a pretended one, on which only memory can be measured."""
@@ -166,7 +174,7 @@ class Rounds:
 
         def measured(*, anew: bool) -> dict[Key, Outcome]:
             found = {}
-            for key in turn(number, list(trials)):
+            for key in list(trials)[:: -1 if number % 2 else 1]:
                 try:
                     found[key] = self.run(*trials[key], anew=anew)
                 except BadInput as error:
@@ -194,13 +202,6 @@ class Rounds:
         return outcome
 
 
-def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
-    """Return the error for a trial without a result that could be compared."""
-    detail = "" if isinstance(outcome, Measured) else outcome.detail
-    next_step = f"Fix the cause and run the same command again: it resumes from {runner.trial_log.directory}."
-    return Undecided(f"{what} could not be measured ({describe(outcome)}):\n{detail}".rstrip(), next_step=next_step)
-
-
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
     """Train with both settings from one start on the same data, the reference first, and compare what they learn."""
     every: list[tuple[float, ...]] = []
@@ -212,8 +213,3 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
             return nothing
     return compare_losses(every[0], every[1], names)
-
-
-def turn(number: int, keys: Sequence[Key]) -> list[Key]:
-    """Return the order of a round: reversed if its number is odd."""
-    return list(keys if number % 2 == 0 else reversed(keys))

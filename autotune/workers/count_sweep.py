@@ -1,6 +1,6 @@
 """Sweep of a number of DataLoader workers: windows in rounds, until the smallest sufficient count is decided.
 
-A subclass says how a window is made, and reads its figures.
+A subclass says how a window is made, and which of its figures are compared.
 """
 
 import abc
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
 from autotune.trials.decide.contamination import of_known
-from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
+from autotune.trials.runner import Rounds, TrialRunner
 from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, LoadedWindow, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
@@ -41,6 +41,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     """State of a sweep."""
 
     runner: TrialRunner
+    figures: type[FiguresT]
+    """Type of a window's figures."""
+    rate: str = "tokens_per_s"
+    """Name of the figure to compare."""
     rounds: list[dict[Count, FiguresT]] = field(default_factory=list)
     limit: tuple[int, str] = field(init=False)
     """Most DataLoader workers of a rank, and the reason for the limit."""
@@ -66,14 +70,6 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window in round ``number`` with the named windows."""
 
-    @abc.abstractmethod
-    def figures_of(self, outcome: Measured) -> FiguresT:
-        """Return the figures of a window."""
-
-    @abc.abstractmethod
-    def rate_of(self, figures: FiguresT) -> float:
-        """Return the throughput to compare."""
-
     def failed(self, label: str, outcome: Outcome) -> None:
         """Raise a better error than that a window could not be measured; by default none is raised."""
         del label, outcome
@@ -84,7 +80,11 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
                     break
-            self._lower_limit()
+            # Workers may need more memory than assumed.
+            tried, known_bytes = max(self.counts), self.worker_bytes
+            refusal = self.limits.refusal(self.max_workers, known_bytes)
+            if known_bytes is not None and refusal is not None and tried < self.max_workers:
+                self.limit = max(tried, self.limits.fitting(self.max_workers, known_bytes)), refusal
         return self._rule().choose()
 
     @property
@@ -107,21 +107,19 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
-            died = isinstance(outcome, HostOutOfMemory)
-            if isinstance(outcome, Crashed):
-                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
-            if died:
+            detail = outcome.detail if isinstance(outcome, Crashed) else ""
+            died = "DataLoader" in detail and any(text in detail for text in _DIED)
+            if died or isinstance(outcome, HostOutOfMemory):
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             self.failed(label, outcome)
-            if not isinstance(outcome, Measured):
-                raise could_not_measure(f"the window '{label}'", outcome, self.runner)
+            self.runner.require_measured(f"the window '{label}'", outcome)
 
         found = self.reading.read(number, trials, check)
-        return [self.figures_of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
+        return [self.figures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
         rounds = [
-            {count: WindowFigures(self.rate_of(one), one.data_wait_share) for count, one in figures.items()}
+            {count: WindowFigures(getattr(one, self.rate), one.data_wait_share) for count, one in figures.items()}
             for figures in self.rounds
         ]
         return WorkersRule(rounds, self.max_workers)
@@ -129,10 +127,11 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     def _measure_round(self, counts: Sequence[Count]) -> bool:
         """Measure a round; return False if its largest count does not fit, or the budget is used up."""
         names = ["cached batches" if count is None else f"num_workers={count}" for count in counts]
-        number = len(self.rounds)
-        asked = [(self.window_of(count, number, names), name) for count, name in zip(counts, names, strict=True)]
+        asked = [
+            (self.window_of(count, len(self.rounds), names), name) for count, name in zip(counts, names, strict=True)
+        ]
         try:
-            figures = self.read_windows(number, asked)
+            figures = self.read_windows(len(self.rounds), asked)
         except OutOfTime:
             self._late = True
             if not self.time_is_over:
@@ -181,11 +180,3 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             "data_wait_share": statistics.median(one.data_wait_share for one in windows),
             "memory_bytes": max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         }, windows  # fmt: skip
-
-    def _lower_limit(self) -> None:
-        """Lower the limit if workers need more memory than assumed."""
-        tried = max(self.counts)
-        refusal = self.limits.refusal(self.max_workers, self.worker_bytes)
-        if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
-            fitting = self.limits.fitting(self.max_workers, self.worker_bytes)
-            self.limit = max(tried, fitting), refusal

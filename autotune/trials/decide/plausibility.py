@@ -11,7 +11,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import Format, find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import Format, find_peak, product_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -35,15 +35,12 @@ class GpuRate:
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
     """Raise ``Undecided`` if the named GPU cannot reach a rate; a CPU, or an unknown GPU, has no limit."""
+    if gpu_name is None or (peak := find_peak(gpu_name)) is None:
+        return
     for rate in rates:
-        if gpu_name is None:
-            return
-        if rate.of == "links":
-            # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
-            peak = find_peak(gpu_name)
-            limit, unit = peak and peak.link_bytes_per_s, "TB/s of links"
-        else:
-            limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
+        # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
+        limit = peak.link_bytes_per_s if rate.of == "links" else getattr(peak, rate.of)
+        unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name} exceeds its peak of "
