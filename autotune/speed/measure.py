@@ -30,8 +30,7 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
         rates = parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
-        unmeasured = {} if sheet is None else sheet.matmul
-        return rates.model_copy(update={"matmul": unmeasured | rates.matmul})
+        return rates.model_copy(update={"matmul": (sheet.matmul if sheet else {}) | rates.matmul})
     return sheet
 
 

@@ -1,6 +1,6 @@
 """Values of predicted speed: kernels of a step, constants of a machine, predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -135,9 +135,3 @@ class SpeedPrediction:
     """Model FLOP/s as a share of the device's dense peak; None if that is not known."""
     parts_s: Mapping[str, float]
     """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add up to the step."""
-
-
-def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[str, float]]:
-    """Return the parts with their share of the step, largest first."""
-    whole = sum(prediction.parts_s.values())
-    return sorted(((part, seconds / whole) for part, seconds in prediction.parts_s.items()), key=lambda one: -one[1])
