@@ -35,11 +35,6 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
             asked=self.asked.max_workers,
         )  # fmt: skip
 
-    @property
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
-        return self.asked.budget_s
-
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window."""
         asked, subject = self.asked, self.bench.subject
@@ -68,7 +63,7 @@ def _raise_for(name: str, label: str, outcome: Outcome) -> None:
 
 def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:
     """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
-    sweep = OwnSweep(asked=asked, bench=bench, runner=runner)
+    sweep = OwnSweep(asked=asked, bench=bench, runner=runner, budget_s=asked.budget_s)
     choice = sweep.run()
     every = [figures for one in sweep.rounds for figures in one.values()]
     return LoaderEvidence(

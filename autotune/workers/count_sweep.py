@@ -41,6 +41,8 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     """State of a sweep."""
 
     runner: TrialRunner
+    budget_s: float
+    """Time budget of all windows."""
     figures: type[FiguresT]
     """Type of a window's figures."""
     rate: str = "tokens_per_s"
@@ -60,11 +62,6 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     @abc.abstractmethod
     def limits(self) -> LoaderLimits:
         """Limits of the workers of a rank."""
-
-    @property
-    @abc.abstractmethod
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
 
     @abc.abstractmethod
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:

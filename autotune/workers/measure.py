@@ -46,11 +46,6 @@ class Sweep(CountSweep[TrainingFigures]):
         """Limits of the workers of a rank."""
         return self.training.limits
 
-    @property
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
-        return self.training.request.budget_s
-
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window."""
         config = with_data(self.training.config, {"num_workers": count or 0})
