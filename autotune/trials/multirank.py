@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.base.process import start
+from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
 from autotune.trials.fork_server import ENVIRONMENT, START_TIMEOUT_S, StartedMachine, classify
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
@@ -24,10 +24,6 @@ MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
 END_TIMEOUT_S = 40.0
 """Time that ranks have to end, in seconds; longer than torchrun gives them."""
-_LOG_TAIL = 4000
-
-Start = Callable[[Sequence[str]], Sequence[str]]
-"""Function from the arguments that ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 
 
 class MultirankMachine(StartedMachine):
@@ -116,7 +112,7 @@ class MultirankMachine(StartedMachine):
 
     def _why(self) -> str:
         """Return the most informative line of the log."""
-        log = (self._directory / "log").read_text(errors="replace")[-_LOG_TAIL:].splitlines()
+        log = (self._directory / "log").read_text(errors="replace")[-4000:].splitlines()
         lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
         return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
