@@ -49,11 +49,10 @@ class MultirankMachine(StartedMachine):
         while not (told := _read(place / "rank-0.json")) or told["status"] != "measured":
             if process.poll() is not None:
                 self._process = None
-                results = [one for one in map(_read, sorted(place.glob("rank-*.json"))) if one]
+                every = map(_read, sorted(place.glob("rank-*.json")))
+                results = [one for one in every if one and one["status"] != "measured"]
                 ended: dict[str, Any] = {"exit_code": 0, "killed": False, "log_tail": ""}
-                failed = [
-                    ended | {"result": one, "ended_s": one["ended_s"]} for one in results if one["status"] != "measured"
-                ]
+                failed = [ended | {"result": one, "ended_s": one["ended_s"]} for one in results]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
                 self._kill()

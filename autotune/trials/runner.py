@@ -86,8 +86,13 @@ class TrialRunner:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
             # Rounded as in the trial log, so that decisions by time are the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
+            record = TrialRecord(
+                time_utc=self.clock.utc_now().isoformat(), site=self.site, made_on=self.made_on, label=label,
+                key=trial.key, job=trial.job, measured=trial.measured, outcome=asdict(outcome), seconds=seconds,
+            )  # fmt: skip
+            self.trial_log.append(record.model_dump(mode="json"))
+            self._remember(record)
             done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_trial_log=False)
-            self._write(done)
         done = replace(done, trial=trial, label=label)
         self.finished.append(done)
         self.on_finished(done)
@@ -128,15 +133,6 @@ class TrialRunner:
                 f"{trial.timeout_s:g} s, plus {LEAVING_S:g} s to exit; {len(self.finished)} results are in {place}",
                 next_step="Run the same command again: it resumes. A shorter --trial-timeout uses more of the job.",
             )
-
-    def _write(self, done: FinishedTrial) -> None:
-        trial, now = done.trial, self.clock.utc_now().isoformat()
-        record = TrialRecord(
-            time_utc=now, site=self.site, made_on=self.made_on, outcome=asdict(done.outcome), label=done.label,
-            seconds=done.seconds, **{name: getattr(trial, name) for name in ("key", "job", "measured")},
-        )  # fmt: skip
-        self.trial_log.append(record.model_dump(mode="json"))
-        self._remember(record)
 
     def _remember(self, record: TrialRecord) -> None:
         """Keep the record; only figures and out of memory are reused, other failures are tried again."""

@@ -66,9 +66,8 @@ def workers(
     asked = profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
     if job.submitted_or_rejected(context, asked):
         return
-    with open_session(
-        "cpu" if step_time_s else train.device, request.data, without_gpu=_replay(stored, probe)
-    ) as bench:
+    measured_on = "cpu" if step_time_s else train.device
+    with open_session(measured_on, request.data, without_gpu=_replay(stored, probe)) as bench:
         evidence = count_workers(bench, stored, request)
     print(answer_json(evidence) if job.as_json else workers_text(evidence, stored.path, request.data))
 

@@ -25,7 +25,6 @@ class WorkersDied(Exception):
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """Messages of torch's DataLoader about workers that were killed or found no shared memory."""
 
-
 FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 
 
@@ -124,11 +123,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     def _measure_round(self, counts: Sequence[Count]) -> bool:
         """Measure a round; return False if its largest count does not fit, or the budget is used up."""
         names = ["cached batches" if count is None else f"num_workers={count}" for count in counts]
-        asked = [
-            (self.window_of(count, len(self.rounds), names), name) for count, name in zip(counts, names, strict=True)
-        ]
+        number = len(self.rounds)
+        asked = [(self.window_of(count, number, names), name) for count, name in zip(counts, names, strict=True)]
         try:
-            figures = self.read_windows(len(self.rounds), asked)
+            figures = self.read_windows(number, asked)
         except OutOfTime:
             self._late = True
             if not self.time_is_over:

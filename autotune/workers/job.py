@@ -43,8 +43,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     has ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
     """
     asked = TrainingRequest.of(measured)
-    rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
-    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=rendezvous)
+    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=local.get("rendezvous"))
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun sets it, so that ranks do not compete for cores
     dataset = TokenDataset.open(Path(local["data_dir"]))
@@ -52,9 +51,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     micro_batches = min(MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size))
     config = config.model_copy(update={
         "global_batch_size": micro_batches * config.micro_batch_size * ranks.world_size,
-        "global_batch_tokens": None,
-        "global_batch_samples": None,
-        "max_epochs": None,  # the window ends the training
+        "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,  # the window ends the training
         # Other sequences in every round, so that their cost is noise between rounds and not bias.
         "seed": config.seed + asked.round,
     })  # fmt: skip

@@ -137,14 +137,13 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
             f"at most {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to LOCAL"
         )
     highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
-    adopted = found.joint is not None and found.joint.adopted
-    if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or adopted):
+    joint = found.joint
+    if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or (joint and joint.adopted)):
         yield (
             f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; use more "
             "CPU cores per rank, faster storage or shorter samples"
         )
-    if found.joint:
-        joint = found.joint
+    if joint:
         ratio = of_windows(joint.ratio, format_share)
         yield (
             f"joint search over workers, prefetching and pinning ({joint.trials} trials): num_workers="

@@ -103,9 +103,8 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
         queries, heads, width = query.shape
         pairs_of_sides = [one for one in args if isinstance(one, list | tuple) and len(one) == 2]
         window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
-        keys = document_tokens
-        if window >= 0:  # tiles of queries and keys: those that a window touches are computed whole
-            keys = min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
+        # Tiles of queries and keys that a window touches are computed whole.
+        keys = document_tokens if window < 0 else min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])

@@ -75,8 +75,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """Yield the rates of a trial, each of one GPU."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
     if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get("replayed_step_s"):
-        per_s = _training_flops_per_s(trial.job, figures, trial.config)
-        yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
+        yield GpuRate(what=what, per_s=_training_flops_per_s(trial, figures), of=_format(trial.config))
     if trial.job == "links":
         yield from (GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
@@ -85,18 +84,18 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
         yield from (GpuRate(what=what, per_s=one, of="links") for one in moved)
 
 
-def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
+def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
-    least = least_flops_per_token(settings_of(config), None)
-    if job == "training":
+    least = least_flops_per_token(settings_of(trial.config), None)
+    if trial.job == "training":
         flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
         return float(flops_per_s / (figures.get("local_ranks") or 1))
     if not figures["step_s"]:
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
-    if job == "gradient_sync":
+    if trial.job == "gradient_sync":
         rows_of_rank = figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
-        ranks = max(1.0, config.get("global_batch_size", 0) / rows_of_rank)
+        ranks = max(1.0, trial.config.get("global_batch_size", 0) / rows_of_rank)
         return float(least * figures["tokens_per_step"] / seconds / ranks)
     flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("padded_tokens_per_step", 0))
     return float(flops / seconds / (figures.get("local_ranks") or 1))

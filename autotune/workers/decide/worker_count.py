@@ -106,8 +106,6 @@ class WorkersRule:
             return NextRounds(counts=(None, peak, candidate), rounds=FIRST_ROUNDS)
         if below is not None and below < candidate - 1:
             return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
-        if below is None and candidate > 0:
-            return NextRounds(counts=(None, candidate - 1, candidate), rounds=FIRST_ROUNDS)
         open_counts = [candidate] if self.verdict(candidate) == "open" else []
         if below is not None and below > self._refuted:
             open_counts = [below, candidate]
