@@ -1,7 +1,7 @@
 """Values of predicted speed: kernels of a step, constants of a machine, predictions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from autotune.base.interval import Interval, NonNegativeFloat, Positive, PositiveFloat
@@ -48,8 +48,7 @@ class StepWork:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        plain = {name: getattr(self, name) for name in ("micro_batch_size", "padded_tokens", "model_flops")}
-        return plain | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
+        return asdict(self) | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "StepWork":

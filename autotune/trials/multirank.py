@@ -55,7 +55,7 @@ class MultirankMachine(StartedMachine):
                 failed = [ended | {"result": one, "ended_s": one["ended_s"]} for one in results]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
-                self._kill()
+                self._kill(process)
                 return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
             time.sleep(POLL_S)
         return Measured(figures=told["figures"])
@@ -69,8 +69,7 @@ class MultirankMachine(StartedMachine):
                 try:
                     process.wait(timeout=END_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
-                    self._process = process
-                    self._kill()
+                    self._kill(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -98,7 +97,7 @@ class MultirankMachine(StartedMachine):
         while not joined.is_file():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
-                self._kill()
+                self._kill(self._process)
                 what = "could not be started" if ended else f"did not connect within {START_TIMEOUT_S:g} s"
                 raise MachineLacks(
                     f"the ranks {what}: {self._why()}",
@@ -115,11 +114,9 @@ class MultirankMachine(StartedMachine):
         lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
         return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
-    def _kill(self) -> None:
+    def _kill(self, process: "subprocess.Popen[bytes]") -> None:
         """End the processes that were started here, ranks of this node included; srun ends those of other nodes."""
-        process, self._process = self._process, None
-        if process is None:
-            return
+        self._process = None
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
