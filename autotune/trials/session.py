@@ -139,9 +139,8 @@ def device_here(
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
         site = open_device(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
-        for library in libraries:
-            if library not in site.versions:
-                raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+        if lacking := next((library for library in libraries if library not in site.versions), None):
+            raise MachineLacks(f"{lacking} is not installed", next_step=f"Install it: pip install {lacking}")
         yield site, monitor
 
 

@@ -91,8 +91,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     @property
     def time_is_over(self) -> bool:
         """True if the budget is used up; three rounds are always measured."""
-        used_up = self._late or self.reading.seconds >= self.budget_s
-        return used_up and len(self.rounds) > 2
+        return len(self.rounds) > 2 and (self._late or self.reading.seconds >= self.budget_s)
 
     def read_windows(self, number: int, asked: Sequence[tuple[Trial, str]]) -> list[FiguresT]:
         """Return figures of consecutive windows, each a trial with its name.

@@ -50,9 +50,8 @@ class _Counting(TorchDispatchMode):
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise."""
     kind = RatesRequest.of(measured).device
-    device = pick_device(kind, 0)
     torch.set_float32_matmul_precision("high")  # in TF32, as the trainer does by default
-    bench = _Bench(device)
+    bench = _Bench(pick_device(kind, 0))
     dtypes = {"fp32": torch.float32}
     # Without instructions for bf16 a CPU takes minutes for a step.
     if kind == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():

@@ -187,9 +187,8 @@ class WorkersRule:
 
     def _best_count(self) -> Count:
         """Return the count to compare with: None (cached batches) while one seems to reach them, else the best."""
-        if not self.seen:
-            return None
-        value, best = max((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        rates = ((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        value, best = max(rates, default=(1.0, 0))
         return None if value >= ENOUGH_SHARE else -best
 
     def _larger_rival(self, count: int) -> Count:
