@@ -88,7 +88,8 @@ class TrialRunner:
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             record = TrialRecord(
                 time_utc=self.clock.utc_now().isoformat(), site=self.site, made_on=self.made_on, label=label,
-                key=trial.key, job=trial.job, measured=trial.measured, outcome=asdict(outcome), seconds=seconds,
+                outcome=asdict(outcome), seconds=seconds,
+                **{name: getattr(trial, name) for name in ("key", "job", "measured")},
             )  # fmt: skip
             self.trial_log.append(record.model_dump(mode="json"))
             self._remember(record)
