@@ -249,7 +249,8 @@ def measure_real() -> dict[str, dict[str, Any]]:
             limits = _limits(host, MAX_WORKERS if delay_s else None)
             trial_log = TrialLog(Path(place) / "trials", name.replace(" ", "-"))
             runner = TrialRunner(machine=machine, trial_log=trial_log, site=name, clock=SystemClock())
-            swept = Sweep(training=TrainingWindows(request=request, config=config, limits=limits), runner=runner)
+            training = TrainingWindows(request=request, config=config, limits=limits)
+            swept = Sweep(training=training, runner=runner, budget_s=request.budget_s)
             choice = swept.run()
             found[name] = {
                 "expected": expected,

@@ -19,7 +19,7 @@ from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.measure import FIT_STEPS
 from autotune.memory.values import StepRequest
-from autotune.trials.runner import Rounds, could_not_measure
+from autotune.trials.runner import Rounds
 from autotune.trials.values import HostOutOfMemory, Measured, Outcome, OutOfMemory, TrainingFigures, describe
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
@@ -134,8 +134,8 @@ class BaselineRunner:
             trials[name] = (trial, f"{name}, round {number + 1}")
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
-            if name == TUNED and not isinstance(outcome, Measured):
-                raise could_not_measure("a window of the tuned settings", outcome, self.reading.runner)
+            if name == TUNED:
+                self.reading.runner.require_measured("a window of the tuned settings", outcome)
 
         found: dict[RecipeName, TrainingFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():

@@ -17,6 +17,7 @@ from autotune.errors import MachineLacks
 from trainer.files import write_atomically
 
 Start = Callable[[Sequence[str]], list[str]]
+"""Function from the arguments that ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
 Meeting = tuple[int, str, str]

@@ -8,7 +8,7 @@ from autotune.integrations.bench import OwnBench
 from autotune.integrations.decide import crash_words
 from autotune.integrations.values import LoaderEvidence, LoaderRow, LoaderSweep, OwnLoaderFigures, OwnLoaderRequest
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
+from autotune.trials.values import Crashed, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count
@@ -24,6 +24,7 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
 
     asked: LoaderSweep
     bench: OwnBench
+    figures: type[OwnLoaderFigures] = OwnLoaderFigures
 
     @property
     def limits(self) -> LoaderLimits:
@@ -33,11 +34,6 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
             host=self.bench.site.host, local_ranks=1, batch_bytes=seen, prefetch_factor=_PREFETCH_FACTOR,
             asked=self.asked.max_workers,
         )  # fmt: skip
-
-    @property
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
-        return self.asked.budget_s
 
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window."""
@@ -51,10 +47,6 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         )  # fmt: skip
         return self.bench.trial(request, asked.trial_timeout_s)
 
-    def figures_of(self, outcome: Measured) -> OwnLoaderFigures:
-        """Return the figures of a window."""
-        return OwnLoaderFigures.of(outcome)
-
     def failed(self, label: str, outcome: Outcome) -> None:
         """Raise an error for a failure of your code."""
         name = " or ".join(self.asked.code.functions.values())
@@ -65,14 +57,10 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
             told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
             raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
 
-    def rate_of(self, figures: OwnLoaderFigures) -> float:
-        """Return batches per second."""
-        return figures.tokens_per_s
-
 
 def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:
     """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
-    sweep = OwnSweep(asked=asked, bench=bench, runner=runner)
+    sweep = OwnSweep(asked=asked, bench=bench, runner=runner, budget_s=asked.budget_s)
     choice = sweep.run()
     rows = []
     for count in sweep.counts:

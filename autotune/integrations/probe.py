@@ -32,7 +32,7 @@ from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.runner import TrialRunner, could_not_measure
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 
 WIDER = 4
@@ -174,10 +174,8 @@ class OwnSearch(SizeSearch):
         label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
         outcome = self.runner.run(self.trial_of(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label)
         found: tuple[Doubt, int] | None = (doubt, bytes_)
-        if isinstance(outcome, Measured):
-            found = doubt_of(OwnStepFigures.of(outcome))
-        elif not isinstance(outcome, OutOfMemory):
-            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
+        if not isinstance(outcome, OutOfMemory):
+            found = doubt_of(OwnStepFigures.of(self.runner.require_measured(f"the trial {label!r}", outcome)))
         if found is None:
             return
         amount, at = format_bytes(found[1]), self.words(size)

@@ -28,7 +28,7 @@ from autotune.profiles.decide.batch_split import (
     with_headroom,
 )
 from autotune.trials.fork_server import Machine
-from autotune.trials.runner import TrialRunner, could_not_measure
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, StepFigures, Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Manifest
@@ -191,9 +191,7 @@ class Search(SizeSearch):
         if isinstance(outcome, OutOfMemory):
             what = f"micro-batch size {rows} fitted at first, but not in the throughput trial: {outcome.detail}"
             raise Undecided(what, next_step="Leave more memory free: add --headroom 0.1")
-        if not isinstance(outcome, Measured):
-            raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
-        figures = StepFigures.of(outcome)
+        figures = StepFigures.of(self.runner.require_measured(f"the trial {label!r}", outcome))
         step_s = statistics.median(figures.step_s)
         spread = of_windows([figures.padded_tokens_per_step / seconds for seconds in figures.step_s]).interval()
         return CurvePoint(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime
 from autotune.memory.decide.batch_search import MAX_FAILURES, PAGE_BYTES, Prediction, SizeTrial, bracket, next_size
-from autotune.trials.runner import TrialRunner, could_not_measure
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Contaminated, Crashed, Measured, Outcome, OutOfMemory, Trial
 
 CLOSE_BYTES = 2**20
@@ -84,5 +84,5 @@ class SizeSearch(abc.ABC):
         else:
             self.failed(size, outcome)
             if not isinstance(outcome, Crashed | Contaminated) or before.count(None) >= MAX_FAILURES - 1:
-                raise could_not_measure(f"the trial {label!r}", outcome, self.runner)
+                self.runner.require_measured(f"the trial {label!r}", outcome)
             self.tried.append(SizeTrial(micro_batch_size=size, fits=None))

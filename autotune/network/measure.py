@@ -29,7 +29,7 @@ from autotune.network.values import (
 )
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
-from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
+from autotune.trials.runner import Rounds, TrialRunner, check_loss
 from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
@@ -149,7 +149,8 @@ class NetworkTuning:
         """Measure all-reduces and matmuls."""
         sizes = SIZES_BYTES[self.request.config.device]
         trial = self._asked(LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS)
-        self.links = links = LinkFigures.of(self._measured(self.reading.run(trial, "links"), "network links"))
+        outcome = self.reading.run(trial, "links")
+        self.links = links = LinkFigures.of(self.runner.require_measured("network links", outcome))
         self.trees = trees = links.backend.startswith("nccl")
         if links.within:
             self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
@@ -260,7 +261,7 @@ class NetworkTuning:
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
             if going[place] is self.tried[0]:
-                self._measured(outcome, "the default gradient synchronisation")
+                self.runner.require_measured("the default gradient synchronisation", outcome)
 
         def refuse(place: int, error: BadInput) -> None:
             going[place].outcome = f"rejected: {error.message}"
@@ -296,7 +297,8 @@ class NetworkTuning:
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
         split = split_global_batch(rows * micro_batches * self.request.ranks, rows, self.request.ranks)
         trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=sync is not None)
-        return GradientSyncFigures.of(self._measured(self.reading.run(trial, label), f"the step '{label}'"))
+        outcome = self.reading.run(trial, label)
+        return GradientSyncFigures.of(self.runner.require_measured(f"the step '{label}'", outcome))
 
     def _trial(
         self, sync: GradientSync, split: GlobalBatchSplit, steps: int, number: int = 0, *, synchronise: bool = True,
@@ -318,11 +320,6 @@ class NetworkTuning:
             fields | {name: getattr(self.request, name) for name in ("nodes", "ranks_per_node")}
         )
         return asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
-
-    def _measured(self, outcome: Outcome, what: str) -> Measured:
-        if isinstance(outcome, Measured):
-            return outcome
-        raise could_not_measure(what, outcome, self.runner)
 
 
 def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
-from autotune.trials.runner import Rounds, TrialRunner, check_loss, could_not_measure
+from autotune.trials.runner import Rounds, TrialRunner, check_loss
 from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
 from autotune.workers.measure import training_trial
 
@@ -198,8 +198,8 @@ class Exploration:
 
         def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
             self.taken_s[cell.compile].append(seconds)
-            if cell == self.starting and not isinstance(outcome, Measured):
-                raise could_not_measure("the starting configuration", outcome, self.runner)
+            if cell == self.starting:
+                self.runner.require_measured("the starting configuration", outcome)
 
         outcomes = self.reading.read(number, trials, check)
         ran = {cell: TrainingFigures.of(one) for cell, one in outcomes.items() if isinstance(one, Measured)}

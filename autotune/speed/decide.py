@@ -72,10 +72,8 @@ def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> 
     """Return the rates that fit measured matmuls best, by relative error; all shapes (N,)."""
     columns = np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
     used = [0, 1, 2]
-    while True:  # without terms that would be negative
-        solved, *_ = np.linalg.lstsq(columns[:, used], np.ones_like(flops), rcond=None)
-        if (solved >= 0).all():
-            break
+    # Without terms that would be negative.
+    while (solved := np.linalg.lstsq(columns[:, used], np.ones_like(flops), rcond=None)[0]).min() < 0:
         used.pop(int(solved.argmin()))
     found = dict(zip(used, map(float, solved), strict=True))
     flops_per_s, bytes_per_s = (1 / found[term] if found.get(term) else 1e18 for term in (0, 1))
@@ -93,11 +91,10 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
     sizes = [math.log(point.moved_bytes) for point in measured]  # the rate lies between two by the logarithm of size
     rate = np.interp(math.log(max(1, kernel.moved_bytes)), sizes, [point.bytes_per_s for point in measured])
     moving_s = kernel.moved_bytes / float(rate)
-    if kernel.kind == "attention":
-        found = rates.attention.get(f"{kernel.name} {kernel.dtype}")
-        if found is not None:
-            slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
-            moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
+    found = rates.attention.get(f"{kernel.name} {kernel.dtype}") if kernel.kind == "attention" else None
+    if found is not None:
+        slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
+        moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
     return moving_s + rates.kernel_s
 
 

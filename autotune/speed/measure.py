@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from autotune.base.files import write_atomically
 from autotune.errors import MachineLacks, Undecided
 from autotune.speed.decide import data_sheet_rates
 from autotune.speed.values import MachineRates, RatesRequest
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Measured, describe
 from trainer.config.tables import parse_table, read_json
-from trainer.files import write_atomically
 
 DIRECTORY = Path("reports/machines")
 TIMEOUT_S = 300.0
@@ -30,8 +30,7 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
         rates = parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
-        unmeasured = {} if sheet is None else sheet.matmul
-        return rates.model_copy(update={"matmul": unmeasured | rates.matmul})
+        return rates.model_copy(update={"matmul": (sheet.matmul if sheet else {}) | rates.matmul})
     return sheet
 
 
@@ -51,8 +50,7 @@ def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *
 
 
 def write_rates(rates: MachineRates, directory: Path = DIRECTORY) -> Path:
-    """Write a machine's constants; return the path."""
+    """Write a machine's constants; return the path. Raise ``BadInput`` if the directory cannot be written."""
     path = rates_path(rates.device, directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, rates.model_dump_json(indent=1).encode() + b"\n")
+    write_atomically(path, rates.model_dump_json(indent=1) + "\n")
     return path

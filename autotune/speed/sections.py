@@ -8,17 +8,18 @@ from autotune.base.interval import Interval
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_count, format_seconds, format_share
-from autotune.speed.values import MachineRates, SpeedPrediction, parts_of
+from autotune.speed.values import MachineRates, SpeedPrediction
 
 
 def speed_table(speed: SpeedPrediction, max_micro_batch_size: int) -> Table:
     """Return a table of a predicted step near the largest that fits: tokens/s, MFU, and where the time goes."""
+    whole_s, parts = sum(speed.parts_s.values()), sorted(speed.parts_s.items(), key=lambda one: -one[1])
     rows: list[Row] = [
         ["tokens/s including padding, one rank", _ranged(speed.padded_tokens_per_s, format_count)],
         ["non-padding tokens/s", _ranged(speed.non_padding_tokens_per_s, format_count)],
         ["MFU", _ranged(speed.mfu, format_share)],
         ["step time", _ranged(speed.step_s, format_seconds)],
-        *([f"share of {part}", format_share(share)] for part, share in parts_of(speed)),
+        *([f"share of {part}", format_share(part_s / whole_s)] for part, part_s in parts),
         ["source", speed.source],
     ]
     near = "" if speed.micro_batch_size == max_micro_batch_size else f"the traced one next to {max_micro_batch_size}, "

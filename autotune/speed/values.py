@@ -1,7 +1,7 @@
 """Values of predicted speed: kernels of a step, constants of a machine, predictions."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from autotune.base.interval import Interval, NonNegativeFloat, Positive, PositiveFloat
@@ -48,8 +48,7 @@ class StepWork:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        plain = {name: getattr(self, name) for name in ("micro_batch_size", "padded_tokens", "model_flops")}
-        return plain | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
+        return asdict(self) | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "StepWork":
@@ -135,9 +134,3 @@ class SpeedPrediction:
     """Model FLOP/s as a share of the device's dense peak; None if that is not known."""
     parts_s: Mapping[str, float]
     """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add up to the step."""
-
-
-def parts_of(prediction: SpeedPrediction) -> Sequence[tuple[str, float]]:
-    """Return the parts with their share of the step, largest first."""
-    whole = sum(prediction.parts_s.values())
-    return sorted(((part, seconds / whole) for part, seconds in prediction.parts_s.items()), key=lambda one: -one[1])

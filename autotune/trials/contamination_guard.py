@@ -28,10 +28,7 @@ class ContaminationGuard:
     def __init__(
         self, machine: Machine, monitor: GpuMonitor, uuids: Sequence[str], sampler: GpuSampler, clock: Clock
     ) -> None:
-        self._machine = machine
-        self._monitor = monitor
-        self._sampler = sampler
-        self._clock = clock
+        self._machine, self._monitor, self._sampler, self._clock = machine, monitor, sampler, clock
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
@@ -47,14 +44,13 @@ class ContaminationGuard:
         self._sampler.take()
         outcome = self._machine.run(trial)
         taken = self._sampler.take()
-        series = {uuid: taken[uuid] for uuid in used}
         reasons: list[str | None] = []
-        for uuid, one in series.items():
-            name = _name(self._monitor, uuid)
-            reasons += [contamination.describe_slowdown(name, one.samples)] if trial.is_timed else []
-            reasons.append(contamination.describe_other_processes(name, one.samples))
+        for uuid in used:
+            name, samples = _name(self._monitor, uuid), taken[uuid].samples
+            reasons += [contamination.describe_slowdown(name, samples)] if trial.is_timed else []
+            reasons.append(contamination.describe_other_processes(name, samples))
         reasons += self._wait_for_baseline(used, WAIT_AFTER_S)
-        with_activity = contamination.with_gpus(outcome, series.values())
+        with_activity = contamination.with_gpus(outcome, [taken[uuid] for uuid in used])
         return contamination.judge(with_activity, [one for one in reasons if one is not None])
 
     def close(self) -> None:

@@ -22,8 +22,6 @@ from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, 
 from trainer.errors import HOST_OUT_OF_MEMORY
 
 _OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
-MOST_FRAMES = 8
-"""Most calls that are shown of a stack."""
 START_TIMEOUT_S = 300.0
 """Longest start of the server, or of the ranks; on a network file system imports take minutes."""
 ENVIRONMENT = {
@@ -181,10 +179,10 @@ class ForkServerMachine(StartedMachine):
 
 
 def _where(log_tail: str) -> str:
-    """Return the stack that a job had written shortly before its time limit, the innermost call first."""
+    """Return the stack that a job had written before its time limit: eight calls at most, the innermost first."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
     frames = list(itertools.takewhile(lambda frame: not _OURS.search(frame), stack.splitlines()))
-    return ":\n" + "\n".join(frames[:MOST_FRAMES]) if found else ""
+    return ":\n" + "\n".join(frames[:8]) if found else ""
 
 
 def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.base.process import start
+from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
 from autotune.trials.fork_server import ENVIRONMENT, START_TIMEOUT_S, StartedMachine, classify
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
@@ -24,10 +24,6 @@ MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
 END_TIMEOUT_S = 40.0
 """Time that ranks have to end, in seconds; longer than torchrun gives them."""
-_LOG_TAIL = 4000
-
-Start = Callable[[Sequence[str]], Sequence[str]]
-"""Function from the arguments that ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 
 
 class MultirankMachine(StartedMachine):
@@ -53,14 +49,13 @@ class MultirankMachine(StartedMachine):
         while not (told := _read(place / "rank-0.json")) or told["status"] != "measured":
             if process.poll() is not None:
                 self._process = None
-                results = [one for one in map(_read, sorted(place.glob("rank-*.json"))) if one]
+                every = map(_read, sorted(place.glob("rank-*.json")))
+                results = [one for one in every if one and one["status"] != "measured"]
                 ended: dict[str, Any] = {"exit_code": 0, "killed": False, "log_tail": ""}
-                failed = [
-                    ended | {"result": one, "ended_s": one["ended_s"]} for one in results if one["status"] != "measured"
-                ]
+                failed = [ended | {"result": one, "ended_s": one["ended_s"]} for one in results]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
-                self._kill()
+                self._kill(process)
                 return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
             time.sleep(POLL_S)
         return Measured(figures=told["figures"])
@@ -74,8 +69,7 @@ class MultirankMachine(StartedMachine):
                 try:
                     process.wait(timeout=END_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
-                    self._process = process
-                    self._kill()
+                    self._kill(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -103,7 +97,7 @@ class MultirankMachine(StartedMachine):
         while not joined.is_file():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
-                self._kill()
+                self._kill(self._process)
                 what = "could not be started" if ended else f"did not connect within {START_TIMEOUT_S:g} s"
                 raise MachineLacks(
                     f"the ranks {what}: {self._why()}",
@@ -116,15 +110,13 @@ class MultirankMachine(StartedMachine):
 
     def _why(self) -> str:
         """Return the most informative line of the log."""
-        log = (self._directory / "log").read_text(errors="replace")[-_LOG_TAIL:].splitlines()
+        log = (self._directory / "log").read_text(errors="replace")[-4000:].splitlines()
         lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
         return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
-    def _kill(self) -> None:
+    def _kill(self, process: "subprocess.Popen[bytes]") -> None:
         """End the processes that were started here, ranks of this node included; srun ends those of other nodes."""
-        process, self._process = self._process, None
-        if process is None:
-            return
+        self._process = None
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)

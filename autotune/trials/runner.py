@@ -5,7 +5,7 @@ backwards, so that a drift within rounds cancels too. A round is reused from the
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -86,13 +86,27 @@ class TrialRunner:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
             # Rounded as in the trial log, so that decisions by time are the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
+            record = TrialRecord(
+                time_utc=self.clock.utc_now().isoformat(), site=self.site, made_on=self.made_on, label=label,
+                outcome=asdict(outcome), seconds=seconds,
+                **{name: getattr(trial, name) for name in ("key", "job", "measured")},
+            )  # fmt: skip
+            self.trial_log.append(record.model_dump(mode="json"))
+            self._remember(record)
             done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_trial_log=False)
-            self._write(done)
         done = replace(done, trial=trial, label=label)
         self.finished.append(done)
         self.on_finished(done)
         self.on_trial(label, done.outcome)
         return done.outcome
+
+    def require_measured(self, what: str, outcome: Outcome) -> Measured:
+        """Return the outcome; raise ``Undecided`` if the trial has no figures."""
+        if isinstance(outcome, Measured):
+            return outcome
+        told = f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}".rstrip()
+        next_step = f"Fix the cause and run the same command again: it resumes from {self.trial_log.directory}."
+        raise Undecided(told, next_step=next_step)
 
     @property
     def pretended(self) -> bool:
@@ -120,15 +134,6 @@ class TrialRunner:
                 f"{trial.timeout_s:g} s, plus {LEAVING_S:g} s to exit; {len(self.finished)} results are in {place}",
                 next_step="Run the same command again: it resumes. A shorter --trial-timeout uses more of the job.",
             )
-
-    def _write(self, done: FinishedTrial) -> None:
-        trial, now = done.trial, self.clock.utc_now().isoformat()
-        record = TrialRecord(
-            time_utc=now, site=self.site, made_on=self.made_on, outcome=asdict(done.outcome), label=done.label,
-            seconds=done.seconds, **{name: getattr(trial, name) for name in ("key", "job", "measured")},
-        )  # fmt: skip
-        self.trial_log.append(record.model_dump(mode="json"))
-        self._remember(record)
 
     def _remember(self, record: TrialRecord) -> None:
         """Keep the record; only figures and out of memory are reused, other failures are tried again."""
@@ -166,7 +171,7 @@ class Rounds:
 
         def measured(*, anew: bool) -> dict[Key, Outcome]:
             found = {}
-            for key in turn(number, list(trials)):
+            for key in list(trials)[:: -1 if number % 2 else 1]:
                 try:
                     found[key] = self.run(*trials[key], anew=anew)
                 except BadInput as error:
@@ -194,13 +199,6 @@ class Rounds:
         return outcome
 
 
-def could_not_measure(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
-    """Return the error for a trial without a result that could be compared."""
-    detail = "" if isinstance(outcome, Measured) else outcome.detail
-    next_step = f"Fix the cause and run the same command again: it resumes from {runner.trial_log.directory}."
-    return Undecided(f"{what} could not be measured ({describe(outcome)}):\n{detail}".rstrip(), next_step=next_step)
-
-
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
     """Train with both settings from one start on the same data, the reference first, and compare what they learn."""
     every: list[tuple[float, ...]] = []
@@ -212,8 +210,3 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
             return nothing
     return compare_losses(every[0], every[1], names)
-
-
-def turn(number: int, keys: Sequence[Key]) -> list[Key]:
-    """Return the order of a round: reversed if its number is odd."""
-    return list(keys if number % 2 == 0 else reversed(keys))

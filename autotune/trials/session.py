@@ -93,9 +93,8 @@ class Bench:
         def on_trial(label: str, outcome: Outcome | None) -> None:
             nonlocal done
             done += outcome is not None
-            reached = done + (outcome is None)
             told = label if outcome is None else f"{label}: {describe(outcome)}"
-            update(done, expected_trials if reached <= expected_trials else None, told)
+            update(done, expected_trials if done + (outcome is None) <= expected_trials else None, told)
 
         left_s = slurm_left_s(os.environ)
         # Results are reused only if everything that they depend on is the same.
@@ -140,9 +139,8 @@ def device_here(
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
         site = open_device(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
-        for library in libraries:
-            if library not in site.versions:
-                raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+        if lacking := next((library for library in libraries if library not in site.versions), None):
+            raise MachineLacks(f"{lacking} is not installed", next_step=f"Install it: pip install {lacking}")
         yield site, monitor
 
 

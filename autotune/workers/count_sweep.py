@@ -1,6 +1,6 @@
 """Sweep of a number of DataLoader workers: windows in rounds, until the smallest sufficient count is decided.
 
-A subclass says how a window is made, and reads its figures.
+A subclass says how a window is made, and which of its figures are compared.
 """
 
 import abc
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
 from autotune.trials.decide.contamination import of_known
-from autotune.trials.runner import Rounds, TrialRunner, could_not_measure
+from autotune.trials.runner import Rounds, TrialRunner
 from autotune.trials.values import Crashed, GpuUse, HostOutOfMemory, LoadedWindow, Measured, Outcome, Trial, describe
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count, WindowFigures, WorkersChoice, WorkersRule
@@ -24,7 +24,6 @@ class WorkersDied(Exception):
 
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """Messages of torch's DataLoader about workers that were killed or found no shared memory."""
-
 
 FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 
@@ -41,6 +40,12 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     """State of a sweep."""
 
     runner: TrialRunner
+    budget_s: float
+    """Time budget of all windows."""
+    figures: type[FiguresT]
+    """Type of a window's figures."""
+    rate: str = "tokens_per_s"
+    """Name of the figure to compare."""
     rounds: list[dict[Count, FiguresT]] = field(default_factory=list)
     limit: tuple[int, str] = field(init=False)
     """Most DataLoader workers of a rank, and the reason for the limit."""
@@ -57,22 +62,9 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     def limits(self) -> LoaderLimits:
         """Limits of the workers of a rank."""
 
-    @property
-    @abc.abstractmethod
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
-
     @abc.abstractmethod
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window in round ``number`` with the named windows."""
-
-    @abc.abstractmethod
-    def figures_of(self, outcome: Measured) -> FiguresT:
-        """Return the figures of a window."""
-
-    @abc.abstractmethod
-    def rate_of(self, figures: FiguresT) -> float:
-        """Return the throughput to compare."""
 
     def failed(self, label: str, outcome: Outcome) -> None:
         """Raise a better error than that a window could not be measured; by default none is raised."""
@@ -84,7 +76,11 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             for _ in range(todo.rounds):
                 if not self._measure_round(todo.counts) or self.time_is_over:
                     break
-            self._lower_limit()
+            # Workers may need more memory than assumed.
+            tried, known_bytes = max(self.counts), self.worker_bytes
+            refusal = self.limits.refusal(self.max_workers, known_bytes)
+            if known_bytes is not None and refusal is not None and tried < self.max_workers:
+                self.limit = max(tried, self.limits.fitting(self.max_workers, known_bytes)), refusal
         return self._rule().choose()
 
     @property
@@ -95,8 +91,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     @property
     def time_is_over(self) -> bool:
         """True if the budget is used up; three rounds are always measured."""
-        used_up = self._late or self.reading.seconds >= self.budget_s
-        return used_up and len(self.rounds) > 2
+        return len(self.rounds) > 2 and (self._late or self.reading.seconds >= self.budget_s)
 
     def read_windows(self, number: int, asked: Sequence[tuple[Trial, str]]) -> list[FiguresT]:
         """Return figures of consecutive windows, each a trial with its name.
@@ -107,21 +102,19 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
-            died = isinstance(outcome, HostOutOfMemory)
-            if isinstance(outcome, Crashed):
-                died = "DataLoader" in outcome.detail and any(text in outcome.detail for text in _DIED)
-            if died:
+            detail = outcome.detail if isinstance(outcome, Crashed) else ""
+            died = "DataLoader" in detail and any(text in detail for text in _DIED)
+            if died or isinstance(outcome, HostOutOfMemory):
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             self.failed(label, outcome)
-            if not isinstance(outcome, Measured):
-                raise could_not_measure(f"the window '{label}'", outcome, self.runner)
+            self.runner.require_measured(f"the window '{label}'", outcome)
 
         found = self.reading.read(number, trials, check)
-        return [self.figures_of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
+        return [self.figures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
         rounds = [
-            {count: WindowFigures(self.rate_of(one), one.data_wait_share) for count, one in figures.items()}
+            {count: WindowFigures(getattr(one, self.rate), one.data_wait_share) for count, one in figures.items()}
             for figures in self.rounds
         ]
         return WorkersRule(rounds, self.max_workers)
@@ -181,11 +174,3 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             "data_wait_share": statistics.median(one.data_wait_share for one in windows),
             "memory_bytes": max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         }, windows  # fmt: skip
-
-    def _lower_limit(self) -> None:
-        """Lower the limit if workers need more memory than assumed."""
-        tried = max(self.counts)
-        refusal = self.limits.refusal(self.max_workers, self.worker_bytes)
-        if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
-            fitting = self.limits.fitting(self.max_workers, self.worker_bytes)
-            self.limit = max(tried, fitting), refusal

@@ -43,8 +43,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     has ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
     """
     asked = TrainingRequest.of(measured)
-    rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
-    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=rendezvous)
+    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=local.get("rendezvous"))
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun sets it, so that ranks do not compete for cores
     dataset = TokenDataset.open(Path(local["data_dir"]))
@@ -52,9 +51,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     micro_batches = min(MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size))
     config = config.model_copy(update={
         "global_batch_size": micro_batches * config.micro_batch_size * ranks.world_size,
-        "global_batch_tokens": None,
-        "global_batch_samples": None,
-        "max_epochs": None,  # the window ends the training
+        "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,  # the window ends the training
         # Other sequences in every round, so that their cost is noise between rounds and not bias.
         "seed": config.seed + asked.round,
     })  # fmt: skip
@@ -69,8 +66,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         consumer = TrainingStep(training, config, micro_batches, ranks.device)
     workers = 0 if asked.cached else config.data.num_workers
     loader = batches_of(dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s)
-    ready = workers * config.data.prefetch_factor
-    drained = drain(loader, ready)
+    drained = drain(loader, workers * config.data.prefetch_factor)
     warm_up = WARM_UP_STEPS[config.device]
     for _ in range(warm_up):
         started_s = time.perf_counter()
@@ -81,7 +77,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     group = max(1, workers // math.gcd(workers, micro_batches))
     figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
     if asked.losses and isinstance(consumer, TrainingStep):
-        figures["losses"] = consumer.losses()
+        figures["losses"] = [float(loss) for loss in consumer.losses]
     leave_ranks(together=True)
     return figures | {
         "optimizer_steps": warm_up + figures["steps"], "discarded_batches": drained + warm_up * micro_batches,
@@ -97,14 +93,15 @@ class TrainingStep:
         self.work = training.work
         self._taken = 0
         self._last: StepResult | None = None
-        self._losses: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
+        """Loss of each step so far, warm-up included."""
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and launch the step; return after the device finished the previous one."""
         batches = self.wait.take(loader, self._micro_batches)
         before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
-        self._losses.append(self._last.loss)
+        self.losses.append(self._last.loss)
         self.wait.gave(self._last.updated)
         self._taken += 1
         if before is not None:
@@ -115,10 +112,6 @@ class TrainingStep:
         """Wait until the device is idle; raise ``ValueError`` if the loss is not finite."""
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
-
-    def losses(self) -> list[float]:
-        """Return the loss of each step so far, warm-up included."""
-        return [float(loss) for loss in self._losses]
 
 
 class ReplayedStep:
@@ -242,20 +235,11 @@ def timed_window(
     loader: Iterator[Any], consumer: Consumer, ranks: Ranks, took: Callable[[list[Any]], None], *, window_s: float,
     step_s: float, least: int, group: int,
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
-    """Take steps until a window is full, the same number on all ranks, in whole groups.
+    """Take steps until a window is full, the same number on all ranks; ``took`` gets the batches of each.
 
-    Args:
-        loader: Iterator of batches.
-        consumer: Takes steps.
-        ranks: All ranks.
-        took: Called with the batches of each step.
-        window_s: Least duration of the window.
-        step_s: Duration of a step so far.
-        least: Fewest steps of the first part of a window.
-        group: Number of steps in which workers deliver whole bursts.
-
-    Returns:
-        Fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
+    ``window_s`` is the least duration of the window, ``step_s`` the duration of a step so far, ``least`` the fewest
+    steps of the window's first part. Steps come in whole groups of ``group``, in which workers deliver whole bursts.
+    Return fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
     """
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:

@@ -10,7 +10,7 @@ from autotune.base.statistics import ratio_of
 from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.workers.count_sweep import WorkersDied
 from autotune.workers.decide.worker_count import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
-from autotune.workers.measure import Sweep, TimedWindow
+from autotune.workers.measure import Sweep, training_trial
 from autotune.workers.values import JointChoice, TrainingRequest
 from trainer.config.train_config import DataSettings, Tag, tagged
 
@@ -26,10 +26,8 @@ VERIFYING_ROUNDS = 12
 
 def gap_remains(choice: WorkersChoice) -> bool:
     """Return True if even the best count is below cached batches at 98 % confidence, and waits for data."""
-    if choice.keeps_up:
-        return False
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
-    return best.high is not None and best.high < ENOUGH_SHARE
+    return not choice.keeps_up and best.high is not None and best.high < ENOUGH_SHARE
 
 
 def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS) -> JointChoice | None:
@@ -70,13 +68,12 @@ def _search(sweep: Sweep, alone: DataSettings, trials: int) -> dict[DataSettings
         try:
             if (refusal := limits.refusal(data.num_workers, sweep.worker_bytes)) is not None:
                 raise WorkersDied(refusal)
-            cached, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
+            cached, rate = _rates(sweep, number, (alone, True), (data, False))
         except WorkersDied:
             study.tell(trial, state=TrialState.FAIL)
             continue
-        value = found.padded_tokens_per_s / cached.padded_tokens_per_s
-        study.tell(trial, value)
-        values.setdefault(data, []).append(value)
+        study.tell(trial, rate / cached)
+        values.setdefault(data, []).append(rate / cached)
         number += 1
     return values
 
@@ -85,19 +82,22 @@ def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSetti
     """Interleave windows of both until they differ or the rounds or time are used up; return the ratio."""
     pairs: list[tuple[float, float]] = []
     while True:
-        found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, alone)])
-        pairs.append((found[0].padded_tokens_per_s, found[1].padded_tokens_per_s))
-        number += 1
+        tried, reference = _rates(sweep, number + len(pairs), (candidate, False), (alone, False))
+        pairs.append((tried, reference))
         ratio = ratio_of(pairs)
         differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
         if len(pairs) >= VERIFYING_ROUNDS or (len(pairs) >= 2 * FIRST_ROUNDS and differs) or sweep.time_is_over:
             return ratio
 
 
-def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> TimedWindow:
-    name = f"num_workers={data.num_workers}, prefetch_factor={data.prefetch_factor}, pin_memory={data.pin_memory}"
-    config = sweep.training.config.model_copy(update={"data": data})
-    return TimedWindow(name="cached batches" if cached else name, config=config, cached=cached)
+def _rates(sweep: Sweep, number: int, *asked: tuple[DataSettings, bool]) -> list[float]:
+    """Return tokens/s including padding of consecutive windows: their settings, and True for cached batches."""
+    form = "num_workers={0.num_workers}, prefetch_factor={0.prefetch_factor}, pin_memory={0.pin_memory}".format
+    names = ["cached batches" if cached else form(data) for data, cached in asked]
+    configs = [(sweep.training.config.model_copy(update={"data": data}), cached) for data, cached in asked]
+    trials = [training_trial(sweep.training, one, number, names, cached=cached) for one, cached in configs]
+    found = sweep.read_windows(number, list(zip(trials, names, strict=True)))
+    return [one.padded_tokens_per_s for one in found]
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":

@@ -10,7 +10,7 @@ from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.decide.contamination import of_known
 from autotune.trials.session import Session
-from autotune.trials.values import LoadedWindow, Measured, TrainingFigures, Trial
+from autotune.trials.values import LoadedWindow, TrainingFigures, Trial
 from autotune.workers.count_sweep import CountSweep, gpu_use
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WorkersChoice
@@ -32,49 +32,24 @@ class TrainingWindows:
     """Name of the storage that holds the dataset; trial logs are reused on the same storage only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedWindow:
-    """A window to measure."""
-
-    name: str
-    config: TrainConfig
-    cached: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
 class Sweep(CountSweep[TrainingFigures]):
     """State of a sweep of the trainer's own DataLoader."""
 
     training: TrainingWindows
+    figures: type[TrainingFigures] = TrainingFigures
+    rate: str = "padded_tokens_per_s"
+    """Tokens/s including padding, because the non-padding tokens of a window depend on its samples."""
 
     @property
     def limits(self) -> LoaderLimits:
         """Limits of the workers of a rank."""
         return self.training.limits
 
-    @property
-    def budget_s(self) -> float:
-        """Time budget of all windows."""
-        return self.training.request.budget_s
-
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window."""
         config = with_data(self.training.config, {"num_workers": count or 0})
         return training_trial(self.training, config, number, names, cached=count is None)
-
-    def figures_of(self, outcome: Measured) -> TrainingFigures:
-        """Return the figures of a window."""
-        return TrainingFigures.of(outcome)
-
-    def rate_of(self, figures: TrainingFigures) -> float:
-        """Return tokens/s including padding, because the non-padding tokens of a window depend on its samples."""
-        return figures.padded_tokens_per_s
-
-    def read_round(self, number: int, asked: Sequence[TimedWindow]) -> list[TrainingFigures]:
-        """Return figures of consecutive windows; raise ``WorkersDied`` if host memory ran out, else ``Undecided``."""
-        names = [one.name for one in asked]
-        trials = [training_trial(self.training, one.config, number, names, cached=one.cached) for one in asked]
-        return self.read_windows(number, list(zip(trials, names, strict=True)))
 
 
 def training_windows(bench: Session, config: TrainConfig, request: SweepRequest, ranks: int) -> TrainingWindows:
@@ -149,9 +124,8 @@ def gpu_source(site: MeasuredDevice, windows: Sequence[LoadedWindow], *, replaye
     gpus = [gpu for one in windows for gpu in one.gpus]
     lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "no samples")
     no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "no counters")
-    nvml, gpm = f"NVML utilisation: n/a ({lacking})", f"GPM: n/a ({no_counters})"
-    if any(gpu.utilisation_share is not None for gpu in gpus):
-        nvml = "NVML utilisation"
-    if any(gpu.gpm_windows for gpu in gpus):
-        gpm = "GPM counters during the timed windows"
+    known = any(gpu.utilisation_share is not None for gpu in gpus)
+    nvml = "NVML utilisation" if known else f"NVML utilisation: n/a ({lacking})"
+    counted = any(gpu.gpm_windows for gpu in gpus)
+    gpm = "GPM counters during the timed windows" if counted else f"GPM: n/a ({no_counters})"
     return f"{site.gpu.name}; {nvml}; {gpm}"

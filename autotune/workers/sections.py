@@ -24,9 +24,8 @@ def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
 def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the report's blocks on the sweep, with the command that decides an undecided count."""
     found = one.profile.evidence.workers
-    rows = () if found is None else found.rows  # empty in some profiles from elsewhere
-    read = rows and all(row.padded_tokens_per_s for row in rows)
-    if found is None or not (read and found.cached_padded_tokens_per_s):
+    read = found is not None and all(row.padded_tokens_per_s for row in found.rows)
+    if found is None or not (read and found.rows and found.cached_padded_tokens_per_s):  # as in some from elsewhere
         commands = (*probe_first(one.profile, one.path), f"autotune workers {one.quoted}")
         return (doc.Missing(what="Number of DataLoader workers", commands=commands),)
     if not found.undecided_between:
@@ -47,9 +46,8 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
         shown = doc.Chart(
             title="Throughput by number of DataLoader workers, relative to cached batches",
             description=f"Throughput relative to cached batches by num_workers: {'; '.join(parts)}. Bars: 98 % CI.",
-            drawing=_drawing(found),
-            table=table,
-        )
+            drawing=_drawing(found), table=table,
+        )  # fmt: skip
     counters = table_of(
         "GPU counters in these windows", [(row, row.gpu) for row in found.rows if row.gpu is not None],
         ("num_workers", "r", lambda one: str(one[0].num_workers)),
@@ -112,8 +110,7 @@ def chosen_loader(found: WorkersEvidence) -> str:
     joint = found.joint
     if joint is None or not joint.adopted:
         return str(found.chosen)
-    pinned = "pinned" if joint.pin_memory else "not pinned"
-    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {pinned}"
+    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {'' if joint.pin_memory else 'not '}pinned"
 
 
 def workers_lines(found: WorkersEvidence) -> Iterator[str]:
@@ -140,14 +137,13 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
             f"at most {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to LOCAL"
         )
     highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
-    adopted = found.joint is not None and found.joint.adopted
-    if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or adopted):
+    joint = found.joint
+    if highs and max(highs) < ENOUGH_SHARE and not (found.keeps_up or (joint and joint.adopted)):
         yield (
             f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; use more "
             "CPU cores per rank, faster storage or shorter samples"
         )
-    if found.joint:
-        joint = found.joint
+    if joint:
         ratio = of_windows(joint.ratio, format_share)
         yield (
             f"joint search over workers, prefetching and pinning ({joint.trials} trials): num_workers="

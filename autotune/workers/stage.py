@@ -33,7 +33,7 @@ def count_workers(bench: Session, stored: StoredProfile, request: SweepRequest) 
     if warning := training.limits.warning():
         sys.stderr.write(f"warning: {warning}\n")
     with bench.stage("workers", stored.path, stored.profile.train.model, request, 24) as runner:
-        sweep = Sweep(training=training, runner=runner)
+        sweep = Sweep(training=training, runner=runner, budget_s=request.budget_s)
         choice, joint = sweep.run(), None
         if gap_remains(choice) and not sweep.time_is_over:
             with contextlib.suppress(OutOfTime):

@@ -202,7 +202,7 @@ class Ranks:
 
 
 def join_ranks(
-    config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: Path | None = None
+    config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: str | Path | None = None
 ) -> Ranks:
     """Join the process group described by torchrun's environment variables; without them, return a single rank.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +33,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     config = asked.config
     if config.device == "cpu":
         keep_one_arena()
-    rendezvous = Path(local["rendezvous"]) if "rendezvous" in local else None
-    ranks = join_ranks(config, environment=local.get("environment", {}), rendezvous=rendezvous)
+    ranks = join_ranks(config, environment=local.get("environment", {}), rendezvous=local.get("rendezvous"))
     # Joining has allocated its memory by now, the model has not.
     used: int | list[int] | None = local.get("device_used_before_bytes")
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used

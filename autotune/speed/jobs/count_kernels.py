@@ -41,9 +41,7 @@ _WRITES_ONLY = frozenset({
     "zero_", "fill_", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like",
     "arange", "bernoulli_", "scalar_tensor",
 })  # fmt: skip
-_MOVES_NOTHING = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_"}
-)
+_MOVES_NOTHING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
 _READS_RESULT = frozenset({"embedding", "index_select", "gather"})
 """Operators that read only as much of a table as they return."""
 
@@ -57,8 +55,7 @@ class KernelCounter:
 
     def add(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a call
         """Count the kernel of an operator's call."""
-        kernel = self.kernel_of(function, args, kwargs, result)
-        if kernel is not None:
+        if (kernel := self.kernel_of(function, args, kwargs, result)) is not None:
             self.counts[kernel] += 1
 
     def kernel_of(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Kernel | None:  # noqa: ANN401 - a call
@@ -96,13 +93,8 @@ def kind_of(functions: Sequence[Any]) -> KernelKind:
 
 def moved_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """Return the bytes of tensors; an expanded dimension is in memory once."""
-    found = 0
-    for tensor in tensors:
-        elements = 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            elements *= size if stride or not size else 1
-        found += elements * tensor.element_size()
-    return found
+    sizes = ((one.element_size(), zip(one.shape, one.stride(), strict=True)) for one in tensors)
+    return sum(each * math.prod(size for size, stride in dims if stride or not size) for each, dims in sizes)
 
 
 def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tokens: float) -> Kernel:  # noqa: ANN401
@@ -111,9 +103,8 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
         queries, heads, width = query.shape
         pairs_of_sides = [one for one in args if isinstance(one, list | tuple) and len(one) == 2]
         window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
-        keys = document_tokens
-        if window >= 0:  # tiles of queries and keys: those that a window touches are computed whole
-            keys = min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
+        # Tiles of queries and keys that a window touches are computed whole.
+        keys = document_tokens if window < 0 else min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])

@@ -34,10 +34,6 @@ class _Loop:
     sums_columns: bool = False
     """True if a result is a sum over columns, such as a bias gradient, cast or not."""
 
-    def kernel(self) -> Kernel:
-        moved = moved_bytes(_values(self.reads)) + moved_bytes(_values(self.writes))
-        return Kernel(kind_of(self.operators), "", "", 0.0, moved)
-
 
 def kernels_of(
     nodes: Sequence[fx.Node], stored: Collection[fx.Node],
@@ -59,16 +55,15 @@ def kernels_of(
             needs[node] = calls
             args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
             # A wrapper that saves the random state has no value; those of its attention are in its users.
-            kernel = counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))
-            if kernel is not None:
+            if (kernel := counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))) is not None:
                 yield kernel
         elif node in stored:
             _add(_loop_of(node, stored, calls, needs[node]), loops)
     for loop in loops:
         # What only the loop itself reads stays in registers.
         inside = {one for one in loop.writes if not _leaves(one, loop, stored)}
-        loop.reads, loop.writes = loop.reads - loop.writes, loop.writes - inside
-        yield loop.kernel()
+        moved = moved_bytes(_values(loop.reads - loop.writes)) + moved_bytes(_values(loop.writes - inside))
+        yield Kernel(kind_of(loop.operators), "", "", 0.0, moved)
         if loop.sums_columns:
             yield Kernel("norm", "", "", 0.0, _PARTIAL_SUMS_BYTES)
     yield Kernel("graph call")
@@ -109,9 +104,8 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest:
 def _add(loop: _Loop, loops: list[_Loop]) -> None:
     awaited = {one for one in loop.reads if waits_for_all(one)}
     for other in loops:
-        if other.elements != loop.elements or not loop.earliest <= other.between <= loop.between:
-            continue
-        if awaited & other.writes:
+        late = not loop.earliest <= other.between <= loop.between
+        if late or other.elements != loop.elements or awaited & other.writes:
             continue
         # Columns are summed along the way only if nothing that the loop writes is needed for them.
         if loop.reads & other.writes and (loop.sums_columns or other.sums_columns):

@@ -4,6 +4,7 @@ Operators make fresh results, as in training, so that their time includes what a
 N sizes of a layer, B sequences, H heads, S positions, E dimensions of a head, V rows of a table.
 """
 
+import functools
 import itertools
 import statistics
 import time
@@ -49,9 +50,8 @@ class _Counting(TorchDispatchMode):
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise."""
     kind = RatesRequest.of(measured).device
-    device = pick_device(kind, 0)
     torch.set_float32_matmul_precision("high")  # in TF32, as the trainer does by default
-    bench = _Bench(device)
+    bench = _Bench(pick_device(kind, 0))
     dtypes = {"fp32": torch.float32}
     # Without instructions for bf16 a CPU takes minutes for a step.
     if kind == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
@@ -63,9 +63,8 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
         for kernel, rates in bench.attention(dtype).items()
     }
     passes = {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)}
-    host = bench.host()
-    spread = statistics.median(bench.spreads)
-    return {"matmul": matmul, "attention": attention, "passes": passes, **host, "spread": spread}
+    found = {"matmul": matmul, "attention": attention, "passes": passes, **bench.host()}
+    return found | {"spread": statistics.median(bench.spreads)}
 
 
 class _Bench:
@@ -125,23 +124,18 @@ class _Bench:
     def _attention_s(self, kernel: str, length: int, dtype: torch.dtype) -> tuple[float, float]:
         """Return the FLOP/s of attention within documents of a length, forward and backward."""
         tokens, heads = (131_072, 12) if self._cuda else (4096, 4)
+        shape = (tokens, heads, _HEAD) if kernel == "varlen" else (tokens // length, heads, length, _HEAD)
+        query, key, value = (self._tensor(shape, dtype).requires_grad_() for _ in range(3))
+        attend: Callable[[], torch.Tensor]
         if kernel == "varlen":
-            query, key, value = (self._tensor((tokens, heads, _HEAD), dtype).requires_grad_() for _ in range(3))
             edges = torch.arange(0, tokens + 1, length, device=self._device, dtype=torch.int32)
-
-            def attend() -> torch.Tensor:
-                return attend_documents(
-                    query, key, value, query_edges=edges, key_edges=edges, longest_query=length, longest_key=length
-                )
+            attend = functools.partial(
+                attend_documents, query, key, value,
+                query_edges=edges, key_edges=edges, longest_query=length, longest_key=length,
+            )  # fmt: skip
         else:
-            query, key, value = (
-                self._tensor((tokens // length, heads, length, _HEAD), dtype).requires_grad_() for _ in range(3)
-            )
             mask = torch.zeros(tokens // length, 1, length, length, device=self._device, dtype=dtype)
-
-            def attend() -> torch.Tensor:
-                return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
+            attend = functools.partial(functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
         torch.backends.cuda.enable_cudnn_sdp(False)
         flops = 4.0 * tokens * heads * length * _HEAD
         with torch.no_grad():

@@ -26,7 +26,6 @@ _GPM_SHARES = {
     "gpm_dram_share": "dram_active",
 }  # fmt: skip
 
-
 Holders = tuple[GpuProcess, ...] | Unavailable
 """Processes that the driver lists on a GPU."""
 
@@ -64,25 +63,22 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
     """Describe other processes than the trial's own that computed on a GPU; return None if there were none."""
     counts = [sample.process_count for sample in samples if sample.process_count is not None]
     shared = sum(count > 1 for count in counts)
-    if not shared:
-        return None
-    return f"another process used {gpu}: {max(counts)} processes in {shared} of {len(counts)} samples"
+    told = f"another process used {gpu}: {max(counts, default=0)} processes in {shared} of {len(counts)} samples"
+    return told if shared else None
 
 
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     """Return the outcome; ``Contaminated`` if there are reasons to doubt its figures. Keep crashes and timeouts."""
-    if reasons and isinstance(outcome, Measured | OutOfMemory):
-        return Contaminated(detail="; ".join(reasons))
-    return outcome
+    doubtful = reasons and isinstance(outcome, Measured | OutOfMemory)
+    return Contaminated(detail="; ".join(reasons)) if doubtful else outcome
 
 
 def describe_other_users(gpu: str, used_bytes: int | Unavailable, holders: Holders) -> str | None:
     """Describe the use of a GPU before this program uses it; return None if only the driver's reserve is in use."""
     listed = not isinstance(holders, Unavailable) and bool(holders)
     taken = not isinstance(used_bytes, Unavailable) and used_bytes > MAX_UNEXPLAINED_GPU_BYTES
-    if not (listed or taken):
-        return None
-    return f"{gpu} is already in use: {_shown(used_bytes)} allocated ({_named(holders)})"
+    told = f"{gpu} is already in use: {_shown(used_bytes)} allocated ({_named(holders)})"
+    return told if listed or taken else None
 
 
 def _named(holders: Holders) -> str:
@@ -100,9 +96,8 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
     """Return the figures of a series."""
     samples, counted = series.samples, series.gpm
     utilisation = _share(one.utilisation for one in samples)
-    lacking = series.lacking or "no sample fell into the window"
-    if samples:
-        lacking = samples[-1].missing.get("utilisation", lacking)
+    missing = samples[-1].missing if samples else {}
+    lacking = missing.get("utilisation", series.lacking or "no sample fell into the window")
     capped = ["sw_power_cap" in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
     return GpuUseFigures(
         samples=len(samples), utilisation_share=utilisation, power_w=mean_power_w(samples),

@@ -11,7 +11,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import Format, find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import Format, find_peak, product_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -35,15 +35,12 @@ class GpuRate:
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
     """Raise ``Undecided`` if the named GPU cannot reach a rate; a CPU, or an unknown GPU, has no limit."""
+    if gpu_name is None or (peak := find_peak(gpu_name)) is None:
+        return
     for rate in rates:
-        if gpu_name is None:
-            return
-        if rate.of == "links":
-            # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
-            peak = find_peak(gpu_name)
-            limit, unit = peak and peak.link_bytes_per_s, "TB/s of links"
-        else:
-            limit, unit = peak_flops_per_s(gpu_name, rate.of), f"TFLOP/s in {rate.of}"
+        # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
+        limit = peak.link_bytes_per_s if rate.of == "links" else getattr(peak, rate.of)
+        unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name} exceeds its peak of "
@@ -78,8 +75,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """Yield the rates of a trial, each of one GPU."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
     if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get("replayed_step_s"):
-        per_s = _training_flops_per_s(trial.job, figures, trial.config)
-        yield GpuRate(what=what, per_s=per_s, of=_format(trial.config))
+        yield GpuRate(what=what, per_s=_training_flops_per_s(trial, figures), of=_format(trial.config))
     if trial.job == "links":
         yield from (GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
@@ -88,18 +84,18 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
         yield from (GpuRate(what=what, per_s=one, of="links") for one in moved)
 
 
-def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
+def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
-    least = least_flops_per_token(settings_of(config), None)
-    if job == "training":
+    least = least_flops_per_token(settings_of(trial.config), None)
+    if trial.job == "training":
         flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
         return float(flops_per_s / (figures.get("local_ranks") or 1))
     if not figures["step_s"]:
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
-    if job == "gradient_sync":
+    if trial.job == "gradient_sync":
         rows_of_rank = figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
-        ranks = max(1.0, config.get("global_batch_size", 0) / rows_of_rank)
+        ranks = max(1.0, trial.config.get("global_batch_size", 0) / rows_of_rank)
         return float(least * figures["tokens_per_step"] / seconds / ranks)
     flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("padded_tokens_per_step", 0))
     return float(flops / seconds / (figures.get("local_ranks") or 1))

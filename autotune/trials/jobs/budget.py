@@ -111,9 +111,7 @@ class CudaBudget:
     """
 
     def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
-        self._budget_bytes = budget_bytes
-        self._device = device
-        self._used_before_bytes = used_before_bytes
+        self._budget_bytes, self._device, self._used_before_bytes = budget_bytes, device, used_before_bytes
         self._held_bytes = self._reserved_bytes = 0
         self._outside_bytes = max(0, self._outside_now_bytes())
         if budget_bytes is not None:
@@ -157,10 +155,9 @@ class CudaBudget:
         if counts.get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
-            reserved_bytes = self._most_reserved_bytes()
             raise torch.OutOfMemoryError(
                 f"the peak exceeds the budget by {format_bytes(beyond_bytes)}: "
-                f"{format_bytes(reserved_bytes)} in PyTorch's allocator and "
+                f"{format_bytes(self._most_reserved_bytes())} in PyTorch's allocator and "
                 f"{format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
             )
 

@@ -97,15 +97,13 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
     local_ranks = request["measured"].get("local_ranks", 1)
     ranks: list[RankProcess] = []
     for rank in range(local_ranks):
-        pid = os.fork()
-        if pid == 0:
+        if (pid := os.fork()) == 0:
             _child(request, rank, local_ranks, server)
         ranks.append(RankProcess(pid=pid))
     timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
     _kill_orphans()
-    killed = _kernel_kills() > kills_before
     accounts = [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)]
-    return {"timed_out": timed_out, "killed_by_kernel": killed, "ranks": accounts}
+    return {"timed_out": timed_out, "killed_by_kernel": _kernel_kills() > kills_before, "ranks": accounts}
 
 
 def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
@@ -155,9 +153,8 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     end_with_parent(server)
     directory, local = Path(request["directory"]), request["local"]
     if ranks > 1:  # its ranks, as torchrun sets them, and the rendezvous
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        local |= {"environment": {name: str(number) for name, number in numbers.items()}}
-        local |= {"rendezvous": str(directory / "rendezvous")}
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        local |= {"environment": numbers, "rendezvous": str(directory / "rendezvous")}
     log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):

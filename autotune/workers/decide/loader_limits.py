@@ -31,24 +31,18 @@ class LoaderLimits:
         """CPUs allotted to this process, divided by the ranks; at least 1."""
         return max(1, self.host.allotted_cpus // self.local_ranks)
 
-    def ram_bytes(self, workers: int, worker_bytes: int | None = None) -> int:
-        """Return the predicted memory of all workers of all ranks."""
-        each = (worker_bytes or WORKER_BYTES) + self.prefetch_factor * self.batch_bytes
-        return self.local_ranks * workers * each
-
-    def shm_bytes(self, workers: int) -> int:
-        """Return the predicted shared memory: each worker's prefetched batches, and the one it prepares."""
-        return self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
-
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
         """Return the reason why ``workers`` do not fit; None if they do."""
         need = f"{workers} DataLoader workers on each of {self.local_ranks} ranks need"
-        needed, there = self.ram_bytes(workers, worker_bytes), self.host.ram_available_bytes
+        each_bytes = (worker_bytes or WORKER_BYTES) + self.prefetch_factor * self.batch_bytes
+        needed, there = self.local_ranks * workers * each_bytes, self.host.ram_available_bytes
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
             free = f"only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
             return f"{need} about {format_bytes(needed)} ({source}), but {free}"
-        shared, room = self.shm_bytes(workers), self.host.shm_free_bytes
+        # Each worker's prefetched batches, and the one that it prepares.
+        shared = self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
+        room = self.host.shm_free_bytes
         if room is not None and shared > USABLE_SHARE * room:
             return f"{need} {format_bytes(shared)} of /dev/shm, but only {format_bytes(room)} are free"
         return None
@@ -59,8 +53,7 @@ class LoaderLimits:
         if wanted is None:
             wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
             because = f"{self.host.allotted_cpus} available CPU cores, {ranks}"
-        refusal = self.refusal(wanted)
-        if refusal is None:
+        if (refusal := self.refusal(wanted)) is None:
             return wanted, because
         fitting = self.fitting(wanted)
         if self.asked is not None:

@@ -106,8 +106,6 @@ class WorkersRule:
             return NextRounds(counts=(None, peak, candidate), rounds=FIRST_ROUNDS)
         if below is not None and below < candidate - 1:
             return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
-        if below is None and candidate > 0:
-            return NextRounds(counts=(None, candidate - 1, candidate), rounds=FIRST_ROUNDS)
         open_counts = [candidate] if self.verdict(candidate) == "open" else []
         if below is not None and below > self._refuted:
             open_counts = [below, candidate]
@@ -116,8 +114,8 @@ class WorkersRule:
     @property
     def candidate(self) -> int:
         """Smallest measured count that seems sufficient."""
-        likely = [count for count in self.seen if count > self._refuted and self._seems_enough(count)]
-        return likely[0] if likely else self.seen[-1]
+        likely = (count for count in self.seen if count > self._refuted and self._seems_enough(count))
+        return next(likely, self.seen[-1])
 
     @property
     def _below(self) -> int | None:
@@ -189,9 +187,8 @@ class WorkersRule:
 
     def _best_count(self) -> Count:
         """Return the count to compare with: None (cached batches) while one seems to reach them, else the best."""
-        if not self.seen:
-            return None
-        value, best = max((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        rates = ((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        value, best = max(rates, default=(1.0, 0))
         return None if value >= ENOUGH_SHARE else -best
 
     def _larger_rival(self, count: int) -> Count:
@@ -286,8 +283,7 @@ class WorkersRule:
         return self.interval(count, None).low or 0.0
 
     def _common(self, count: int, reference: Count) -> list[int]:
-        others = self._logs.get(reference, {})
-        return [number for number in self._logs[count] if number in others]
+        return [number for number in self._logs[count] if number in self._logs.get(reference, {})]
 
     def _differences(self, count: int, reference: Count) -> list[float]:
         return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
@@ -310,8 +306,7 @@ class WorkersRule:
 
     def _next_smaller(self) -> str | None:
         """Return the result of the largest smaller count that was measured; None if there is none."""
-        below = self._below
-        if below is None:
+        if (below := self._below) is None:
             return None
         if self._is_refuted(below):
             high = self._about(self._to_larger(below)).high or math.nan

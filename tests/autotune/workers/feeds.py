@@ -90,4 +90,5 @@ def windows_of(
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
     """A sweep that has not begun; changes are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
-    return Sweep(training=windows_of(**changes), runner=runner_on(machine, directory / "trials", clock))
+    training, runner = windows_of(**changes), runner_on(machine, directory / "trials", clock)
+    return Sweep(training=training, runner=runner, budget_s=training.request.budget_s)

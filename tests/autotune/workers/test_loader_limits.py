@@ -78,8 +78,8 @@ def test_the_most_fits_and_one_more_does_not_or_has_no_cpu(cpus, ranks, ram, shm
     assert 0 <= most <= limits.cpus_per_rank
     if most:
         assert limits.refusal(most) is None
-        assert limits.ram_bytes(most) <= USABLE_SHARE * ram
-        assert limits.shm_bytes(most) <= USABLE_SHARE * shm
+        assert ranks * most * (WORKER_BYTES + prefetch * batch) <= USABLE_SHARE * ram
+        assert ranks * most * (prefetch + 1) * batch <= USABLE_SHARE * shm
     assert most == limits.cpus_per_rank or limits.refusal(most + 1) is not None
 
 

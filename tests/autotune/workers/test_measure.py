@@ -12,7 +12,7 @@ from autotune.profiles.store import with_data
 from autotune.trials.runner import ATTEMPTS
 from autotune.trials.values import Contaminated, Crashed, GpuUseFigures, Measured, TrainingFigures, Trial
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
-from autotune.workers.measure import TimedWindow, evidence, gpu_source
+from autotune.workers.measure import evidence, gpu_source, training_trial
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.trials.examples import FEED
 from tests.autotune.workers.feeds import CONFIG, LIMITS, ON_CPU, FeedMachine, figures_of, knee_at, loader_of, sweep_on
@@ -263,9 +263,12 @@ def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_
     assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}  # as on a GPU
     others = {"a prefetch that is not searched": (1, 3), "more than are allowed": (50, 2), "inside": (1, 4)}
     loaders = {name: {"num_workers": count, "prefetch_factor": ahead} for name, (count, ahead) in others.items()}
-    windows = [TimedWindow(name=name, config=with_data(CONFIG, loader)) for name, loader in loaders.items()]
-    sweep.read_round(100, [TimedWindow(name="without its ceiling", config=with_data(CONFIG, {"num_workers": 1}))])
-    sweep.read_round(101, [TimedWindow(name="ceiling", config=CONFIG, cached=True), *windows])
+    windows = {name: with_data(CONFIG, loader) for name, loader in loaders.items()}
+    alone = training_trial(sweep.training, with_data(CONFIG, {"num_workers": 1}), 100, [])
+    sweep.read_windows(100, [(alone, "without its ceiling")])
+    ceiling = training_trial(sweep.training, CONFIG, 101, [], cached=True)
+    beside = [(training_trial(sweep.training, config, 101, []), name) for name, config in windows.items()]
+    sweep.read_windows(101, [(ceiling, "ceiling"), *beside])
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
     sweep.runner.run(Trial(job="training", measured={"cached": False}, timeout_s=1), "crashes")
     further = study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials[len(study.trials) :]
