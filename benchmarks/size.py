@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     documents = [path for path in paths if path.startswith(("docs/", "reports/")) and path.endswith(DOCUMENT_SUFFIXES)]
     bars = [
         _bar(
-            "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 42_530
+            "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 42_000
         ),
         _bar("benchmark_lines", count_lines(path for path in paths if path.startswith("benchmarks/")), 7_600),
         _bar("test_lines", count_lines(tests), 31_000),
