@@ -114,7 +114,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
-    recipe_changes: tuple[str, ...]
+    recipe_changes: list[str]
     """Changes of the model's recipe for speed, as text, such as another attention dropout."""
 
 
@@ -172,8 +172,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     optimizer = make_optimizer(shared.module, config, ranks)
     module.weights_changed()  # DDP has sent those of rank 0
     step = TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed)
-    changed = tuple(changes)
-    return Training(module=module, shared=shared, optimizer=optimizer, step=step, work=work, recipe_changes=changed)
+    return Training(module=module, shared=shared, optimizer=optimizer, step=step, work=work, recipe_changes=changes)
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:

@@ -35,6 +35,7 @@ _MUST_AGREE = {
     "transformers": "Install the same version of transformers on every node.",
     "python": "Use the same version of Python on every node.",
 }
+_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 
@@ -139,9 +140,6 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
     return remarks
 
 
-_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
-
-
 def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
 ) -> list[EventRow]:
@@ -234,7 +232,7 @@ def describe_run(
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
         config=config.model_dump(mode="json"), sources=dict(resolved.sources), profile_sha256=resolved.profile_sha256,
         dataset_hash=dataset.manifest.dataset_hash, parameters=training.work.parameters, attention=attention.kind,
-        attention_reason=attention.reason, recipe_changes=list(training.recipe_changes), hosts=list(hosts),
+        attention_reason=attention.reason, recipe_changes=training.recipe_changes, hosts=list(hosts),
         device=ranks.device_name, driver=driver_of(ranks),
         peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
