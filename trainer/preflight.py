@@ -232,7 +232,7 @@ def describe_run(
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
         config=config.model_dump(mode="json"), sources=dict(resolved.sources), profile_sha256=resolved.profile_sha256,
         dataset_hash=dataset.manifest.dataset_hash, parameters=training.work.parameters, attention=attention.kind,
-        attention_reason=attention.reason, recipe_changes=training.recipe_changes, hosts=list(hosts),
+        attention_reason=attention.reason, recipe_changes=list(training.recipe_changes), hosts=list(hosts),
         device=ranks.device_name, driver=driver_of(ranks),
         peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}

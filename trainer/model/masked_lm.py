@@ -182,8 +182,8 @@ class MaskedLM(nn.Module):
     def _enough_segments(self, batch: MicroBatch) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
         if self._segments is None:
-            # Packed, a sequence's number of documents has a standard deviation of about half its mean; the sum gets six
-            # of its own. Otherwise each sequence has a document, and maybe padding.
+            # Packed, the number of documents of a sequence has a standard deviation of about half its mean, and six are
+            # added for the sum. Otherwise each sequence has a document, and maybe padding.
             most = -(-round(documents * (1 + 3 / rows**0.5)) // 64) * 64
             self._segments = most + rows if self._packed else 2 * rows
         segments = _enough(self._segments, documents + rows)
