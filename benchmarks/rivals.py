@@ -26,7 +26,7 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TOKENIZER_NAME, TokenDataset
-from trainer.distributed.optimizer import learning_rate, set_learning_rate
+from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.loop import train
 from trainer.model.encoder import build_config
@@ -286,7 +286,8 @@ class Samples(torch.utils.data.Dataset[dict[str, Any]]):
 
 def _update(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    set_learning_rate(optimizer, learning_rate(config, step))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config, step)
     optimizer.step()
     optimizer.zero_grad()
 

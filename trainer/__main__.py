@@ -293,14 +293,11 @@ class _Parser(argparse.ArgumentParser):
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = _Parser(
-        usage="python -m trainer PROFILE [OPTIONS]",
-        description="Train a masked-LM encoder from a profile.",
+        usage="python -m trainer PROFILE [OPTIONS]", description="Train a masked-LM encoder from a profile.",
         epilog="Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out runs/first\n"
         "  torchrun --nproc-per-node 8 -m trainer PROFILE --set train.max_steps=1000\n\nDocs: docs/train.md",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
+        formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False, allow_abbrev=False,
+    )  # fmt: skip
     version = next((one.version for one in importlib.metadata.distributions(name="encoder-autotune")), "not installed")
     option = parser.add_argument
     option("profile", metavar="PROFILE", type=Path, help="Profile (TOML), as autotune tune writes it.")

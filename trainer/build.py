@@ -114,7 +114,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
-    recipe_changes: tuple[str, ...]
+    recipe_changes: Sequence[str]
     """Changes of the model's recipe for speed, as text, such as another attention dropout."""
 
 
@@ -124,11 +124,10 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         build_config, config.model, vocab_size=vocab_size, special_ids=special_ids,
         seq_length_tokens=config.seq_length_tokens,
     )  # fmt: skip
-    missing = missing_for_compile("cuda") if config.compiled and ranks.device.type == "cuda" else None
     if config.attention == "fa3" and config.compiled and config.compile_mode == "reduce-overhead":
         next_step = "Use --set train.compile_mode=default or --set train.attention=auto"
         raise BadConfig("CUDA graphs need equal shapes, which attention = 'fa3' does not have", next_step=next_step)
-    if missing is not None:
+    if config.compiled and ranks.device.type == "cuda" and (missing := missing_for_compile("cuda")):
         raise BadConfig(f"layers cannot be compiled: {missing}", next_step="Use --set train.compile=false")
     own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
     attention = choose_attention(config, model_config, ranks.device, prove_packing(model_config))
@@ -173,8 +172,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     optimizer = make_optimizer(shared.module, config, ranks)
     module.weights_changed()  # DDP has sent those of rank 0
     step = TrainStep(shared, optimizer, config, ranks, weights_changed=module.weights_changed)
-    changed = tuple(changes)
-    return Training(module=module, shared=shared, optimizer=optimizer, step=step, work=work, recipe_changes=changed)
+    return Training(module=module, shared=shared, optimizer=optimizer, step=step, work=work, recipe_changes=changes)
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:

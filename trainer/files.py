@@ -49,8 +49,8 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
     import numpy as np
 
     checksum = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
+    with path.open("wb", buffering=0) as file:
+        fd = file.fileno()
         # Direct I/O bypasses the page cache, which would take memory bandwidth and a CPU core from training.
         direct = len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
         for begin in range(0, len(content), _WRITTEN_AT_ONCE_BYTES):
@@ -61,8 +61,6 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
                 _write_all(fd, chunk)
             progressed()
         os.fsync(fd)
-    finally:
-        os.close(fd)
     return FileEntry(name=path.name, bytes=len(content), crc32=checksum)
 
 
@@ -136,8 +134,8 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Append all or nothing, so that a full disk leaves no partial line; ``durable`` waits for the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
+    with path.open("ab", buffering=0) as file:
+        fd = file.fileno()
         before = os.fstat(fd).st_size
         try:
             _write_all(fd, memoryview(content))
@@ -147,8 +145,6 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
             raise
         if durable:
             os.fsync(fd)
-    finally:
-        os.close(fd)
     if durable and not before:
         sync(path.parent)
 

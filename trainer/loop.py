@@ -74,8 +74,7 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
-        peak = header.peak_flops_per_s
-        self._meter = Meter(self._training.work, ranks, peak_flops_per_s=peak, hosts=hosts)
+        self._meter = Meter(self._training.work, ranks, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
         self._graphs, attempt = GraphCounter(), writer.attempt
         log_to = config.log_to if ranks.leads else ()
         writer.start(header, show, open_boards(log_to, writer.directory, header, attempt, remarks.append))
@@ -169,14 +168,15 @@ class _Run:
 
     def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
-        evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
-        row_due = _due(done, config.logged_steps) or done == config.max_steps or evaluation_due
+        interval_steps = config.evaluation.interval_steps
+        evaluation_due = bool(len(self._validation) and interval_steps and done % interval_steps == 0)
+        row_due = done % config.logged_steps == 0 or done == config.max_steps or evaluation_due
         # Dropout depends only on the position in the data and the rank, so there is no state to save.
         seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._controller.health.learning_rate_share(self._done)
-        save_s, leads = self._checkpoints.seconds_of_a_save(), self._ranks.leads
-        over = leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due)
+        leads = self._ranks.leads
+        over = leads and self._budget.over(save_s=self._checkpoints.save_s, evaluation_due=evaluation_due)
         due, signalled = leads and self._checkpoints.is_due_by_time(), self._watch.asked_by
         flags = tell(rank=self._ranks.rank, signal_number=signalled, time_is_over=over, save_is_due=due)
         limits = self._controller.health.limits()
@@ -261,8 +261,9 @@ class _Run:
         saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
         self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._writer.close()
-        newest = self._checkpoints.newest or self._start.origin or "the beginning"
-        return self._ending(REQUEUE, f"{reason}; run the same command again to resume from {newest}")
+        newest = self._checkpoints.newest or self._start.origin
+        told = f"{reason}; run the same command again to resume from {newest or 'the beginning'}"
+        return self._clock.exit(REQUEUE, told, self._done, newest)
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export the model."""
@@ -284,10 +285,7 @@ class _Run:
             seq_length_tokens=self._config.seq_length_tokens, directory=self._writer.directory / MODEL_DIRECTORY,
             leads=self._ranks.leads,
         )  # fmt: skip
-        return self._ending(0, "finished")
-
-    def _ending(self, exit_code: int, reason: str) -> RunExit:
-        return self._clock.exit(exit_code, reason, self._done, self._checkpoints.newest or self._start.origin)
+        return self._clock.exit(0, "finished", self._done, self._checkpoints.newest or self._start.origin)
 
     def _close_row(self) -> None:
         self._meter.close(
@@ -316,7 +314,3 @@ class _Run:
             self._clock.ended("first_step")
             self._clock.is_over = True
             self._writer.started(self._clock.startup())
-
-
-def _due(done: int, interval_steps: int | None) -> bool:
-    return interval_steps is not None and done % interval_steps == 0

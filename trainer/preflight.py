@@ -35,6 +35,7 @@ _MUST_AGREE = {
     "transformers": "Install the same version of transformers on every node.",
     "python": "Use the same version of Python on every node.",
 }
+_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 
@@ -137,9 +138,6 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
         message = f"the profile was tuned with {tuned_cpus} available CPU cores; this rank has {cpus}"
         remarks.append(_remark(message, "Request as many (SLURM: --cpus-per-task), or run: autotune workers PROFILE"))
     return remarks
-
-
-_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
 
 
 def check_directory(

@@ -28,9 +28,12 @@ from trainer.errors import BadConfig, DiskTrouble
 from trainer.files import CorruptFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.health.events import utc_now
 
-MANIFEST_FILE = "manifest.json"
+CHECKPOINTS_DIRECTORY, MANIFEST_FILE = "checkpoints", "manifest.json"
+_NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
 _HASH_KEY = "content_sha256"
+_POLL_S = 0.05
+Found = tuple[Path, "CheckpointManifest"]
 
 
 class BadCheckpoint(Exception):
@@ -108,11 +111,6 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
     if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
         raise BadCheckpoint(f"{where} does not list all of its files")
     return manifest
-
-
-CHECKPOINTS_DIRECTORY = "checkpoints"
-_NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
-_POLL_S = 0.05
 
 
 class _Share(StrictTable):
@@ -278,9 +276,6 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
         return BadConfig(message, next_step="Make it readable for this user.")
     next_step = "Run the same command again once the file system is available: it resumes from that checkpoint."
     return DiskTrouble(message, next_step=next_step)
-
-
-Found = tuple[Path, CheckpointManifest]
 
 
 def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:

@@ -54,7 +54,7 @@ class CheckpointManager:
         self._finished: deque[EventRow] = deque()
         """Events of finished saves that were not reported yet."""
         self._last_s = time.monotonic()
-        self._save_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
+        self.save_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S if self.enabled else 0.0
         """Duration of the last save, in seconds; an estimate before the first."""
         self.newest: str | None = None
         """Name of the newest checkpoint that this rank knows of."""
@@ -82,10 +82,6 @@ class CheckpointManager:
         multiples = (self._settings.interval_steps, self._settings.keep_every_steps)
         by_number = self.enabled and any(of is not None and step % of == 0 for of in multiples)
         return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
-
-    def seconds_of_a_save(self) -> float:
-        """Return the expected duration of the next save: that of the last one, or an estimate before the first."""
-        return self._save_s if self.enabled else 0.0
 
     def _take_room(self, kept: Sequence[TensorShard]) -> None:
         if self._ranks.device.type == "cuda":
@@ -176,7 +172,7 @@ class CheckpointManager:
         values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size}
         told = f"; removed {', '.join(removed)}" if removed else ""
         if problem is None:
-            self._save_s, self.newest = seconds, name
+            self.save_s, self.newest = seconds, name
             self._finished.append(happened(step, "saved", f"saved {name}{told}", values=values))
             return
         why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"

@@ -10,10 +10,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint import format as disk
 from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import dotted
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
 from trainer.health.events import EventRow, happened
@@ -21,6 +21,7 @@ from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, r
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
+Opened = Callable[[RunWriter], None]
 _SAME_DATA = (
     "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_size", "global_batch_tokens",
     "global_batch_samples", "seed",
@@ -30,9 +31,8 @@ _RECIPE = (
     "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
     "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
     "attention_dropout", "precision", "residual_dtype", "float8", "tf32", "max_epochs", "parallel.gradient_dtype",
-    "health",
 )  # fmt: skip
-"""Settings that may change on resume; a change is reported."""
+"""Settings that may change on resume, as those of ``health`` may; a change is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,6 @@ def job_name(environment: Mapping[str, str]) -> str:
         began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
         return f"torchrun-{socket.gethostname()}-{parent}-{began}"
     return ""
-
-
-Opened = Callable[[RunWriter], None]
 
 
 def choose_run(
@@ -208,22 +205,14 @@ def _compare(before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, w
     if expected not in (None, found):
         what = f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…"
         raise BadConfig(what, next_step="Resume with that run's profile, or start from scratch with another --out.")
-    now = resolved.config.model_dump(mode="json")
+    then, now = dotted(before.config), dotted(resolved.config.model_dump(mode="json"))
     for key in _SAME_DATA:
-        old, new = _value(before.config, key), _value(now, key)
-        if old != new:
-            shown = f"train.{key} = {new!r} does not match {where}, trained with {old!r}"
+        if then.get(key) != now.get(key):
+            shown = f"train.{key} = {now.get(key)!r} does not match {where}, trained with {then.get(key)!r}"
             next_step = "Resume with the same settings, or start from scratch: --resume never, with another --out"
             raise BadConfig(shown if len(shown) < 200 else f"train.{key} does not match {where}", next_step=next_step)
-    pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
-    return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]
-
-
-def _value(table: Mapping[str, Any], key: str) -> object:
-    value: Any = table
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    changed = [key for key in now if (key in _RECIPE or key.startswith("health.")) and then.get(key) != now[key]]
+    return [f"train.{key} is now {now[key]}, it was {then.get(key)}" for key in changed]
 
 
 def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:

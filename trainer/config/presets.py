@@ -16,8 +16,6 @@ from trainer.errors import BadConfig
 # Without attention dropout, as in the paper's trainer and newer encoders: varlen attention has none.
 _BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512, "attention_probs_dropout_prob": 0.0}
 _MODERNBERT: dict[str, Any] = {"model_type": "modernbert", "max_position_embeddings": 8192}
-
-
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
@@ -46,9 +44,7 @@ def model_settings(name: str) -> ModelSettings:
     """Return the settings of a preset or a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
+    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     if path.suffix != ".json":
         match = nearest(name, list(PRESETS))
         hint = f"Did you mean {match!r}? " if match else ""

@@ -42,8 +42,7 @@ class ResolvedConfig:
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
     """Read a profile with a ``table``, ``subject`` for your own training code; raise ``BadConfig`` if it is invalid."""
     tables = read_toml(path, if_missing=_WRITE_ONE)
-    version = tables.get("schema_version")
-    if version != PROFILE_SCHEMA_VERSION:
+    if (version := tables.get("schema_version")) != PROFILE_SCHEMA_VERSION:
         what = f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}"
         raise BadConfig(what, next_step=_WRITE_ONE)
     reject_infinite(tables, str(path))
@@ -76,10 +75,8 @@ def resolve(
     for assignment in assignments:
         sources[_assign(train, assignment)] = "command line"
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
-    data_dir, source = find_data(profile, config, data, environment)
-    sources["train.data.path"] = source
-    every = dotted(config.model_dump(mode="json"), "train.")
-    sources |= {name: "default" for name in every if name not in sources}
+    data_dir, sources["train.data.path"] = find_data(profile, config, data, environment)
+    sources = dict.fromkeys(dotted(config.model_dump(mode="json"), "train."), "default") | sources
     found = tables.get("fingerprint")
     return ResolvedConfig(
         config=config, sources=sources, data_dir=data_dir, profile_sha256=said,
@@ -143,7 +140,5 @@ def _assign(train: dict[str, Any], text: str) -> str:
         if not isinstance(table, dict):
             raise BadConfig(f"--set {dotted_key}: {part!r} is not a table", next_step="Check the key.")
     # TOML and transformers distinguish 1 from 1.0; users at a prompt do not.
-    if isinstance(value, int) and not isinstance(value, bool) and isinstance(table.get(key), float):
-        value = float(value)
-    table[key] = value
+    table[key] = float(value) if type(value) is int and isinstance(table.get(key), float) else value
     return dotted_key

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainer.errors import BadConfig
 
-MAX_TEXT_BYTES = 64 * 2**20
 MAX_DEPTH = 32
 CHECK_PATH = "Check the path."
 
@@ -32,12 +31,12 @@ class StrictTable(BaseModel):
 TableT = TypeVar("TableT", bound=StrictTable)
 
 
-def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
+def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     """Read TOML; raise ``BadConfig`` if it is invalid, too large or deep, or missing, with next step ``if_missing``."""
-    return dict(_read(path, max_bytes, if_missing, "TOML", tomllib.loads))
+    return dict(_read(path, 2**20, if_missing, "TOML", tomllib.loads))
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: ANN401 - JSON may hold anything
+def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:  # noqa: ANN401 - JSON may hold anything
     """Read a JSON file; raise ``BadConfig`` if it is missing, too large, too deep, or not JSON."""
     return _read(path, max_bytes, CHECK_PATH, "JSON", json.loads)
 
@@ -90,13 +89,12 @@ def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callabl
         raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
     except (ValueError, RecursionError) as error:  # invalid syntax, or a number of too many digits
         raise BadConfig(f"{path} is not valid {kind}: {error}", next_step="Correct the file there.") from error
-    frontier, depth = [value], 0
-    while frontier:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise BadConfig(f"{path} exceeds the limit of {MAX_DEPTH} nested levels", next_step=CHECK_PATH)
-        tables = (one.values() if isinstance(one, dict) else one for one in frontier if isinstance(one, dict | list))
-        frontier = list(itertools.chain.from_iterable(tables))
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        tables = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = list(itertools.chain.from_iterable(tables))
+    if level:
+        raise BadConfig(f"{path} exceeds the limit of {MAX_DEPTH} nested levels", next_step=CHECK_PATH)
     return value
 
 
@@ -152,14 +150,14 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
-def flat_table(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key, including the model's config."""
+def flat_table(table: Mapping[str, Any], prefix: str = "", *, whole: str = "", depth: int = 1) -> dict[str, Any]:
+    """Return every value of nested tables by its dotted key; tables called ``whole`` are one value."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if depth > MAX_DEPTH:  # only an untrusted trial log is nested so deep
             found[f"{prefix}{name}"] = "nested too deep"
-        elif isinstance(value, dict) and value:
-            found |= flat_table(value, f"{prefix}{name}.", depth + 1)
+        elif isinstance(value, dict) and value and name != whole:
+            found |= flat_table(value, f"{prefix}{name}.", whole=whole, depth=depth + 1)
         else:
             found[f"{prefix}{name}"] = value
     return found

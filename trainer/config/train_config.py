@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.tables import StrictTable
+from trainer.config.tables import StrictTable, flat_table
 
 PROFILE_SCHEMA_VERSION: Literal[2] = 2
 
@@ -229,8 +229,7 @@ class TrainConfig(StrictTable):
     on a GPU, if Triton and a C compiler are installed."""
     compile_mode: Annotated[CompileMode, Tag.SPEED] = "default"
     """Mode of ``torch.compile`` on a GPU. ``max-autotune-no-cudagraphs`` also times Triton's matmuls, which can add
-    a bias and apply GELU before they store a result; ``reduce-overhead`` replays CUDA graphs, for small micro-batches.
-    """
+    a bias and apply GELU before they store a result; ``reduce-overhead`` replays CUDA graphs of small micro-batches."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in fp32."""
     residual_dtype: Annotated[Literal["fp32", "bf16"], Tag.SPEED, Tag.PROBED] = "fp32"
@@ -247,8 +246,7 @@ class TrainConfig(StrictTable):
     seed: NonNegative = 0
     """Seed of initial weights, sample order, masks and dropout."""
     log_interval_steps: Positive | None = None
-    """Optimizer steps between logged metrics (``steps.jsonl``, console and ``log_to``); by default 10 on a GPU, 1 on a
-    CPU."""
+    """Optimizer steps between logged metrics (``steps.jsonl``, console, ``log_to``); default: 10 on a GPU, else 1."""
     log_to: list[Logger] | None = None
     """Loggers that get the metrics beside ``steps.jsonl``: ``tensorboard``, ``wandb`` (Weights & Biases, which follows
     its environment variables). By default TensorBoard, if it is installed; an empty list is none."""
@@ -311,10 +309,4 @@ def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return every setting by its dotted key; the model's config is one value, as its keys belong to transformers."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping) and name != "config":
-            found |= dotted(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+    return flat_table(table, prefix, whole="config")

@@ -51,15 +51,3 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the AdamW that updates this rank's parameters, unwrapped from ``ZeroRedundancyOptimizer``."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own
-
-
-def set_scale(optimizer: torch.optim.Optimizer, *, divisor: torch.Tensor, skipped: torch.Tensor) -> None:
-    """Let the next update divide gradients, or skip weights and state, as fused optimizers do for loss scaling."""
-    own: Any = own_optimizer(optimizer)
-    own.grad_scale, own.found_inf = divisor.float(), skipped.float()
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step, in every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate

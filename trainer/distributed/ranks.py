@@ -25,6 +25,17 @@ from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
+ValueT = TypeVar("ValueT")
+DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCHS_BUCKET_CAP_MIB = 25
+_MOST_COMPILE_THREADS = 8
+_GROUP_LATER_S = 60.0
+_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
+"""NCCL error codes that are not caused by the death of a peer."""
+_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
@@ -69,9 +80,6 @@ def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """Start an asynchronous copy of numbers to a device, in fp64."""
     pinned = device.type == "cuda"
     return torch.tensor(values, dtype=torch.float64, pin_memory=pinned).to(device, non_blocking=True)
-
-
-DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class GradientTraffic:
@@ -119,17 +127,6 @@ class GradientTraffic:
         return sent.then(arrived)
 
 
-ValueT = TypeVar("ValueT")
-_MOST_COMPILE_THREADS = 8
-_GROUP_LATER_S = 60.0
-TORCHS_BUCKET_CAP_MIB = 25
-_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
-"""NCCL error codes that are not caused by the death of a peer."""
-_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
-_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """This process's rank and device, and collectives over all ranks."""
@@ -155,8 +152,7 @@ class Ranks:
     @property
     def device_memory_bytes(self) -> int | None:
         """Total GPU memory as torch reports it, in bytes; None on a CPU."""
-        cuda = self.device.type == "cuda"
-        return int(torch.cuda.get_device_properties(self.device).total_memory) if cuda else None
+        return int(torch.cuda.get_device_properties(self.device).total_memory) if self.device.type == "cuda" else None
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sums over all ranks, in double precision; this blocks the host, but waits for no device."""
@@ -251,8 +247,7 @@ def open_libraries(ranks: Ranks) -> None:
 
 def longest_join_s(config: TrainConfig) -> float:
     """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
-    patience_s = config.parallel.timeout_s + _GROUP_LATER_S
-    return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
+    return max(config.parallel.timeout_s, 0 if config.data.stage_to is None else DEFAULT_TIMEOUT_S) + _GROUP_LATER_S
 
 
 def leave_ranks(*, together: bool) -> None:
@@ -375,8 +370,7 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     of_layers = policy = MixedPrecisionPolicy(reduce_dtype=None if dtype == "fp32" else DTYPES[dtype])
     if config.precision == "bf16":
-        options: dict[str, Any] = {"param_dtype": torch.bfloat16, "cast_forward_inputs": False}
-        of_layers = MixedPrecisionPolicy(reduce_dtype=DTYPES[dtype], **options)
+        of_layers = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=DTYPES[dtype], cast_forward_inputs=False)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=of_layers)
     fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -6,6 +6,7 @@ loss or gradient norm that is not finite or exceeds the limits leaves weights an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
-from trainer.distributed.optimizer import set_learning_rate, set_scale
+from trainer.distributed.optimizer import own_optimizer
 from trainer.distributed.ranks import DeviceEvent, Ranks, SharedModule, mark, to_device
 from trainer.health.monitor import NO_LIMITS, Limits
 
@@ -96,7 +97,6 @@ class TrainStep:
 
         The loss of every token has the same weight: each rank divides by the number of predicted tokens of all ranks
         and micro-batches, which stays on the device.
-
         With ``part_of_it``, a single rank also measures the gradient of its first micro-batch; under DDP, each rank
         always measures its own gradient. ``values`` are summed over ranks, together with the number of tokens.
         """
@@ -161,10 +161,13 @@ class TrainStep:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # No number that is not finite is below these.
         fine = (loss <= min(limits.loss, _LARGEST)) & (norm <= min(limits.grad_norm, _LARGEST))
-        set_learning_rate(self._optimizer, lr)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
         # As torch clips: a norm just below the limit is cut too.
         divisor = ((norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
-        set_scale(self._optimizer, divisor=divisor, skipped=~fine)
+        # Fused optimizers divide gradients by the first, and skip the update if the second is 1, as for loss scaling.
+        own: Any = own_optimizer(self._optimizer)
+        own.grad_scale, own.found_inf = divisor.float(), (~fine).float()
         self._optimizer.step()
         self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)

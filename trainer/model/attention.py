@@ -291,15 +291,6 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
 
 
-def most_segments(documents: int, rows: int, *, packed: bool) -> int:
-    """Return a number of segments that micro-batches of ``rows`` sequences hardly exceed, from one's ``documents``.
-
-    Packed, the number of documents of a sequence has a standard deviation of about half its mean, and six of them are
-    added for the sum; else each sequence has a document, and maybe padding.
-    """
-    return -(-round(documents * (1 + 3 / rows**0.5)) // 64) * 64 + rows if packed else 2 * rows
-
-
 def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
     """Return the edges of documents and of padding, ascending from 0 to T, shape (max(segments, N + B) + 1,).
 

@@ -1,6 +1,7 @@
 """Encoders with fresh weights, built from transformers' own modules."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,23 +45,16 @@ def model_head(model: PreTrainedModel) -> list[nn.Module]:
     return [part for part in model.children() if part is not model.base_model]
 
 
-class HeadInputs:
-    """Context in which a model's head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
+def head_inputs(model: PreTrainedModel, position_K: torch.Tensor | None) -> AbstractContextManager[Any]:
+    """Return a context in which the head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
 
-    def __init__(self, model: PreTrainedModel, position_K: torch.Tensor | None) -> None:
-        self._encoder, self._position_K = model.base_model, position_K
-
-    def __enter__(self) -> None:
-        self._handle = self._encoder.register_forward_hook(self._select)
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-
-    def _select(self, _: nn.Module, __: object, output: Any) -> Any:  # noqa: ANN401 - transformers' output
-        if self._position_K is not None:
-            hidden = output.last_hidden_state.flatten(0, 1).index_select(0, self._position_K)
+    def select(_: nn.Module, __: object, output: Any) -> Any:  # noqa: ANN401 - transformers' output
+        if position_K is not None:
+            hidden = output.last_hidden_state.flatten(0, 1).index_select(0, position_K)
             output.last_hidden_state = hidden.unsqueeze(0)
         return output
+
+    return model.base_model.register_forward_hook(select)
 
 
 def build_config(

@@ -15,6 +15,9 @@ import numpy as np
 
 from trainer.data.batch_plan import Int64
 
+Format = Literal["bf16", "tf32", "fp32"]
+GIGA, TERA = 1e9, 1e12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
@@ -52,11 +55,6 @@ def attended_pairs(lengths: Int64, reach: int | None) -> float:
         return float(np.square(wide).sum())
     # In a longer document every token sees 2 * reach + 1, less what lies beyond its two ends.
     return float(np.where(wide > reach, wide * (2 * reach + 1) - reach * (reach + 1.0), np.square(wide)).sum())
-
-
-Format = Literal["bf16", "tf32", "fp32"]
-
-GIGA, TERA = 1e9, 1e12
 
 
 class Peak(NamedTuple):

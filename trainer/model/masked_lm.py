@@ -17,27 +17,12 @@ from transformers import PreTrainedModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, SLOTS_MULTIPLE, head_slots
-from trainer.model.attention import (
-    ChosenAttention,
-    EncoderInputs,
-    document_queries,
-    encoder_inputs,
-    most_segments,
-    sequence_queries,
-)
-from trainer.model.encoder import HeadInputs, model_head, model_layers, window_tokens
+from trainer.model import precision
+from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, sequence_queries
+from trainer.model.encoder import head_inputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
 from trainer.model.loss import cross_entropy, cross_entropy_in_place, liger_cross_entropy
 from trainer.model.packing import prove_copies
-from trainer.model.precision import (
-    WorkingCopies,
-    check_float8,
-    keep_norms_in_bf16,
-    require,
-    set_residual_dtype,
-    use_float8,
-    weights_of,
-)
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 EVALUATED_TOGETHER = 4096
@@ -67,7 +52,7 @@ class MaskedLM(nn.Module):
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None
-        """Segments of varlen attention in every micro-batch, from the documents of the first."""
+        """Segments of varlen attention that micro-batches hardly exceed, from the documents of the first."""
         self.loss: Callable[..., torch.Tensor] = cross_entropy
         if config.compiled:
             self.loss = cross_entropy_in_place(functools.partial(torch.compile, dynamic=False))
@@ -90,7 +75,7 @@ class MaskedLM(nn.Module):
         """True if the last layer is computed at the positions to predict only."""
         if self.narrow and layout is not None:
             make_sparse_layer(self.layers[-1], layout)
-        self.copies: WorkingCopies | None = None
+        self.copies: precision.WorkingCopies | None = None
         """Weights in bf16; None if autocast or fsdp2 casts them."""
         self.against_copies: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
@@ -99,8 +84,8 @@ class MaskedLM(nn.Module):
             last = [self.layers[-1].get_submodule("attention.self.query")] if self.narrow and layout == "bert" else ()
             self._compute_in_bf16(config, alone=last)
         if config.float8 != "none":
-            check_float8(config, model.device, copies=self.copies is not None)
-            use_float8(self.layers, config.float8)
+            precision.check_float8(config, model.device, copies=self.copies is not None)
+            precision.use_float8(self.layers, config.float8)
         for name, part in model.named_modules():
             if layout is not None and name.endswith("token_type_embeddings"):
                 part.forward = functools.partial(_first_row, part)
@@ -108,15 +93,15 @@ class MaskedLM(nn.Module):
     def _compute_in_bf16(self, config: TrainConfig, alone: Sequence[nn.Module]) -> None:
         sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
         if sharded or self.residual_dtype == torch.bfloat16:
-            set_residual_dtype(self.model, self.residual_dtype)
+            precision.set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
             # Embeddings may end without a layer norm.
             self.layers[0].register_forward_pre_hook(lambda _, args: (args[0].bfloat16(), *args[1:]))
         if config.compiled:
-            keep_norms_in_bf16(self.layers, self.residual_dtype)
+            precision.keep_norms_in_bf16(self.layers, self.residual_dtype)
         if not sharded:
             self.against_copies = prove_copies(self.model.config)
-            self.copies = WorkingCopies(self.model, alone) if self.against_copies is None else None
+            self.copies = precision.WorkingCopies(self.model, alone) if self.against_copies is None else None
 
     def weights_changed(self) -> None:
         """Cast the weights again; call this after every change of them."""
@@ -136,7 +121,8 @@ class MaskedLM(nn.Module):
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
         hidden_KD, labels_K = self._hidden(batch)
-        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in weights_of(self._decoder))
+        of_layer = precision.weights_of(self._decoder)
+        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in of_layer)
         return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,19 +176,22 @@ class MaskedLM(nn.Module):
         elif self.narrow:
             slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
             asked["asked"] = sequence_queries(inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype)
-        with HeadInputs(self.model, None if self.narrow else position_K):
-            logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
-        return logits.flatten(0, 1)
+        with head_inputs(self.model, None if self.narrow else position_K):
+            return self._all_logits(inputs, **asked)
 
     def _enough_segments(self, batch: MicroBatch) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
-        self._segments = self._segments or most_segments(documents, rows, packed=self._packed)
+        if self._segments is None:
+            # Packed, the number of documents of a sequence has a standard deviation of about half its mean, and six are
+            # added for the sum. Otherwise each sequence has a document, and maybe padding.
+            most = -(-round(documents * (1 + 3 / rows**0.5)) // 64) * 64
+            self._segments = most + rows if self._packed else 2 * rows
         segments = _enough(self._segments, documents + rows)
         self.overflows += segments > self._segments
         return segments
 
-    def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
-        logits: torch.Tensor = self.model(**inputs.arguments).logits
+    def _all_logits(self, inputs: EncoderInputs, **asked: LastLayerQueries) -> torch.Tensor:
+        logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
         return logits.flatten(0, 1)
 
 
@@ -242,7 +231,7 @@ def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
     ids = (model.config.vocab_size,)
     biases = [one for part in model_head(model) for one in part.parameters() if one.shape == ids]
     last = isinstance(decoder, nn.Linear) and all(one is decoder.bias for one in biases)
-    require("fused_cross_entropy=false", "liger_kernel", "liger", (
+    precision.require("fused_cross_entropy=false", "liger_kernel", "liger", (
         (config.device == "cuda", "requires a GPU", ""),
         (config.mlm_head == "sparse", "requires a sparse MLM head", "mlm_head=sparse"),
         (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),

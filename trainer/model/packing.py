@@ -19,9 +19,10 @@ from transformers import AttentionInterface, AutoConfig, PretrainedConfig, PreTr
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.attention import AttentionKind, Packing, attend_within_documents, encoder_inputs
-from trainer.model.encoder import HeadInputs, fresh_model, window_tokens
+from trainer.model.encoder import fresh_model, head_inputs, window_tokens
 from trainer.model.precision import WorkingCopies
 
+Ids = list[int]
 _NAME = "documents_of_probe"
 _TOKENS = 7, 9
 """Tokens of the two documents: more than twice the window of ``_small``."""
@@ -143,9 +144,6 @@ def _learned(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, torch.cat([one.flatten() for one in gradients])
 
 
-Ids = list[int]
-
-
 def _documents(config: PretrainedConfig) -> tuple[Ids, Ids, Ids, Ids]:
     """Return two documents, and another in place of each, with mask tokens at other positions."""
     special = {value for key, value in vars(config).items() if key.endswith("_token_id")}
@@ -190,7 +188,7 @@ def _logits(model: PreTrainedModel, kind: AttentionKind, packing: Packing, first
         most_predicted_in_sequence=tokens, padded_sequences=1,
     )  # fmt: skip
     inputs = encoder_inputs(batch, kind, packing, model, dtype=torch.float32, window_tokens=window_tokens(model.config))
-    with HeadInputs(model, places.long()):
+    with head_inputs(model, places.long()):
         logits: torch.Tensor = model(**inputs.arguments).logits
     return logits[0]
 

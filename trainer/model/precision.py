@@ -19,6 +19,9 @@ from torch.nn import functional
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
+COMPILER_KEEPS_LITTLE = torch.__version__ >= "2.13"
+"""False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits, and dropout's mask beside its
+seed: a step of BERT took 3 % longer on an H100."""
 _SIBLINGS = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
 """Names that transformers gives to linear layers of the same input, in the order of their calls."""
 _ALIGNED = 64
@@ -197,11 +200,6 @@ class Linear(nn.Linear):
         parts: tuple[torch.Tensor, ...] = result.split(self.sizes, dim=-1)
         self.results.update(enumerate(parts[1:], 1))
         return parts[0]
-
-
-COMPILER_KEEPS_LITTLE = torch.__version__ >= "2.13"
-"""False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits, and dropout's mask beside its
-seed: a step of BERT took 3 % longer on an H100."""
 
 
 def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:

@@ -90,14 +90,14 @@ def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(manager_of, monk
 def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
     manager_of, training, told, save_on_bad_disk
 ):
-    assert manager_of(enabled=False).seconds_of_a_save() == 0
+    assert manager_of(enabled=False).save_s == 0
     manager = manager_of()
     expected_s = 1 + state_bytes(training) / 100e6
     for step in (1, 3):
-        assert manager.seconds_of_a_save() == pytest.approx(expected_s)
+        assert manager.save_s == pytest.approx(expected_s)
         save_on_bad_disk(manager, step)
         assert told[-1].kind == "save_failed"
-        assert manager.seconds_of_a_save() == pytest.approx(expected_s)
+        assert manager.save_s == pytest.approx(expected_s)
         save(manager, step + 1)
         expected_s = told[-1].values["seconds"]
 

@@ -202,17 +202,17 @@ RECIPE = {
     "final_learning_rate_share": 0.1, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6,
     "max_grad_norm": 1.0, "max_steps": 30, "masking_probability": 0.3, "attention_dropout": 0.1, "precision": "bf16",
     "residual_dtype": "bf16", "float8": "rowwise", "tf32": False, "max_epochs": 3,
-    "health": HealthSettings(on_spike="rollback"),
 }  # fmt: skip
 
 
 def test_changes_of_the_recipe_are_each_named_and_those_that_change_nothing_of_the_result_are_not(run):
-    changed = config_of(**RECIPE)
+    changed = config_of(**RECIPE, health=HealthSettings(on_spike="rollback"))
     (event,) = chosen(run, config=changed)[1].events
     assert event.level == "warning"
     before, now = CONFIG.model_dump(), changed.model_dump()
     for key in RECIPE:
         assert f"train.{key} is now {now[key]}, it was {before[key]}" in event.message
+    assert "train.health.on_spike is now rollback, it was warn" in event.message
     other = config_of(
         max_steps=20, micro_batch_size=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
         data=DataSettings(num_workers=2),

@@ -167,9 +167,9 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(dataset):
     shape = oracles.SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
     config = oracles.config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
     training = oracles.training_of(config, dataset)
-    assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
+    assert training.recipe_changes == ["attention dropout 0 instead of the model's 0.1"]
     assert training.module.model.config.attention_probs_dropout_prob == 0
-    assert oracles.training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
+    assert oracles.training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == []
 
 
 @pytest.mark.parametrize("segments", [0, 200])
