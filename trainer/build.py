@@ -16,7 +16,7 @@ from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
-from trainer.distributed.ranks import Ranks, SharedModule, open_libraries, share_module
+from trainer.distributed.ranks import Ranks, SharedModule, share_module
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.model.attention import VARLEN_NAME, choose_attention, dropout_key, pin_kernels
@@ -134,7 +134,6 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         pin_kernels(attention.kind)
-    open_libraries(ranks)
     torch.manual_seed(config.seed)
     model = build_model(model_config, ranks.device, VARLEN_NAME if attention.by_document else "sdpa")
     # From here on, ranks draw different dropout masks.

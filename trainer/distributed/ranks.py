@@ -225,6 +225,7 @@ def join_ranks(
         file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
         store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+    open_libraries(ranks)
     return ranks
 
 
@@ -235,8 +236,6 @@ def open_libraries(ranks: Ranks) -> None:
     the allocator then reserved 4 GB more.
     """
     device = ranks.device
-    if device.type == "meta":
-        return
     weight = torch.ones(256, 256, device=device, requires_grad=True)
     (weight @ weight).sum().backward()
     ranks.all_reduce_async(torch.zeros(1, device=device))()
