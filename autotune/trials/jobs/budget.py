@@ -2,6 +2,7 @@
 
 import ctypes
 import resource
+import sys
 
 import torch
 
@@ -14,6 +15,10 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 LARGE_BLOCK_BYTES = 128 * 1024
 _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
+_ARENA_BYTES, _MOST_OBJECTS = 2**20, 2**17
+"""Memory that Python's allocator takes at once, and most objects that are made to fill what it has, for each size."""
+_LARGEST_SMALL_BYTES = 512 - sys.getsizeof(b"")
+_KEPT: list[bytes] = []
 _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
@@ -66,6 +71,23 @@ def _fill_heap(libc: ctypes.CDLL) -> None:
     libc.malloc_trim(0)
 
 
+def _fill_arenas() -> None:
+    """Take the free places of Python's own allocator, which differ between processes, until each size has a new pool.
+
+    It serves objects of up to 512 bytes from pools of one size, and takes memory for 64 pools at once.
+    """
+    before_bytes = status_bytes("VmSize")
+    while status_bytes("VmSize") < before_bytes + _ARENA_BYTES and len(_KEPT) < _MOST_OBJECTS:
+        _KEPT.extend(bytes(_LARGEST_SMALL_BYTES) for _ in range(32))
+    first = id(_KEPT[-32])
+    arena = range(first, first + _ARENA_BYTES)
+    for size in range(48, 512, 16):
+        for _ in range(_MOST_OBJECTS):
+            _KEPT.append(bytes(size - sys.getsizeof(b"")))
+            if id(_KEPT[-1]) in arena:
+                break
+
+
 class CpuBudget:
     """Memory budget on a CPU: the kernel enforces ``RLIMIT_DATA``, the process's memory so far plus the budget."""
 
@@ -80,6 +102,7 @@ class CpuBudget:
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
             if clean:
+                _fill_arenas()
                 _fill_heap(libc)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
