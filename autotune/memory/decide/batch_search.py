@@ -16,6 +16,8 @@ PAGE_BYTES = 20 * MIB
 """Page of the caching allocator on a GPU."""
 PREDICTED_SHARE, WIDER = 0.03, 3
 """Assumed error of a prediction if its size ran out of memory, and its growth with each further out of memory."""
+FAR_SHARE = 1 / 16
+"""Distance of two sizes, as a share of the larger, from which they show a prediction's slope, not its unevenness."""
 PATIENCE = 6
 """Trials after which the smallest step doubles with each trial, so that any search ends in O(log n) trials."""
 MAX_FAILURES = 3
@@ -110,12 +112,16 @@ def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[
 
 
 def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
-    """Correct a prediction's offset by the largest fit, and its slope by two fits at least ``apart_bytes`` apart."""
+    """Correct a prediction's offset by the largest fit, and its slope by two that are far apart.
+
+    They differ by at least ``apart_bytes``, and beside a prediction by ``FAR_SHARE`` of the size.
+    """
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
     if not fits:  # with its uncertainty, as no trial fitted yet
         return None if prediction is None else lambda rows: known(rows) + prediction.unsure_bytes
     rows_2, bytes_2 = fits[-1]
-    far = [one for one in fits if bytes_2 - one[1] >= apart_bytes]
+    near = (1 - FAR_SHARE) * rows_2 if prediction else rows_2
+    far = [(rows, peak) for rows, peak in fits if bytes_2 - peak >= apart_bytes and rows <= near]
     if not far and prediction is None:
         return None
     slope = 0.0

@@ -133,6 +133,13 @@ def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never
     assert len(Machine(fixed=1e9, per_row=1e9, budget=9.5e9).search(predicted=True)) == 2  # of an exact one
 
 
+def test_sizes_next_to_each_other_do_not_tell_the_slope_of_an_uneven_prediction():
+    """A step that the prediction sees where there is none would make memory seem to shrink with the size."""
+    law = Machine(fixed=10 * GB, per_row=0.21 * GB, budget=98.7 * GB)
+    uneven = Prediction(peak_bytes=lambda rows: law.peak(rows) + 4 * GB * (rows >= 418))
+    assert told(search_all(law.peak, law.budget, MAX_MICRO_BATCH_SIZE, uneven)) == [417, 418, 422, 423]
+
+
 @st.composite
 def any_machine(draw):
     """Peaks that never fall, and a curve that has nothing to do with them, is flat, or falls."""
