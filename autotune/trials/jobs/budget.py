@@ -16,9 +16,9 @@ LARGE_BLOCK_BYTES = 128 * 1024
 _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
 _ARENA_BYTES, _MOST_OBJECTS = 2**20, 2**17
-"""Memory that Python's allocator takes at once, and most objects that are made to fill what it has, for each size."""
+"""Memory that Python's allocator takes at once, and most objects that are made to fill what it has."""
 _LARGEST_SMALL_BYTES = 512 - sys.getsizeof(b"")
-_KEPT: list[bytes] = []
+_KEPT: list[list[bytes]] = []
 _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
@@ -76,15 +76,19 @@ def _fill_arenas() -> None:
 
     It serves objects of up to 512 bytes from pools of one size, and takes memory for 64 pools at once.
     """
-    before_bytes = status_bytes("VmSize")
-    while status_bytes("VmSize") < before_bytes + _ARENA_BYTES and len(_KEPT) < _MOST_OBJECTS:
-        _KEPT.extend(bytes(_LARGEST_SMALL_BYTES) for _ in range(32))
-    first = id(_KEPT[-32])
+    kept: list[bytes] = [b""] * _MOST_OBJECTS  # full length at once: a list that grows takes memory as well
+    _KEPT.append(kept)
+    places, before_bytes = iter(range(_MOST_OBJECTS)), status_bytes("VmSize")
+    for place in places:
+        kept[place] = bytes(_LARGEST_SMALL_BYTES)
+        if place % 32 == 31 and status_bytes("VmSize") >= before_bytes + _ARENA_BYTES:
+            break
+    first = id(kept[place]) - 32 * 512
     arena = range(first, first + _ARENA_BYTES)
     for size in range(48, 512, 16):
-        for _ in range(_MOST_OBJECTS):
-            _KEPT.append(bytes(size - sys.getsizeof(b"")))
-            if id(_KEPT[-1]) in arena:
+        for place in places:
+            kept[place] = bytes(size - sys.getsizeof(b""))
+            if id(kept[place]) in arena:
                 break
 
 
