@@ -19,7 +19,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows, make_plan
 from trainer.data.loader import MicroBatch, MicroBatchLoader
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks
+from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.health.controller import HealthController, Verdict, tell
@@ -66,6 +66,7 @@ class _Run:
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
+        open_libraries(ranks)
         self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
         if (why := self._training.module.against_copies) is not None:
             message = f"weights of {config.model.config['model_type']!r} are cast to bf16 in every micro-batch: {why}"

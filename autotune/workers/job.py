@@ -22,7 +22,7 @@ from trainer.data.global_batch import in_rows, make_plan
 from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.data.sampler import MicroBatchPlan
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_ranks, mark, open_libraries
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
@@ -62,6 +62,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         )
     else:
         manifest = dataset.manifest
+        open_libraries(ranks)
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
         consumer = TrainingStep(training, config, micro_batches, ranks.device)
     workers = 0 if asked.cached else config.data.num_workers

@@ -184,15 +184,17 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import MicroBatchSource, micro_batch_plans
-    from trainer.distributed.ranks import join_ranks
+    from trainer.distributed.ranks import join_ranks, open_libraries
 
     config = step_config(_request(case)[0], rows)
     with tempfile.TemporaryDirectory() as folder:
         dataset = TokenDataset.open(write_corpus(Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
-        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, join_ranks(config, environment={}))
+        ranks = join_ranks(config, environment={})
+        open_libraries(ranks)  # as a training begins
+        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, ranks)
         plan = make_plan(config, len(dataset), world_size=1)
         source = MicroBatchSource(dataset, config, plan)
-        make_state(training)  # as a training begins
+        make_state(training)
         training.step.rehearse(source.__getitems__(next(micro_batch_plans(dataset, config, plan, 0))))
         batches = []
         for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):

@@ -225,7 +225,6 @@ def join_ranks(
         file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
         store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
         dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
-    open_libraries(ranks)
     return ranks
 
 

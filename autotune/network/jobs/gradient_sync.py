@@ -17,7 +17,7 @@ from trainer.config.train_config import gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark
+from trainer.distributed.ranks import DeviceEvent, Ranks, mark, open_libraries
 from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
@@ -34,6 +34,7 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
     memory, manifest = Memory(ranks), dataset.manifest
+    open_libraries(ranks)
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.shared.traffic
     if not asked.synchronise:

@@ -128,7 +128,6 @@ def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypat
 
     monkeypatch.setattr("trainer.distributed.ranks.pick_device", lambda _, local_rank: torch.device("cuda", local_rank))
     monkeypatch.setattr("trainer.distributed.ranks.bind_to_nearest_cpus", bind)
-    monkeypatch.setattr("trainer.distributed.ranks.open_libraries", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
     ranks = join_ranks(CONFIG.model_copy(update={"device": "cuda"}), environment={})
