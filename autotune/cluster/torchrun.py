@@ -126,7 +126,7 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and return its exit code; it gets this process's signals and ends with it, ranks after saving."""
-    # A terminal sends Ctrl-C to the whole foreground group; in a session of its own, the forwarded signal arrives once.
+    # A terminal sends Ctrl-C to the whole foreground group; in a separate session the forwarded signal arrives once.
     child = start(command, env=dict(environment), start_new_session=True)
 
     def pass_on(number: int, _: object) -> None:
