@@ -13,6 +13,7 @@ from tests.conftest import write_dataset
 from tests.trainer.checkpoint.checkpoints import leave, resolved_of
 from tests.trainer.health.test_controller import read_late
 from tests.trainer.oracles import SHAPES, config_of
+from trainer import loop
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.checkpoint.resume import choose_run
 from trainer.config.train_config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
@@ -74,6 +75,16 @@ def _train(
 
 def _run(out="r", **changes) -> Run:
     return _train(out, **changes)[0]
+
+
+def test_libraries_take_their_workspaces_before_there_is_a_model(monkeypatch):
+    """As in trials: taken within a step, they would split the memory of its activations."""
+    order = []
+    for name in ("open_libraries", "build_training"):
+        real = getattr(loop, name)
+        monkeypatch.setattr(loop, name, lambda *given, name=name, real=real: order.append(name) or real(*given))
+    _run(max_steps=1)
+    assert order == ["open_libraries", "build_training"]
 
 
 def _weights(out: str) -> dict[str, torch.Tensor]:
