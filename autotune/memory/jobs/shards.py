@@ -55,18 +55,22 @@ class Shards:
     """FSDP2 on one rank: weights of a layer are whole while it runs, those outside of layers for a whole micro-batch.
 
     Backward prefetches the weights of the next layer that it needs, and copies a layer's gradients into one block to
-    send them. The training's optimizer and step update shards; ``ranks`` share one copy of the weights.
+    send them; until then, micro-batches add up in the dtype in which they are sent. The training's optimizer and step
+    update shards; ``ranks`` share one copy of the weights.
     """
 
     def __init__(
-        self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder, *, bf16: bool
-    ) -> None:
-        self._tape, self._module, self._ranks = tape, training.module, ranks
+        self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder, *, bf16: bool,
+        sent: torch.dtype,
+    ) -> None:  # fmt: skip
+        self._tape, self._module, self._ranks, self._sent_dtype = tape, training.module, ranks, sent
         self._layers = [(layer, _trained(layer.parameters())) for layer in layers]
         inside = {id(one) for _, part in self._layers for one in part}
         everything = _trained(training.module.parameters())
         self._rest = [one for one in everything if id(one) not in inside]
         self._whole: dict[int, list[torch.Tensor]] = {}
+        self._sums: dict[int, torch.Tensor] = {}
+        """Gradients of earlier micro-batches, if they are sent in another dtype than they are computed in."""
         self._is_backward = False
         self._left = 0
         self._missing = 0
@@ -75,12 +79,14 @@ class Shards:
         """Output block of the last all-gather, from which weights are copied."""
         self._sent: torch.Tensor | None = None
         tape.owner = Term.PARAMETERS
-        self._shards = {
+        self._shards: dict[int, nn.Parameter] = {}
+        for part in (*(part for _, part in self._layers), self._rest):
             # A rank's share of the first dimension, rounded up.
-            id(one): nn.Parameter(torch.empty((-(-one.shape[0] // ranks), *one.shape[1:]), device=one.device))
-            for one in everything
-        }
-        tape.drop(everything)
+            self._shards |= {
+                id(one): nn.Parameter(torch.empty((-(-one.shape[0] // ranks), *one.shape[1:]), device=one.device))
+                for one in part
+            }
+            tape.drop(part)
         if bf16:
             with tape.paused():  # gathered in bf16
                 for one in (one for _, part in self._layers for one in part):
@@ -128,7 +134,10 @@ class Shards:
             self._make_whole(part)
 
     def _gather(self, part: Part) -> None:
-        self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING, part[0].dtype)
+        shard, dtype = self._size(part), part[0].dtype
+        narrow = None if dtype == torch.float32 else self._made(shard, Term.PARAMETERS, _GATHERING, dtype)
+        self._gathered = self._made(shard * self._ranks, Term.PARAMETERS, _GATHERING, dtype)
+        del narrow  # the shard in the dtype of the layer, which is sent
 
     def _make_whole(self, part: Part) -> None:
         with self._tape.owned_by(Term.PARAMETERS):
@@ -161,14 +170,25 @@ class Shards:
             self._went_back(self._rest)
 
     def _went_back(self, part: Part) -> None:
+        for one in part:
+            if id(one) in self._sums:
+                one.grad = None  # added to the sum
         self._whole.pop(id(part), None)
         if self._left:
+            for one in part:
+                if one.grad is not None and one.grad.dtype != self._sent_dtype:
+                    with self._tape.owned_by(Term.GRADIENTS):
+                        self._sums[id(one)] = one.grad.to(self._sent_dtype)
+                    one.grad = None
             return
         self._sent = None
-        self._sent = self._made(self._size(part) * self._ranks, Term.GRADIENTS, _COMPUTING)
+        self._sent = self._made(self._size(part) * self._ranks, Term.GRADIENTS, _COMPUTING, self._sent_dtype)
         for one in part:
             one.grad = None
-        received = self._made(self._size(part), Term.GRADIENTS, _SENDING)
+            self._sums.pop(id(one), None)
+        received = self._made(self._size(part), Term.GRADIENTS, _SENDING, self._sent_dtype)
+        with self._tape.owned_by(Term.GRADIENTS, _SENDING):
+            received = received.float()
         shards = [self._shards[id(one)] for one in part]
         for shard, gradient in zip(shards, received.split([one.numel() for one in shards]), strict=True):
             shard.grad = gradient.view_as(shard)

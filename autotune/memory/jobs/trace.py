@@ -25,7 +25,7 @@ from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
-from trainer.distributed.ranks import Ranks
+from trainer.distributed.ranks import DTYPES, Ranks
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
 from trainer.model.loss import cross_entropy_in_place
@@ -113,7 +113,10 @@ def _shared(
         return [buckets]
     training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
     if config.parallel.strategy == "fsdp2":
-        shards = Shards(training, training.module.layers, config.parallel.shard_ranks or ranks, tape, bf16=bf16)
+        shards = Shards(
+            training, training.module.layers, config.parallel.shard_ranks or ranks, tape, bf16=bf16,
+            sent=DTYPES[config.parallel.gradient_dtype],
+        )  # fmt: skip
         shards.keep(inside)
         return [buckets, shards]
     buckets.keep(inside)
