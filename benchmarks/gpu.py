@@ -588,16 +588,16 @@ def _over(combine: Callable[[list[float]], float], values: list[float]) -> float
 def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
     """Copy answers, figures and profiles to ``kept/GPU/DATE``; an earlier check of that date is replaced."""
     place: Path = kept / check["name"] / check["started_utc"][:10]
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(place / PROFILES, ignore_errors=True)
     shutil.copytree(out / PROFILES, place / PROFILES)
     write_atomically(place / CHECK_NAME, _json(check))
     return place
 
 
 def page(written: str, kept: Path) -> str:
-    """Return the page with its hand-written part, and the newest check of each GPU behind the mark."""
-    newest = {path.parts[-3]: path for path in sorted(kept.glob(f"*/*/{CHECK_NAME}"))}
-    checks = [json.loads(path.read_text()) for _, path in sorted(newest.items())]
+    """Return the page with its hand-written part, and every kept check behind the mark, the newest first."""
+    checks = [json.loads(path.read_text()) for path in kept.glob(f"*/*/{CHECK_NAME}")]
+    checks.sort(key=lambda check: str(check["started_utc"]), reverse=True)
     return f"{written.partition(MARK)[0]}{MARK}\n\n{results(checks)}"
 
 
