@@ -43,9 +43,7 @@ def pages(root: Path) -> list[Path]:
 def names_of(root: Path) -> dict[str, Any]:
     """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
     h100 = root / pictures.H100
-    check, now = (
-        json.loads((h100.parent / date / gpu.CHECK_NAME).read_text()) for date in (h100.name, "2026-11-27")
-    )
+    check, now = (json.loads((h100.parent / date / gpu.CHECK_NAME).read_text()) for date in (h100.name, "2026-11-27"))
     steps = json.loads((h100 / "steps.json").read_text())
     figures = {path.stem: json.loads(path.read_text()) for path in sorted((root / "reports/benchmarks").glob("*.json"))}
     return {
