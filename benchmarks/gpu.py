@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import autotune
-from autotune.base.files import check_writable, write_atomically
+from autotune.base.files import check_writable, json_rows, write_atomically
 from autotune.base.process import end_with_parent
 from autotune.base.tables import markdown_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted: the stages that ended are in {out / CHECK_NAME}\n")
         return EXIT_INTERRUPTED
-    write_atomically(out / CHECK_NAME, _json(check))
+    write_atomically(out / CHECK_NAME, json_rows(check))
     print(results([check]))
     if options.keep:
         if reasons := reasons_against(out, check):
@@ -311,7 +311,7 @@ def run_stages(check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s:
         said = (result.get("said") or "").splitlines()
         sys.stderr.write(f"{stage.name}: {result['status']}{f' ({said[-1]})' if said else ''}\n")
         check["stages"][stage.name] = result
-        write_atomically(out / CHECK_NAME, _json(check))
+        write_atomically(out / CHECK_NAME, json_rows(check))
 
 
 def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
@@ -590,7 +590,7 @@ def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
     place: Path = kept / check["name"] / check["started_utc"][:10]
     shutil.rmtree(place / PROFILES, ignore_errors=True)
     shutil.copytree(out / PROFILES, place / PROFILES)
-    write_atomically(place / CHECK_NAME, _json(check))
+    write_atomically(place / CHECK_NAME, json_rows(check))
     return place
 
 
@@ -652,10 +652,6 @@ def _number(name: str, value: str | float | None) -> str:
         if name.endswith(unit):
             return show(value)
     return f"{value:,.4g}"
-
-
-def _json(check: Mapping[str, Any]) -> str:
-    return json.dumps(check, indent=1, default=str) + "\n"
 
 
 if __name__ == "__main__":
