@@ -11,7 +11,7 @@ from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import DeviceMissing
 from trainer.record.meter import status_bytes
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -2, -3, -8
 LARGE_BLOCK_BYTES = 128 * 1024
 _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
@@ -106,6 +106,7 @@ class CpuBudget:
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
             if clean:
+                libc.mallopt(_M_TOP_PAD, 0)  # the heap grows by pages, not by 128 KiB that only some runs need
                 _fill_arenas()
                 _fill_heap(libc)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
