@@ -154,6 +154,7 @@ class _Run:
         self._loader.compare_first()
         overflows = self._training.module.overflows
         make_state(self._training)  # before any activation, against fragmentation
+        self._training.module.expect_documents(first[0])
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._ended("compile")

@@ -91,7 +91,7 @@ class TrainingStep:
 
     def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
         self._step, self._config, self._micro_batches = training.step, config, micro_batches
-        self.work = training.work
+        self._module, self.work = training.module, training.work
         self._taken = 0
         self._last: StepResult | None = None
         self.losses: list[torch.Tensor] = []
@@ -101,6 +101,8 @@ class TrainingStep:
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and launch the step; return after the device finished the previous one."""
         batches = self.wait.take(loader, self._micro_batches)
+        if not self._taken:
+            self._module.expect_documents(batches[0])
         before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
         self.losses.append(self._last.loss)
         self.wait.gave(self._last.updated)

@@ -52,7 +52,7 @@ class MaskedLM(nn.Module):
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None
-        """Segments of varlen attention that micro-batches hardly exceed, from the documents of the first."""
+        """Segments of varlen attention that micro-batches hardly exceed, from the documents of one."""
         self.loss: Callable[..., torch.Tensor] = cross_entropy
         if config.compiled:
             self.loss = cross_entropy_in_place(functools.partial(torch.compile, dynamic=False))
@@ -179,13 +179,24 @@ class MaskedLM(nn.Module):
         with head_inputs(self.model, None if self.narrow else position_K):
             return self._all_logits(inputs, **asked)
 
+    def expect_documents(self, batch: MicroBatch) -> None:
+        """Make room for as many documents as micro-batches like this one, on the CPU, hardly exceed."""
+        rows, width = batch.ids_BS.shape
+        by_sequence = torch.bincount(batch.starts_N // width, minlength=rows).float()
+        self._segments = self._most_segments(batch, float(by_sequence.std(correction=0)))
+
+    def _most_segments(self, batch: MicroBatch, deviation: float) -> int:
+        documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
+        if not self._packed:
+            return 2 * rows  # each sequence has a document, and maybe padding
+        # At least half the mean per sequence; six standard deviations are added for the sum.
+        most = documents + 6 * max(deviation, documents / rows / 2) * math.sqrt(rows)
+        return -(-round(most) // 64) * 64 + rows
+
     def _enough_segments(self, batch: MicroBatch) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
         if self._segments is None:
-            # Packed, the number of documents of a sequence has a standard deviation of about half its mean, and six are
-            # added for the sum. Otherwise each sequence has a document, and maybe padding.
-            most = -(-round(documents * (1 + 3 / rows**0.5)) // 64) * 64
-            self._segments = most + rows if self._packed else 2 * rows
+            self._segments = self._most_segments(batch, 0.0)
         segments = _enough(self._segments, documents + rows)
         self.overflows += segments > self._segments
         return segments

@@ -283,6 +283,13 @@ def test_compiled_layers_take_any_number_of_documents(family, kind, dataset, mon
     _check_compiled(oracles.config_of(family), dataset)
 
 
+def test_there_is_room_for_the_documents_of_unevenly_packed_sequences(dataset):
+    module = oracles.training_of(oracles.config_of(layout="packed"), dataset).module
+    starts_N = torch.cat([512 * row + torch.arange(1 + 6 * (row % 2)) for row in range(128)])
+    module.expect_documents(SimpleNamespace(ids_BS=torch.empty(128, 512), starts_N=starts_N))
+    assert module._segments >= 128 + len(starts_N) + 6 * 3 * 128**0.5
+
+
 def test_a_graph_compiled_after_the_first_steps_is_counted_unless_it_is_none_of_trainings():
     counter = GraphCounter()
     for _ in range(5):
