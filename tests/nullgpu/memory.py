@@ -195,19 +195,21 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         plan = make_plan(config, len(dataset), world_size=1)
         source = MicroBatchSource(dataset, config, plan)
         make_state(training)
-        training.step.rehearse(source.__getitems__(next(micro_batch_plans(dataset, config, plan, 0))))
+        plans = list(micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS))
+        first = source.__getitems__(plans[0])
+        training.module.expect_documents(first)
+        training.step.rehearse(first)
         batches = []
-        for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
+        for one in plans:
             batches.append(source.__getitems__(one))
             if len(batches) == config.global_batch_size // config.micro_batch_size:
                 training.step.run(batches, config.learning_rate)
                 batches = []
     stats = torch.cuda.memory_stats()
     return {
-        "steps": TRAINED_STEPS,
-        "retries": int(stats["num_alloc_retries"]),
+        "steps": TRAINED_STEPS, "retries": int(stats["num_alloc_retries"]),
         "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
-    }
+    }  # fmt: skip
 
 
 def _settings(name: str) -> ModelSettings:
