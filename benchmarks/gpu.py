@@ -586,7 +586,7 @@ def _over(combine: Callable[[list[float]], float], values: list[float]) -> float
 
 
 def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
-    """Copy answers, figures and profiles to ``kept/GPU/DATE``; an earlier check of that date is replaced."""
+    """Copy answers, figures and profiles to ``kept/GPU/DATE``; they replace those of that date."""
     place: Path = kept / check["name"] / check["started_utc"][:10]
     shutil.rmtree(place / PROFILES, ignore_errors=True)
     shutil.copytree(out / PROFILES, place / PROFILES)

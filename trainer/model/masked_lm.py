@@ -180,7 +180,7 @@ class MaskedLM(nn.Module):
             return self._all_logits(inputs, **asked)
 
     def expect_documents(self, batch: MicroBatch) -> None:
-        """Make room for as many documents as micro-batches like this one, on the CPU, hardly exceed."""
+        """Reserve segments for micro-batches that are packed as unevenly as ``batch``, which is on the CPU."""
         rows, width = batch.ids_BS.shape
         by_sequence = torch.bincount(batch.starts_N // width, minlength=rows).float()
         self._segments = self._most_segments(batch, float(by_sequence.std(correction=0)))

@@ -55,8 +55,8 @@ class Shards:
     """FSDP2 on one rank: weights of a layer are whole while it runs, those outside of layers for a whole micro-batch.
 
     Backward prefetches the weights of the next layer that it needs, and copies a layer's gradients into one block to
-    send them; until then, micro-batches add up in the dtype in which they are sent. The training's optimizer and step
-    update shards; ``ranks`` share one copy of the weights.
+    send them; until then, gradients of micro-batches add up in the dtype in which they are sent. The training's
+    optimizer and step update shards; ``ranks`` share one copy of the weights.
     """
 
     def __init__(

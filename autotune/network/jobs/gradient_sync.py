@@ -44,7 +44,9 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     batches = batches_of(dataset, config, ranks)
     each = gradient_accumulation_steps(config, ranks.world_size)
     make_state(training)
-    training.step.rehearse(next(batches))
+    first = next(batches)
+    training.module.expect_documents(first)
+    training.step.rehearse(first)
     passes = _LastPass(training.shared.module, ranks.device) if traffic is not None else None
     results, tokens, owns = [], [], []
     for number in range(WARM_UP_STEPS + asked.steps):
