@@ -43,7 +43,8 @@ def pages(root: Path) -> list[Path]:
 def names_of(root: Path) -> dict[str, Any]:
     """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
     h100 = root / pictures.H100
-    check, now = (json.loads((h100.parent / date / gpu.CHECK_NAME).read_text()) for date in (h100.name, "2026-11-27"))
+    current = h100.parent / "2026-11-27"
+    check, now = (json.loads((place / gpu.CHECK_NAME).read_text()) for place in (h100, current))
     steps = json.loads((h100 / "steps.json").read_text())
     figures = {path.stem: json.loads(path.read_text()) for path in sorted((root / "reports/benchmarks").glob("*.json"))}
     return {
@@ -54,7 +55,7 @@ def names_of(root: Path) -> dict[str, Any]:
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
         "steps": steps["steps"],
         "alternatives": steps["alternatives of bert-120m"],
-        "h100_trials": json.loads((h100.parent / "2026-11-27/trials.json").read_text()),
+        "h100_trials": json.loads((current / "trials.json").read_text()),
         "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
         "h100_now": now["figures"],
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),

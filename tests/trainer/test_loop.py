@@ -78,7 +78,7 @@ def _run(out="r", **changes) -> Run:
 
 
 def test_libraries_take_their_workspaces_before_there_is_a_model(monkeypatch):
-    """As in trials: taken within a step, they would split the memory of its activations."""
+    """Workspaces that are allocated within a step would split the memory of its activations."""
     order = []
     for name in ("open_libraries", "build_training"):
         real = getattr(loop, name)
