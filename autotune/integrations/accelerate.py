@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.integrations.samples import Longest
+from trainer.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,9 @@ def accelerated_step(
             inputs = send_to_device(batch, accelerator.device)
             with accelerator.accumulate(module):
                 output = module(**inputs) if hasattr(inputs, "keys") else module(inputs)
+                if loss_of is None and not hasattr(output, "loss"):
+                    what = f"the model returns {type(output).__name__}, which has no loss"
+                    raise BadConfig(what, next_step="Give accelerated_step a function loss_of(output, batch).")
                 loss = output.loss if loss_of is None else loss_of(output, inputs)
                 accelerator.backward(loss)
                 if max_grad_norm is not None and accelerator.sync_gradients:

@@ -2,12 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, InternalError
+from autotune.integrations.jobs.load import import_command
 from autotune.integrations.values import OwnCode, Subject
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint
 from autotune.profiles.values import Fingerprint
@@ -61,16 +62,36 @@ def open_own(
         except InternalError as error:  # of the server, which only imports
             raise BadInput(
                 f"importing {modules} ended its process, or took longer than {timeout_s:g} s: {error.message}",
-                next_step=f"Check that it can be imported: python -c 'import {modules.partition(' ')[0]}'",
+                next_step=f"Check that it can be imported: {import_command(modules.partition(' ')[0])}",
             ) from error
         told = server.versions["preloaded"]
         if told["error"] is not None:
             raise BadInput(told["error"]["message"], next_step=told["error"]["next_step"])
+        check_arguments(code, told["parameters"])
         if told["unsafe"] is not None:
             sys.stderr.write(f"info: every trial imports {modules} again, because {told['unsafe']}\n")
             server.restart(_preload(code, timeout_s, directory, resolved=False))
         forked, subject = told["unsafe"] is None, Subject(**code.model_dump() | told["source_sha256"])
         yield bench.extended(OwnBench, directory=directory, model=told["model"], forked=forked, subject=subject)
+
+
+def check_arguments(code: OwnCode, parameters: Mapping[str, Mapping[str, bool] | None]) -> None:
+    """Raise ``BadInput`` if a function, by its ``parameters``, requires another argument, or none takes a given one."""
+    for role, known in parameters.items():
+        own = code.along if role == "step" else "num_workers"
+        given = {*code.arguments, own, "device"}
+        missing = [name for name, required in (known or {}).items() if required and name not in given]
+        if missing or (known is not None and own not in known):
+            what = f"{code.functions[role]}({', '.join(known or ())}) is called with {', '.join(sorted(given))}"
+            lacks = f"it requires {', '.join(missing)}" if missing else f"it does not take {own}"
+            named = "name the size with --along NAME" if role == "step" else "call its first argument num_workers"
+            next_step = f"Arguments are given by name: {named}, others with --set NAME=VALUE; or give them defaults."
+            raise BadInput(f"{what}, but {lacks}", next_step=next_step)
+    known_names = [known for known in parameters.values() if known is not None]
+    unused = code.arguments.keys() - set().union(*known_names)
+    if unused and len(known_names) == len(parameters):
+        what = f"none of {', '.join(code.functions.values())} takes {', '.join(sorted(unused))}"
+        raise BadInput(what, next_step=f"They take: {', '.join(sorted(set().union(*known_names)))}.")
 
 
 def _preload(code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True) -> dict[str, Any]:

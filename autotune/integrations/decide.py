@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.integrations.values import OwnStepFigures
+from autotune.integrations.values import STEPS, OwnStepFigures
 from autotune.memory.decide.batch_search import Prediction
 
 LEAST_BYTES = 2 * 2**20
@@ -43,7 +43,7 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
     if not peaks or (spread := max(peaks) - min(peaks)) <= 2 * noise:
         return None
     highest = sum(max(peaks) - one <= 2 * noise for one in peaks)
-    rises = peaks == sorted(peaks)  # on a CPU always, where each is the peak so far
+    rises = max(peaks) - max(peaks[: STEPS - 1]) > 2 * noise  # beyond what the next trial sees
     return ("varies", spread) if rises or highest < max(2, HIGHEST_SHARE * len(peaks)) else None
 
 
@@ -54,7 +54,8 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
     that the predicted size tends to fit, and shows the slope.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
-    growing_bytes = max(peaks[1:] or peaks) - kept[-1] + figures.gradient_bytes if peaks else 0
+    peak_bytes = figures.peak_bytes if figures.non_pytorch_bytes is None else max(peaks[1:] or peaks)
+    growing_bytes = peak_bytes - kept[-1] + figures.gradient_bytes
     if growing_bytes <= 0:
         return None
     base_bytes, each_bytes = figures.peak_bytes - growing_bytes, FIRST_MARGIN * growing_bytes / size
@@ -74,15 +75,31 @@ def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Pred
     return Prediction(peak_bytes=lambda rows: peak_bytes + each_bytes * (rows - size))
 
 
-def ignores_size(fitted: Sequence[tuple[int, int]]) -> bool:
-    """Return whether peaks, by size, show that memory does not depend on the size."""
-    (least, first), (most, last) = min(fitted), max(fitted)
-    return most >= IGNORED_RATIO * least and last - first < LEAST_BYTES
+def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return two sizes between which memory does not grow, although it should by far; None if there are none.
+
+    ``fitted`` has peaks by size, ascending. A dataset with fewer samples than a batch ends the growth.
+    """
+    (least, first), (most, last) = fitted[0], fitted[-1]
+    if most >= IGNORED_RATIO * least and last - first < LEAST_BYTES:
+        return least, most
+    for (size, peak), (larger, higher), (largest, highest) in zip(fitted, fitted[1:], fitted[2:], strict=False):
+        expected_bytes = (higher - peak) / (larger - size) * (largest - larger)
+        if highest - higher < LEAST_BYTES and expected_bytes > FLATTER * LEAST_BYTES:
+            return larger, largest
+    return None
 
 
-def last_line(detail: str) -> str:
-    """Return the last line of a failure."""
-    return (detail.strip().splitlines() or [""])[-1]
+def misses_steps(figures: OwnStepFigures) -> bool:
+    """Return whether torch's optimizers took fewer steps than the trial."""
+    return figures.optimizer_steps < len(figures.step_s)
+
+
+def error_line(detail: str) -> str:
+    """Return the first line of the last exception of a stack, or the last line of another text."""
+    stack, _, _ = detail.strip().rpartition('\n  File "')
+    lines = detail.strip()[len(stack) :].splitlines() or [""]
+    return next((line for line in lines[1:] if stack and not line.startswith(" ")), lines[-1])
 
 
 def crash_words(detail: str, where: str = "") -> str:
@@ -91,4 +108,4 @@ def crash_words(detail: str, where: str = "") -> str:
         ended, _, printed = detail.partition(":")
         told = f"ended its process{where} ({ended}), as os._exit or a crash in C++ does"
         return f"{told}: {printed.strip()[-500:]}" if printed.strip() else told
-    return f"failed{where}: {last_line(detail)}\n{_OURS.sub('', detail.strip())}"
+    return f"failed{where}: {error_line(detail)}\n{_OURS.sub('', detail.strip())}"

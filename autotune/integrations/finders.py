@@ -4,21 +4,22 @@ Functions that another process can import are tried in fresh processes, and resu
 and functions of a notebook, are tried in this process, and results say so.
 """
 
+import ast
 import contextlib
 import functools
-import hashlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.errors import AutotuneError
 from autotune.integrations.bench import OwnBench, open_own
+from autotune.integrations.jobs.describe import described_sha256
 from autotune.integrations.stage import run_probe, sweep_on
 from autotune.integrations.values import (
     IN_TRIAL,
@@ -39,6 +40,7 @@ from trainer.errors import TrainerError
 
 STARTING_BATCH_SIZE = 128
 """Largest size that the decorator tries, as that of accelerate."""
+AmountT = TypeVar("AmountT", int, float)
 Where = Literal["fresh processes", "this process"]
 
 
@@ -110,11 +112,14 @@ def find_batch_size(
         trial_timeout: Longest duration of one trial, in seconds or as ``"10min"``.
         reports: Directory of the trial log.
 
-    Raise ``AutotuneError`` if nothing fits, or the function cannot be tried.
+    Raise ``AutotuneError`` if nothing fits, or the function cannot be tried: a trial that it ended with an error of its
+    own is one. Raise ``ValueError`` for an argument that is out of range.
     """
+    if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
+        raise ValueError("headroom must be at least 0 and below 1, max_size and starting_batch_size at least 1")
     asked = StepProbe(
         code=OwnCode(arguments=dict(arguments or {})), reports=Path(reports), headroom_share=headroom,
-        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory, max_size=max_size,
+        memory_bytes=_amount(memory, parse_bytes) if isinstance(memory, str) else memory, max_size=max_size,
         trial_timeout_s=_seconds(trial_timeout),
     )  # fmt: skip
     most = replace(asked, max_size=starting_batch_size, starts_at_most=True)
@@ -187,25 +192,29 @@ def _found(
 
 def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., Any]) -> Callable[..., Any]:
     names = _names(function)
-    if not names:
-        raise TypeError(f"{function.__qualname__} takes no batch_size: make it its first argument")
+    if not names or names[0] in ("self", "cls"):
+        what = f"{_path(function)} takes {names[0]} first" if names else f"{_path(function)} takes no batch_size"
+        raise TypeError(f"{what}: make batch_size its first argument")
+
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of your function
-        if IN_TRIAL in os.environ:
-            what = f"{function.__qualname__} was called while a trial imported its module"
-            raise RuntimeError(f"{what}: call it under 'if __name__ == \"__main__\":'")
-        given = dict(zip(names[1:], args, strict=False)) | kwargs
-        plain = all(isinstance(value, bool | int | float | str) for value in given.values())
-        name = _importable(function) if plain and len(args) < len(names) else None
+        (_, *_), *given = signature.bind_partial(None, *args).arguments.items()
+        fixed = {name: value for name, value in asked.code.arguments.items() if name not in dict(given)}
+        options = fixed | kwargs
+        signature.bind(None, *args, **options)  # raises as the call would, before any trial
+        by_name = dict(given) | options
+        plain = all(isinstance(value, bool | int | float | str) for value in by_name.values())
+        name = _importable(function) if plain else None
 
         def here(**sizes: Any) -> Any:  # noqa: ANN401 - of your function
-            return function(sizes[names[0]], *args, **kwargs)
+            return function(sizes[names[0]], *args, **options)
 
-        fixed = OwnCode(arguments={**asked.code.arguments, **(given if name else {})})
+        code = OwnCode(arguments=by_name if name else {})
         tried = function if name else functools.update_wrapper(here, function)
-        found = _found(replace(asked, code=fixed), device, tried, names[0], name)
-        return function(found.value, *args, **kwargs)
+        found = _found(replace(asked, code=code), device, tried, names[0], name)
+        return function(found.value, *args, **options)
 
     call.__dict__[WRAPPED] = function
     return call
@@ -216,6 +225,9 @@ def _opened(
     choice: DeviceChoice, code: OwnCode, timeout_s: float, functions: Mapping[str, Callable[..., Any]] | None
 ) -> Iterator[OwnBench]:
     """Open a bench of fresh processes; for ``functions`` by role that only this process has, one of this process."""
+    if IN_TRIAL in os.environ:
+        what = f"the search for {code.words} began while a trial imported its module"
+        raise RuntimeError(f"{what}: begin it under 'if __name__ == \"__main__\":'")
     try:
         if functions is None:
             with open_own(choice, code, timeout_s, shared=True) as bench:
@@ -225,7 +237,7 @@ def _opened(
 
         server = InThisProcess({code.functions[role]: function for role, function in functions.items()})
         with open_bench(choice, Path(), server, shared=True, loading="nothing: trials run here") as opened:
-            hashes = {f"{role}_sha256": _source_sha256(function) for role, function in functions.items()}
+            hashes = {f"{role}_sha256": described_sha256(function) for role, function in functions.items()}
             subject = Subject(**code.model_dump() | hashes)
             yield opened.extended(OwnBench, subject=subject, directory=Path(), in_this_process=True)
     except (AutotuneError, TrainerError) as error:
@@ -239,28 +251,43 @@ def _names(function: Callable[..., Any]) -> list[str]:
 
 def _importable(function: Callable[..., Any]) -> str | None:
     """Return the name by which another process can import a function; None if it cannot."""
-    path, module = getattr(function, "__qualname__", "<"), getattr(function, "__module__", None)
-    if "<" in path or module is None or getattr(function, "__closure__", None) or not sys.modules.get(module):
+    path, module = _path(function), getattr(function, "__module__", None)
+    found: Any = sys.modules.get(module or "")
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    # A bound method or a partial is another object than its name has; code of exec has no file.
+    if getattr(found, WRAPPED, found) != function or code is None or code.co_filename.startswith("<"):
+        return None
+    if getattr(function, "__closure__", None) and not hasattr(function, "__wrapped__"):
         return None
     if module != "__main__":
         return f"{module}:{path}"
-    file = getattr(sys.modules[module], "__file__", None)
-    return f"{Path(file).resolve()}:{path}" if file and file.endswith(".py") and Path(file).is_file() else None
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return f"{file.resolve()}:{path}" if file.suffix == ".py" and not _guarded(file, code.co_firstlineno) else None
+
+
+def _guarded(file: Path, line: int) -> bool:
+    """Return whether a line of a script does not run where it is imported: in ``if __name__ == "__main__":``."""
+    blocks = [one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.If)]
+    return any(one.lineno <= line <= (one.end_lineno or 0) and "__name__" in ast.unparse(one.test) for one in blocks)
+
+
+def _path(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _label(function: Callable[..., Any]) -> str:
     """Return a name for a function that cannot be imported."""
-    return f"{function.__module__}:{function.__qualname__.rpartition('.')[2].strip('<>')}"
-
-
-def _source_sha256(function: Callable[..., Any]) -> str:
-    """Return a hash of a function's file, code, and the plain values that it closes over."""
-    code, file = getattr(function, "__code__", None), inspect.getsourcefile(inspect.unwrap(function))
-    said = Path(file).read_bytes() if file and Path(file).is_file() else b""
-    cells = [cell.cell_contents for cell in getattr(inspect.unwrap(function), "__closure__", None) or ()]
-    values = [repr(value) for value in cells if isinstance(value, bool | int | float | str)]
-    return hashlib.sha256(said + (code.co_code if code else b"") + "\n".join(values).encode()).hexdigest()
+    return f"{getattr(function, '__module__', '__main__')}:{_path(function).rpartition('.')[2].strip('<>')}"
 
 
 def _seconds(value: str | float) -> float:
-    return parse_seconds(value) if isinstance(value, str) else float(value)
+    return _amount(value, parse_seconds) if isinstance(value, str) else float(value)
+
+
+def _amount(text: str, parse: Callable[[str], AmountT]) -> AmountT:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} {error}") from None

@@ -14,7 +14,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from autotune.integrations.values import LOOP
 from trainer.errors import BadConfig
+
+_EPOCHS = 1000
+"""Epochs, from which schedules may compute their length."""
 
 
 def module_step(
@@ -42,16 +46,30 @@ def module_step(
     Raise ``BadConfig`` if neither module has the attribute.
     """
     set_attribute((datamodule, module), batch_arg_name, micro_batch_size)
+    package = _package(module)
+
+    class NothingMonitored(package.Callback):  # type: ignore[misc, name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 - Lightning's
+            for one in trainer.lr_scheduler_configs:
+                one.strict = False  # it may wait for a metric of a validation
+
+    callbacks = trainer_options.pop("callbacks", None) or []
     quiet: dict[str, Any] = {
-        "accelerator": "gpu" if device == "cuda" else "cpu", "devices": 1, "logger": False, "max_epochs": -1,
+        "accelerator": "gpu" if device == "cuda" else "cpu", "devices": 1, "max_epochs": _EPOCHS,
+        "logger": importlib.import_module(f"{package.__name__}.loggers.logger").DummyLogger(),
         "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
         "limit_val_batches": 0, "num_sanity_val_steps": 0, "default_root_dir": tempfile.gettempdir(),
     }  # fmt: skip
-    trainer = _package(module).Trainer(**quiet | trainer_options)
+    several = callbacks if isinstance(callbacks, list) else [callbacks]
+    trainer = package.Trainer(**quiet | trainer_options, callbacks=[*several, NothingMonitored()])
 
     def train() -> None:
         trainer.fit(module, datamodule=datamodule)
+        if not trainer.global_step:
+            next_step = "Does it drop the last batch of a dataset smaller than that?"
+            raise BadConfig(f"the loader has no batch at {batch_arg_name}={micro_batch_size}", next_step=next_step)
 
+    train.__dict__[LOOP] = True
     return train
 
 
@@ -77,8 +95,8 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
     """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
     places = [place for owner in owners for place in (owner, getattr(owner, "hparams", None)) if hasattr(place, name)]
     if value is not None and not places:
-        names = " and ".join(type(owner).__name__ for owner in owners if owner is not None)
-        what = f"{names} has no attribute or hyperparameter {name!r}"
+        names = " or ".join(type(owner).__name__ for owner in owners if owner is not None)
+        what = f"there is no attribute or hyperparameter {name!r} in {names}"
         raise BadConfig(what, next_step=f"Let the loader use self.{name}; or name another with batch_arg_name.")
     for place in places if value is not None else ():
         setattr(place, name, value)

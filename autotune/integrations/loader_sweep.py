@@ -52,6 +52,8 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         name = " or ".join(self.asked.code.functions.values())
         if isinstance(outcome, Crashed):
             next_step = "Fix it, and run the same command again: it resumes."
+            if "num_workers > 0" in outcome.detail:
+                next_step = "No workers are tried, too: write persistent_workers=num_workers > 0, and so for its like."
             raise BadInput(f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}", next_step=next_step)
         if isinstance(outcome, TimedOut):
             told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"

@@ -12,9 +12,10 @@ from autotune.integrations.decide import (
     Doubt,
     crash_words,
     doubt_of,
+    error_line,
     first_prediction,
     ignores_size,
-    last_line,
+    misses_steps,
     next_prediction,
 )
 from autotune.integrations.values import (
@@ -74,15 +75,22 @@ class OwnSearch(SizeSearch):
         if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
             self._confirm(size, *doubt)
         fitted = {one.micro_batch_size: one.peak_bytes or 0 for one in self.tried if one.fits}
-        fits = sorted((fitted | {size: figures.peak_bytes}).items())
+        fitted_bytes = fitted | {size: figures.peak_bytes}
+        fits = sorted(fitted_bytes.items())
         if self.estimate is None:
             before = self.prediction
             self.prediction = first_prediction(size, figures) if before is None else next_prediction(fits, before)
-        if ignores_size(fits):
+        if (same := ignores_size(fits)) is not None:
             raise BadInput(
-                f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(figures.peak_bytes)} at "
-                f"{self.words(size)} as at {self.words(fits[0][0])}",
-                next_step=f"Make the batch of the step as large as {self.probe.code.along} says.",
+                f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(fitted_bytes[same[1]])} at "
+                f"{self.words(same[1])} as at {self.words(same[0])}",
+                next_step=f"Make the batch as large as {self.probe.code.along} says; is the dataset smaller?",
+            )
+        if misses_steps(figures) and not misses_steps(self.figures[min(self.figures)]):
+            raise BadInput(
+                f"{self.name} took {figures.optimizer_steps} optimizer steps in {len(figures.step_s)} calls at "
+                f"{self.words(size)}, and one in each at {self.words(min(self.figures))}",
+                next_step="If it catches OutOfMemoryError to skip a batch, let it raise in trials.",
             )
         return figures.peak_bytes
 
@@ -93,13 +101,12 @@ class OwnSearch(SizeSearch):
             told = f"{self.name} did not end within its time limit at {at}: {detail}"
             raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
         if isinstance(outcome, Crashed):
-            last = (size, last_line(detail))
+            last = (size, error_line(detail))
             if self._last_failure == last:
-                module, _, function = (self.probe.code.step or "").partition(":")
-                check = f"python -c 'import {module} as m; m.{function}({at}, device=\"cpu\")()'"
-                if module.endswith(".py"):
-                    check = f"python -i {module}, then {function}({at}, device='cpu')()"
-                raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=f"Run it alone: {check}")
+                next_step = f"Call it yourself with {at}, three times if it returns a step."
+                if "NameError" in last[1] and not self.bench.in_this_process:
+                    next_step += " Trials import its module, without what is under 'if __name__ == \"__main__\":'."
+                raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=next_step)
             self._last_failure = last
 
     def predict(self) -> None:
@@ -138,8 +145,8 @@ class OwnSearch(SizeSearch):
             figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
         server = self.bench.server
         late = figures.imported if figures is not None and self.bench.forked and not self.on_gpu else ()
-        if late and isinstance(server, ForkServerMachine):
-            server.load(late)  # or they would count as the step's memory
+        # Or they would count as the step's memory.
+        if late and isinstance(server, ForkServerMachine) and server.load(late):
             self.tried, self._loads = [], self._loads + 1
             self.prediction = None if self.estimate is None else self.prediction
             self.figures.clear()

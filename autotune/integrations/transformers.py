@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotune.integrations.samples import Longest
+from autotune.integrations.values import LOOP
 from trainer.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -31,19 +32,26 @@ def trainer_step(
 ) -> Callable[[], None]:  # fmt: skip
     """Return the training loop of a ``Trainer``, with its optimizer, precision and accumulation, as a step to probe.
 
-    Nothing is saved, evaluated or logged, and samples are collated in this process.
+    Nothing is saved, evaluated or logged, and no callback stops it early. Samples are collated in this process.
 
     Args:
         trainer: A trainer that has not trained yet.
         micro_batch_size: Its ``per_device_train_batch_size``.
         device: Device of the trial, which must be the trainer's.
         gradient_accumulation_steps: Micro-batches of an optimizer step; None keeps the trainer's.
-        longest: True to train on the longest sample of the dataset alone, the worst case for memory.
+        longest: True to train on the longest sample of the dataset alone, the worst case for memory: the longest of
+            20,000, spread over the dataset. False, or a dataset without length, trains on samples as they come.
 
     Raise ``BadConfig`` if the trainer is on another device.
     """
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
+
+    class OnlyTrain(TrainerCallback):  # the last callback
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401 - transformers'
+            control.should_save = control.should_evaluate = control.should_log = control.should_training_stop = False
+
+        on_epoch_end = on_step_end
 
     args: Any = trainer.args
     if device is not None and args.device.type != device:
@@ -59,15 +67,17 @@ def trainer_step(
     for name, value in changes.items():
         setattr(args, name, value)
     trainer._train_batch_size = args.train_batch_size
-    for callback in (*INTEGRATION_TO_CALLBACK.values(), PrinterCallback, ProgressCallback):
+    for callback in (*INTEGRATION_TO_CALLBACK.values(), EarlyStoppingCallback, PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    if longest and trainer.train_dataset is not None and hasattr(trainer.train_dataset, "__getitem__"):
+    trainer.add_callback(OnlyTrain())
+    if longest and hasattr(trainer.train_dataset, "__getitem__") and hasattr(trainer.train_dataset, "__len__"):
         count = _STEPS * micro_batch_size * args.gradient_accumulation_steps
         trainer.train_dataset = Longest(trainer.train_dataset, count)
 
     def train() -> None:
         trainer.train()
 
+    train.__dict__[LOOP] = True
     return train
 
 

@@ -1,5 +1,7 @@
 """Your own training code as a subject: requests, figures and evidence of trials, and the profile that keeps them."""
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -26,6 +28,12 @@ MAX_SIZE = 2**20
 STEPS = 3
 """Optimizer steps of a trial: the first allocates the optimizer's state, two further ones must agree."""
 
+LOOP = "__autotune_loop__"
+"""Attribute of a function that is known to be a training loop, not a step."""
+LOOP_STEPS = 16
+"""Optimizer steps in one call of any other function from which it is left as a training loop."""
+_LONGEST_NAME = 100
+
 
 class OwnCode(StrictTable):
     """Functions of yours, by name, and their fixed arguments."""
@@ -45,7 +53,11 @@ class OwnCode(StrictTable):
         parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
         parts += [] if function in ("build_step", "build_loader") else [function.replace(".", "-")]
         parts += ["loader"] if self.step is None else []
-        return "-".join([*parts, *(f"{name}-{value}" for name, value in self.arguments.items())])
+        whole = "-".join([*parts, *(f"{name}-{value}" for name, value in self.arguments.items())])
+        plain = re.sub(r"[^\w.=+-]+", "_", whole).strip(".")
+        if plain == whole and len(plain) <= _LONGEST_NAME:
+            return plain
+        return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
     @property
     def words(self) -> str:
@@ -124,7 +136,7 @@ class OwnStepFigures(JobFigures):
     """Peak use of the budget, as for the trainer's own steps."""
     non_pytorch_bytes: int | None
     step_peak_bytes: tuple[int, ...]
-    """Highest memory within each step; on a CPU up to the end of each step."""
+    """Highest memory within each step; on a CPU the growth of resident memory."""
     kept_bytes: tuple[int, ...]
     """Memory in use after each step."""
     optimizer_steps: int

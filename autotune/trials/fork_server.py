@@ -111,9 +111,16 @@ class ForkServerMachine(StartedMachine):
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
-    def load(self, modules: Sequence[str]) -> None:
-        """Import modules in the server, so that trials do not; those that cannot be imported are left out."""
-        self._ask(self._started(), {"modules": list(modules)}, self._start_timeout_s)
+    def load(self, modules: Sequence[str]) -> bool:
+        """Import modules in the server, so that trials do not; those that cannot be imported are left out.
+
+        Return False if that started threads, which a fork breaks: then the server is started again, without them.
+        """
+        if not self._ask(self._started(), {"modules": list(modules)}, self._start_timeout_s)["threads"]:
+            return True
+        self.close()
+        self.start()
+        return False
 
     def restart(self, preload: Mapping[str, Any]) -> None:
         """End the server, and start one with another ``preload``."""
@@ -139,9 +146,10 @@ class ForkServerMachine(StartedMachine):
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         with (self._scratch / "server.log").open("w") as log:
+            flags = ["-P"] if self._arguments else []  # your directory may have modules of any name
             # A session of its own: Ctrl-C is for this process, which then closes the server; the trial ends with it.
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
+                [sys.executable, *flags, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
             )  # fmt: skip
         self.versions = self._read(self._server, self._start_timeout_s)

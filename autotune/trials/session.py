@@ -85,8 +85,8 @@ class Bench:
         records, _ = trial_log.read_trial_records(directory)
         if others := len(records) - len(trial_log.own_records(records, here, None)):
             sys.stderr.write(
-                f"warning: {others} trials in {directory} are of another model, dataset or device, and are ignored; "
-                "to separate them, give this profile another name or another --reports\n"
+                f"warning: {others} trials in {directory} are of another model, dataset, source or device, and are "
+                "ignored; to separate them, give this profile another name or another --reports\n"
             )
         done = 0
 

@@ -24,6 +24,8 @@ class WorkersDied(Exception):
 
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """Messages of torch's DataLoader about workers that were killed or found no shared memory."""
+_ENDED = "exited unexpectedly with exit code"
+"""Its message about a worker that ended by itself."""
 
 FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 
@@ -103,7 +105,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
             detail = outcome.detail if isinstance(outcome, Crashed) else ""
-            died = "DataLoader" in detail and any(text in detail for text in _DIED)
+            died = "DataLoader" in detail and any(text in detail for text in _DIED) and _ENDED not in detail
             if died or isinstance(outcome, HostOutOfMemory):
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             self.failed(label, outcome)

@@ -5,6 +5,7 @@ those of fresh processes.
 """
 
 import contextlib
+import ctypes
 import gc
 import resource
 import traceback
@@ -17,11 +18,14 @@ import torch
 from autotune.integrations.jobs import loader, step
 from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
 from autotune.trials.fork_server import StartedMachine
-from autotune.trials.jobs.budget import Budget, CpuBudget, CudaBudget
+from autotune.trials.jobs.budget import LARGE_BLOCK_BYTES, Budget, CpuBudget, CudaBudget, return_large_blocks
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Trial
 from trainer.errors import TrainerError
 from trainer.health.failures import out_of_memory
 from trainer.record.meter import status_bytes
+
+_KEPT_BLOCK_BYTES = 2**25
+"""Size from which glibc returns blocks at the latest, by its own choice."""
 
 
 class InThisProcess(StartedMachine):
@@ -75,6 +79,8 @@ class _CpuHere(CpuBudget):
         """Return the highest growth of resident memory."""
         return max(1, status_bytes("VmHWM") - self._start_bytes)
 
+    take_step_peak = peak_bytes
+
 
 class _CudaHere(CudaBudget):
     """Peak of the allocator alone, over what it held before."""
@@ -102,6 +108,7 @@ def _limited(budget_bytes: int | None, device: torch.device) -> Iterator[Budget]
             torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    return_large_blocks(LARGE_BLOCK_BYTES)  # or what an earlier trial has freed would be free room beyond the limit
     own = _CpuHere()
     if budget_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
@@ -109,12 +116,15 @@ def _limited(budget_bytes: int | None, device: torch.device) -> Iterator[Budget]
         yield own
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        return_large_blocks(_KEPT_BLOCK_BYTES)
 
 
 def _collect() -> None:
     """Release what an earlier trial left; twice, as finalisers may make garbage."""
     for _ in range(2):
         gc.collect()
+    with contextlib.suppress(AttributeError):  # of another C library; what malloc keeps would hide what a trial takes
+        ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

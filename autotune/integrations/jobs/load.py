@@ -29,6 +29,10 @@ _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "
 _STACK_SHARE = 0.9
 """Share of a time limit after which a process writes its stack, so that a hang can be located."""
 _THREAD_ENDS_S = 0.02
+_TOOL = ("autotune", "trainer")
+"""Packages of this project, which yours of the same name cannot replace."""
+_left_in: dict[str, str] = {}
+"""Working directories that imported code chose, by the one it was imported in."""
 _MAX_FILE_BYTES = 16 * 2**20
 
 
@@ -42,8 +46,9 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256``, as fields of ``Subject``; ``model``, the step's ``build_model`` or None; ``unsafe``, why
-        trials cannot be forked from this process, or None; ``error``, with ``message`` and ``next_step``, or None.
+        ``source_sha256``, as fields of ``Subject``; ``parameters`` by role, as ``parameters_of``; ``model``, the step's
+        ``build_model`` or None; ``unsafe``, why trials cannot be forked from this process, or None; ``error``, with
+        ``message`` and ``next_step``, or None.
     """
     import torch
 
@@ -54,11 +59,11 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
     if not resolved:
         return {}
     write_stack_after(timeout_s)
-    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}, "model": None}
+    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}, "model": None, "parameters": {}}
     try:
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
-            resolve(name, directory)
+            told["parameters"][role] = parameters_of(resolve(name, directory))
             told["source_sha256"][f"{role}_sha256"] = sources_sha256(Path(directory))
             module = name.partition(":")[0]
             if role == "step" and hasattr(_import(module, directory), "build_model"):
@@ -67,6 +72,7 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
         return told | {"error": {"message": error.message, "next_step": error.next_step}}
     finally:
         faulthandler.cancel_dump_traceback_later()
+        _left_in[directory] = str(Path.cwd())
         time.sleep(_THREAD_ENDS_S)
     if torch.cuda.is_initialized():
         told["unsafe"] = "importing it initialises CUDA"
@@ -90,9 +96,12 @@ def write_stack_after(timeout_s: float) -> None:
 
 
 def enter(directory: str) -> None:
-    """Make a directory the working directory and the first place that modules are imported from."""
+    """Make a directory the working directory and the first place that modules are imported from.
+
+    Code of yours that was imported in it, and chose another working directory, keeps that.
+    """
     os.environ[IN_TRIAL] = "1"
-    os.chdir(directory)
+    os.chdir(_left_in.get(directory, directory))
     if sys.path[:1] != [directory]:
         sys.path.insert(0, directory)
 
@@ -105,9 +114,13 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     module_name, _, path = name.partition(":")
     try:
         module = _import(module_name, directory)
+    except BadConfig:
+        raise
     except (Exception, SystemExit) as error:
         what = f"cannot import {module_name!r}: {last_lines(error)}"
-        step = f"Fix it, and check: python -c 'import {module_name}'"
+        step = f"Fix it, and check: {import_command(module_name)}"
+        if isinstance(error, ImportError) and (taken := [one for one in _TOOL if one in _names_in(directory)]):
+            step = f"Rename your {taken[0]!r} in {directory}: this tool has a package of that name."
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             what = f"module {module_name!r} not found in {directory} or among the installed packages"
             step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."
@@ -117,7 +130,7 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             known = sorted(one for one in getattr(found, "__dict__", ()) if not one.startswith("_"))
             near = ", ".join([one for one in known if callable(getattr(found, one, None))][:8])
-            what = f"{module_name!r} has no function {path!r}"
+            what = f"{module_name!r} ({getattr(module, '__file__', None) or 'built in'}) has no function {path!r}"
             raise BadConfig(what, next_step=f"Name one of its functions: {near or 'it has none'}.")
         found = getattr(found, part)
     found = getattr(found, WRAPPED, found)
@@ -128,11 +141,22 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     return function
 
 
+def import_command(module: str) -> str:
+    """Return a command that imports a module, or runs a script, alone."""
+    return f"python {module}" if module.endswith(".py") else f"python -c 'import {module}'"
+
+
+def _names_in(directory: str) -> set[str]:
+    return {one.stem for one in Path(directory).iterdir() if one.suffix == ".py" or one.is_dir()}
+
+
 def _import(name: str, directory: str) -> ModuleType:
+    top, sys.argv = name.partition(".")[0], [name]
     if not name.endswith(".py"):
+        if top in _TOOL and top in _names_in(directory):
+            raise BadConfig(f"this tool has a package called {top!r}, too", next_step=f"Rename your {top!r}.")
         return importlib.import_module(name)
     if SCRIPT not in sys.modules or getattr(sys.modules[SCRIPT], "__file__", None) != name:
-        sys.argv = [name]
         module = ModuleType(SCRIPT)
         sys.path.insert(1, str(Path(directory, name).parent))
         sys.modules[SCRIPT] = module  # so that pickles and dataclasses of the script find it
@@ -143,12 +167,13 @@ def _import(name: str, directory: str) -> ModuleType:
 
 def last_lines(error: BaseException) -> str:
     """Return an error with the last place in your code that raised it."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_own(Path(one.filename))]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if is_own(Path(one.filename))]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:1000] + place
 
 
-def _is_own(file: Path) -> bool:
+def is_own(file: Path) -> bool:
+    """Return whether a source file is yours: neither installed nor of this project."""
     here = Path(__file__).parents[3]
     elsewhere = (*_INSTALLED, f"{here}/autotune", f"{here}/trainer", "<")
     return not str(file).startswith(elsewhere) and "site-packages" not in file.parts
@@ -156,13 +181,19 @@ def _is_own(file: Path) -> bool:
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of these that a function takes; all if its signature is unknown, or takes any."""
+    known = parameters_of(function)
+    return {name: value for name, value in arguments.items() if known is None or name in known}
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
+    """Return the parameters of a function, and whether each is required; None if it takes any, or has no signature."""
     try:
         known = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return dict(arguments)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in known)
-    names = [one.name for one in known if one.kind is not one.VAR_POSITIONAL]
-    return {name: value for name, value in arguments.items() if takes_any or name in names}
+        return None
+    if any(one.kind is one.VAR_KEYWORD for one in known):
+        return None
+    return {one.name: one.default is one.empty for one in known if one.kind is not one.VAR_POSITIONAL}
 
 
 def sources_sha256(directory: Path) -> str:
@@ -170,6 +201,6 @@ def sources_sha256(directory: Path) -> str:
     sources: dict[str, str] = {}
     for module in list(sys.modules.values()):
         path = Path(directory, str(getattr(module, "__file__", None)))
-        if path.suffix == ".py" and _is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+        if path.suffix == ".py" and is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
             sources[os.path.relpath(path, directory)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashlib.sha256("\n".join(f"{name} {sources[name]}" for name in sorted(sources)).encode()).hexdigest()

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree
 
 from autotune.integrations.jobs import load
-from autotune.integrations.values import OwnLoaderRequest
+from autotune.integrations.values import LOOP_STEPS, OwnLoaderRequest
 from autotune.trials.jobs import footprint
 from autotune.workers.job import Consumer, ReplayedStep, drain, timed_window
 from trainer.data.loader import DataWait
@@ -77,8 +77,8 @@ class OwnStep:
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         steps = self._optimizer_steps[id(optimizer)] = self._optimizer_steps.get(id(optimizer), 0) + 1
-        if steps > 1:
-            what = "the step took several optimizer steps in one call: it is a training loop, which has its data"
+        if steps >= LOOP_STEPS:
+            what = f"the step took {steps} optimizer steps in one call: it is a training loop, which has its data"
             raise BadConfig(what, next_step="Let it take one step; or replay its duration with --step-time.")
 
     def finish(self) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import random
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.integrations.jobs import load
-from autotune.integrations.values import OwnStepRequest
+from autotune.integrations.values import LOOP, LOOP_STEPS, STEPS, OwnStepRequest
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
@@ -22,6 +23,9 @@ from trainer.record.meter import status_bytes
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
 
+MOST_CALLS = 64
+"""Calls after which a step that only accumulates gradients is an error."""
+
 
 class EnoughSteps(BaseException):
     """Raised inside a training loop that has taken the steps of its trial; no ``except Exception`` stops it."""
@@ -30,53 +34,66 @@ class EnoughSteps(BaseException):
 class StepMeter:
     """Time and memory of each optimizer step of your code.
 
-    A step ends when the first of torch's optimizers to take any takes its next; if your code uses none of them, when
-    your function returns. A call that takes several is a training loop: it is left after ``steps``.
+    A call of your step is one, whatever it contains, or several calls are if gradients accumulate over them. Your code
+    is left within a call only if that is a training loop: then a step ends when the first of torch's optimizers to take
+    any takes its next.
     """
 
     def __init__(self, budget: Budget, device: torch.device, steps: int) -> None:
         self._budget, self._device, self._most = budget, device, steps
         self._leader: int | None = None
+        self._stepped: set[int] = set()
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.trains = False
-        self.restart()
+        self.restart(steps)
 
-    def restart(self) -> None:
-        """Forget all steps so far, and start the first."""
+    def restart(self, loop_steps: int) -> None:
+        """Forget all steps so far, and start the first; leave a call that takes more than ``loop_steps``."""
+        self._loop_steps = loop_steps
         self.step_s: list[float] = []
         self.kept_bytes: list[int] = []
         self.peak_bytes: list[int] = []
-        self.optimizer_steps = self._in_call = self.gradient_bytes = 0
+        self.optimizer_steps = self.calls = self._in_call = self._cycle = self._closed = self.gradient_bytes = 0
         self._budget.take_step_peak()
         self._began_s = time.perf_counter()
 
     @property
     def done(self) -> bool:
-        """True if all steps were taken."""
-        return len(self.step_s) >= self._most
+        """True if all steps were taken, by all optimizers that hold gradients, in two equal parts at least."""
+        if self.calls < MOST_CALLS and any(id(one) not in self._stepped and _gradients(one) for one in self.optimizers):
+            self._cycle = self.calls + 1
+        return len(self.step_s) >= self._most and self.calls >= min(2 * self._cycle, MOST_CALLS)
 
     def call(self, step: Callable[[], object]) -> None:
-        """Call your step once."""
-        self._in_call, before = 0, len(self.step_s)
+        """Call your step once; raise ``BadConfig`` if it only accumulates gradients."""
+        self._in_call, before = 0, self.optimizer_steps
         step()
-        if len(self.step_s) == before:
-            self._ended()
+        self.calls += 1
+        if self.optimizer_steps == before and any(map(_gradients, self.optimizers)):
+            if self.calls >= MOST_CALLS:
+                what = f"the step took {self.optimizer_steps} optimizer steps in {self.calls} calls"
+                next_step = "Let each call take one; if your step catches OutOfMemoryError, let it raise."
+                raise BadConfig(what, next_step=next_step)
             return
-        # The call went on after its optimizer's step.
-        self._wait()
-        self.peak_bytes[-1] = max(self.peak_bytes[-1], self._budget.take_step_peak())
-        self.kept_bytes[-1] = self._budget.kept_bytes()
+        self._ended()
+        closed = self._closed
+        self.step_s[closed:] = [sum(self.step_s[closed:])]
+        self.peak_bytes[closed:] = [max(self.peak_bytes[closed:])]
+        self.kept_bytes[closed:] = self.kept_bytes[-1:]
+        self._closed += 1
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step of an optimizer; raise ``EnoughSteps`` in a loop that has taken all steps."""
         self._leader = self._leader or id(optimizer)
+        self._stepped.add(id(optimizer))
+        self.optimizers.add(optimizer)
         if id(optimizer) == self._leader:
             self.optimizer_steps += 1
             self._in_call += 1
-            self.trains = self.trains or self._in_call > 1
-            held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-            self.gradient_bytes = sum(one.nbytes for one in held)
+            self.gradient_bytes = sum(one.nbytes for one in _gradients(optimizer))
             self._ended()
-            if self.done and self._in_call > 1:
+            if len(self.step_s) >= self._most and self._in_call >= max(2, self._loop_steps):
+                self.trains = True
                 raise EnoughSteps
 
     def _ended(self) -> None:
@@ -89,6 +106,10 @@ class StepMeter:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +151,7 @@ def figures_of(
         "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
         "step_peak_bytes": meter.peak_bytes, "kept_bytes": meter.kept_bytes,
         "optimizer_steps": meter.optimizer_steps, "trains": meter.trains, "gradient_bytes": meter.gradient_bytes,
-        "host_peak_bytes": status_bytes("VmHWM"),
+        "host_peak_bytes": max(status_bytes("VmHWM"), budget.host_peak_bytes),
         "imported": [name for name in sys.modules if name not in before],
     }  # fmt: skip
 
@@ -138,19 +159,32 @@ def figures_of(
 def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepRequest) -> None:
     """Take the steps of a trial; raise ``BadConfig`` if the function neither returns a step nor trains for as many."""
     hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
+    make = torch.optim.Optimizer.__init__
+
+    def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - of any optimizer
+        make(optimizer, *args, **kwargs)
+        meter.optimizers.add(optimizer)
+
+    torch.optim.Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
     try:
         with contextlib.suppress(EnoughSteps):
-            meter.restart()
+            meter.restart(asked.steps)
             step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
             if callable(step):
-                meter.restart()
+                if any((load.parameters_of(step) or {}).values()):
+                    what = f"the step of {asked.step} requires an argument, which a probe does not have"
+                    raise BadConfig(what, next_step="Give it a default: the largest batch that can occur.")
+                meter.restart(asked.steps if hasattr(step, LOOP) else max(asked.steps, LOOP_STEPS))
                 while not meter.done:
                     meter.call(step)
-            elif not meter.done:
+            elif len(meter.step_s) < STEPS:
                 what = f"{asked.step} returned {type(step).__name__} after {len(meter.step_s)} optimizer steps"
-                next_step = f"Return a function that takes one optimizer step, or train for {asked.steps} steps."
+                next_step = f"Return a function that takes one optimizer step, or train for {STEPS} steps."
                 raise BadConfig(what, next_step=next_step)
+            else:
+                meter.trains = True
     finally:
+        torch.optim.Optimizer.__init__ = make  # type: ignore[method-assign]
         hook.remove()
 
 

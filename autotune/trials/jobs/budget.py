@@ -1,8 +1,10 @@
 """Enforcement of a memory budget: by the memory that a GPU has left, by a resource limit on a CPU."""
 
+import contextlib
 import ctypes
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -29,6 +31,13 @@ def keep_one_arena() -> None:
     Each further heap takes 64 MiB of address space, used or not, and is made when a thread first allocates.
     """
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def return_large_blocks(least_bytes: int) -> ctypes.CDLL:
+    """Make malloc return blocks of at least ``least_bytes`` to the kernel when they are freed; return the C library."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, least_bytes)
+    return libc
 
 
 def enforce(
@@ -103,8 +112,7 @@ class CpuBudget:
         if budget_bytes is not None:
             # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
             # different runs, and the largest micro-batch would be a matter of luck.
-            libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, large_block_bytes)
+            libc = return_large_blocks(large_block_bytes)
             if clean:
                 libc.mallopt(_M_TOP_PAD, 0)  # the heap grows by pages, not by 128 KiB that only some runs need
                 _fill_arenas()
@@ -113,14 +121,20 @@ class CpuBudget:
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
             resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
         self._before_bytes, self._data_before_bytes = status_bytes("VmSize"), status_bytes("VmData")
+        self._resident_before_bytes = self.host_peak_bytes = status_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
-        """Return the highest growth of the address space (the kernel keeps no peak of the limited part alone)."""
-        return max(0, status_bytes("VmPeak") - self._before_bytes)
+        """Return the highest growth of the limited part of the address space, of which the kernel keeps no peak."""
+        beyond_bytes = status_bytes("VmSize") - status_bytes("VmData") - self._before_bytes + self._data_before_bytes
+        return max(0, status_bytes("VmPeak") - self._before_bytes - max(0, beyond_bytes))
 
     def take_step_peak(self) -> int:
-        """Return the peak so far: it cannot be reset, and that of resident pages depends on what the host reclaims."""
-        return self.peak_bytes()
+        """Return the highest growth of resident memory since the last call; other peaks cannot be reset."""
+        resident_bytes = status_bytes("VmHWM")
+        self.host_peak_bytes = max(self.host_peak_bytes, resident_bytes)
+        with contextlib.suppress(OSError):  # then it is the highest so far
+            Path("/proc/self/clear_refs").write_text("5")
+        return max(0, resident_bytes - self._resident_before_bytes)
 
     def kept_bytes(self) -> int:
         """Return the growth of the memory that is in use now."""
@@ -137,6 +151,8 @@ class CudaBudget:
     end of an expandable segment serves most of it. BERT-base would seem to fit 413 sequences instead of 427, and 1,370
     instead of 1,568 with checkpointing.
     """
+
+    host_peak_bytes = 0
 
     def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
         self._budget_bytes, self._device, self._used_before_bytes = budget_bytes, device, used_before_bytes

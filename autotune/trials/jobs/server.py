@@ -216,10 +216,11 @@ def serve(preload: dict[str, Any] | None = None) -> None:
         for line in iter(requests.readline, b""):
             request = json.loads(line)
             if "modules" in request:
+                before = psutil.Process().num_threads()
                 for name in request["modules"]:  # imported late by a trial; as far as they can be imported here
-                    with contextlib.suppress(Exception):
+                    with contextlib.suppress(Exception, SystemExit):
                         importlib.import_module(name)
-                send({})
+                send({"threads": psutil.Process().num_threads() - before})
                 continue
             preload_model(request["measured"].get("config", {}).get("model", {}).get("config", {}).get("model_type"))
             send(run_trial(request, ended))
