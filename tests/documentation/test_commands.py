@@ -181,8 +181,7 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
         "$e --model m \\\n  --device cpu\n```\n\n```\n$ autotune doctor\nHost\n$ make test\n```\n\n"
         "```toml\na = 1\n```\n"
     )
-    found = commands_of(page)
-    assert [(one.line, " ".join(one.words), one.prints) for one in found] == [
+    assert [(one.line, " ".join(one.words), one.prints) for one in commands_of(page)] == [
         (5, "autotune doctor", ()), (7, "autotune estimate --model m --device cpu", ()),
         (12, "autotune doctor", ("Host",)), (14, "make test", ()),
     ]  # fmt: skip

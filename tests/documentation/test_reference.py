@@ -30,8 +30,7 @@ def test_every_variable_that_the_code_names_is_explained_and_no_other():
     files = [path for room in ("autotune", "trainer") for path in (ROOT / room).rglob("*.py")]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    named = {text for text in texts if VARIABLE.fullmatch(text)}
-    assert named == set(_first_cells("environment.md")) - {"variable"}
+    assert {text for text in texts if VARIABLE.fullmatch(text)} == set(_first_cells("environment.md")) - {"variable"}
 
 
 def test_every_exit_code_is_explained_once():

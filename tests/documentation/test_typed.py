@@ -31,22 +31,17 @@ _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
 # A regular expression, what replaces it (nothing where the whole command is left out), and why.
 SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "README.md": (
-        (
-            r"^make demo.*",
-            f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB "
-            "DEMO_MINUTES=1 DEMO_STEPS=2",
-            _QUICK,
-        ),
+        (r"^make demo.*",
+         f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB "
+         "DEMO_MINUTES=1 DEMO_STEPS=2", _QUICK),
         (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
         (r"^python -m pip install .*", "", "it is installed"),
         (r"--model bert-120m --gpu", "--model bert-mini --gpu", _QUICK),
         (r"--model bert-120m", "--model tiny/config.json", _NO_CARD),
         (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
-        (
-            r"^(autotune tune --model tiny/config.json --data data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min", _NO_CARD,
-        ),
+        (r"^(autotune tune --model tiny/config.json --data data)$",
+         r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min", _NO_CARD),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
     "docs/quickstart.md": (
@@ -134,8 +129,7 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize("page", SUBSTITUTIONS)
 def test_every_substitution_has_something_to_replace(page):
-    commands = [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
-    used = [substituted(page, command)[1] for command in commands]
+    used = [substituted(page, command)[1] for command in [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]]
     idle = set(range(len(SUBSTITUTIONS[page]))) - set().union(*used)
     assert [SUBSTITUTIONS[page][number] for number in sorted(idle)] == []
 

@@ -108,8 +108,7 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
 
 def state_of_training(training: Training) -> dict[str, torch.Tensor]:
     """Weights and the optimizer's state, by name, as they are now."""
-    ranks = join_ranks(config_of(), environment={})
-    return {one.name: one.local.clone() for one in tensor_shards(training, ranks)}
+    return {one.name: one.local.clone() for one in tensor_shards(training, join_ranks(config_of(), environment={}))}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

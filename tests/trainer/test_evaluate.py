@@ -32,8 +32,7 @@ def _evaluated(dataset: TokenDataset, **changes):
 
 def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy_in_as_many_rows_as_asked_for(split):
     _, padded = _evaluated(split, layout="padded")
-    assert padded.rows == 50
-    assert padded.step == 7
+    assert (padded.rows, padded.step) == (50, 7)
     assert _evaluated(split, layout="padded", evaluation=EvaluationSettings(max_sequences=20))[1].rows == 20
     for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_size": 3}):
         _, found = _evaluated(split, **changes)
@@ -106,8 +105,7 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
         with training.module.autocast("cpu"):
             torch.testing.assert_close(training.module.model(**inputs).logits.float(), logits, rtol=0.05, atol=0.05)
     # It learned that each word follows the one before it.
-    predicted = loaded(**inputs).logits[0, 4].argmax()
-    assert 5 <= int(predicted) < 65
+    assert 5 <= int(loaded(**inputs).logits[0, 4].argmax()) < 65
 
 
 def test_a_disk_that_refuses_the_model_is_told_and_what_killed_and_failed_exports_leave_is_removed(

@@ -206,9 +206,7 @@ def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
 
 
 def test_saves_by_the_clock_happen_while_training_goes_on():
-    settings = {"max_steps": 12, "checkpoint": CheckpointSettings(interval_s=1e-6, keep_last=20)}
-    run = _run(**settings)
-    saved = _events(run, "saved")
+    saved = _events(_run(max_steps=12, checkpoint=CheckpointSettings(interval_s=1e-6, keep_last=20)), "saved")
     assert 2 <= len(saved) <= 12
     assert len(list_checkpoints(CHECKPOINTS)) == len(saved)
 
@@ -243,9 +241,8 @@ def _health(**changes) -> HealthSettings:
     return HealthSettings(window_steps=16, easing_steps=10, **changes)
 
 
-ROLLING_BACK = {
-    "health": _health(on_spike="rollback"), "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
-}  # fmt: skip
+ROLLING_BACK = {"health": _health(on_spike="rollback"),
+                "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9)}  # fmt: skip
 
 
 def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(monkeypatch):

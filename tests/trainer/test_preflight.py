@@ -105,8 +105,7 @@ def test_facts_survive_their_way_between_ranks_and_count_the_processors_of_befor
 
 
 def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of_those_to_keep(tmp_path, monkeypatch):
-    disk = SimpleNamespace(free=150 * MIB)
-    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: disk)
+    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: SimpleNamespace(free=150 * MIB))
     assert preflight.check_room(tmp_path, 75 * MIB, RANKS, there=0, kept=1) == []
     with pytest.raises(BadConfig, match="has 150 MiB free; 2 checkpoints require 152 MiB") as caught:
         preflight.check_room(tmp_path, 76 * MIB, RANKS, there=0)

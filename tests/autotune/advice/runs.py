@@ -29,8 +29,7 @@ def run_of(rates, *, ranks=2, **header) -> Run:
 
 def noisy(seed: int, n: int, *, memory: float, noise: float, mean: float) -> list[float]:
     """Rates whose logarithms are a first-order autoregression of such a spread, about such a mean."""
-    rng = np.random.default_rng(seed)
-    pushes = rng.normal(size=n + 300) * math.sqrt(1 - memory**2) * noise
+    pushes = np.random.default_rng(seed).normal(size=n + 300) * math.sqrt(1 - memory**2) * noise
     logs = list(itertools.accumulate(pushes, lambda before, push: memory * before + push))[300:]
     # Tokens over seconds is a harmonic mean: a log-normal second is longer than its middle.
     return [mean * math.exp(log + noise**2 / 2) for log in logs]

@@ -26,8 +26,7 @@ def judged(seed: int) -> tuple[SimulatedRun, Bottleneck, Bottleneck]:
     """A run, and what is said of it and of its profile."""
     one = simulated_run(seed)
     of_run = bottleneck_of_run(one.run, counters_of_profile(one.profile))
-    of_profile = bottleneck_of_profile(one.profile)
-    return one, of_run, of_profile
+    return one, of_run, bottleneck_of_profile(one.profile)
 
 
 def test_at_least_97_per_cent_of_causes_are_found_in_runs_and_in_profiles_that_tell_them():
@@ -76,8 +75,7 @@ def test_the_first_step_does_not_count_nor_what_a_later_row_tells_of_it():
     first, second, *others = run.steps
     waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
     late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
-    found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
-    assert found.limit == "compute"
+    assert found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits))).limit == "compute"
 
 
 def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
@@ -87,8 +85,7 @@ def test_another_rank_that_waits_for_its_loader_is_no_slow_network():
         run, step_s=lambda row: row.step_s + late_s, longest_data_wait_s=lambda row: row.data_wait_s + late_s,
         communication_s=lambda row: (row.communication_s or 0.0) + late_s, longest_data_wait_rank=lambda _: 2,
     )  # fmt: skip
-    assert found.limit == "data loading"
-    assert found.part("data loading").share == pytest.approx(1 / 3, abs=0.03)
+    assert (found.limit, found.part("data loading").share) == ("data loading", pytest.approx(1 / 3, abs=0.03))
     assert found.part("network").share < 0.02
     run = trained(replace(RANKS, load_s_per_row=2e-3))  # and a wait of all ranks counts once
     assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)

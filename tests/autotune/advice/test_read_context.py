@@ -80,8 +80,7 @@ def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_
     if code is not None:
         (run / "exit.json").write_text(end_of(code, reason="so it is").model_dump_json())
     found = run_status(run, jobs)
-    assert (found.state, found.max_steps) == (state, 50)
-    assert found.job == (jobs or {}).get("train-one", (None,))[0]
+    assert (found.state, found.max_steps, found.job) == (state, 50, (jobs or {}).get("train-one", (None,))[0])
     text = status_text([found], [], asked=jobs is not None)
     assert state in text
     assert ("so it is" in text) == (code in (75, 76, 3))

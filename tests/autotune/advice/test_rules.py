@@ -66,8 +66,7 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
 
 
 def test_what_fails_comes_first_then_what_gains_most():
-    now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6)
-    found = advise(now)
+    found = advise(tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6))
     assert found[0].severity == "error"
     speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
     assert speedups == sorted(speedups, reverse=True)

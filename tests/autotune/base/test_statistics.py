@@ -168,8 +168,7 @@ def test_five_per_cent_are_found_with_enough_steps_and_the_same_speed_hardly_eve
 def test_a_rate_is_all_amounts_over_all_sizes_and_blocks_are_some_and_no_more_than_steps(steps):
     amounts, sizes = zip(*steps, strict=True)
     found = of_steps(amounts, sizes)
-    assert found.value == pytest.approx(sum(amounts) / sum(sizes))
-    assert found.n == len(amounts)
+    assert (found.value, found.n) == (pytest.approx(sum(amounts) / sum(sizes)), len(amounts))
     blocks = decided.block_count([math.log(amount) for amount in amounts])
     assert blocks == 0 or 4 <= blocks <= min(16, len(steps))
 

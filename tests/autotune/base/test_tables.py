@@ -11,8 +11,7 @@ from autotune.base.tables import inert, markdown_inert, markdown_table, text_tab
 @pytest.mark.parametrize(("headers", "rows", "align", "text"), [
     (("name", "bytes"), [("a", "1"), ("long name", "12345")], "lr",
      "name       bytes\na              1\nlong name  12345"),
-    (("x",), [(None,)], "", "x\nn/a"),
-    (("a", "b"), [], "", "a  b"),
+    (("x",), [(None,)], "", "x\nn/a"), (("a", "b"), [], "", "a  b"),
     (("n", "v"), [("日本", "x"), ("abcd", "y")], "", "n     v\n日本  x\nabcd  y"),
 ], ids=["aligned", "missing", "no rows", "wide"])  # fmt: skip
 def test_columns_line_up(headers, rows, align, text):

@@ -19,8 +19,7 @@ SHARES = {"tuned": 1.0, "hf-trainer": 0.5, "paper": 0.5}
 
 
 def name_of(trial) -> str:
-    config = trial.measured["config"]
-    return {"padded": "paper", "packed": "tuned", "dynamic": "hf-trainer"}[config["layout"]]
+    return {"padded": "paper", "packed": "tuned", "dynamic": "hf-trainer"}[trial.measured["config"]["layout"]]
 
 
 class Trained(FakeMachine):
@@ -49,8 +48,7 @@ class Trained(FakeMachine):
 
 
 def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:
-    tuned = Recipe(name="tuned", config=TUNED, because={})
-    recipes = (tuned, hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs"))
+    recipes = (Recipe(name="tuned", config=TUNED, because={}), hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs"))
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
         recipes={one.name: one for one in recipes}, non_padding_shares=dict(SHARES),
@@ -67,8 +65,7 @@ def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones
     found = comparison(machine, tmp_path).run()
     outcomes = [(row.name, row.outcome) for row in found.rows]
     assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
-    speedups = [row.speedup for row in found.rows]
-    assert speedups == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
+    assert [row.speedup for row in found.rows] == [pytest.approx(1 / (0.4 * 0.5)), pytest.approx(1 / (0.8 * 0.5)), 1.0]
     assert rows_of(found)["hf-trainer"].tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
     assert (found.windows, found.seconds) == (9, 11.0)
     forwards = ["tuned", "hf-trainer", "paper"]

@@ -33,8 +33,7 @@ def test_twice_as_fast_pays_back_after_as_many_hours_as_it_cost_and_what_is_not_
     later, sooner = sorted((one, other))
     assert pay_back(cost_s, baseline(sooner)).rank_hours <= pay_back(cost_s, baseline(later)).rank_hours
     found = pay_back(3600.0, baseline(2.0, 5 / 3, 2.5))
-    hours = [found.rank_hours, found.rank_hours_low, found.rank_hours_high]
-    assert hours == pytest.approx([1.0, 0.4 / 0.6, 0.6 / 0.4])
+    assert [found.rank_hours, found.rank_hours_low, found.rank_hours_high] == pytest.approx([1.0, 0.4 / 0.6, 0.6 / 0.4])
     assert pay_back(3600.0, baseline(1.0)).rank_hours is None
     assert pay_back(3600.0, baseline(1.1, 0.9, 1.25)).rank_hours_high is None
     assert pay_back(3600.0, None) is pay_back(3600.0, baseline(None)) is None  # nobody compared

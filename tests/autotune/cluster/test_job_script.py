@@ -107,8 +107,7 @@ NCCL_IB_DISABLE = "1"
 def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(PAPER)
-    site = read_site(path)
-    script = checked(trained(site, nodes=128))
+    script = checked(trained(read_site(path), nodes=128))
     assert {
         "account=project", "partition=gpu", "constraint=nvlink", "nodes=128", "ntasks-per-node=1", "gres=gpu:h100:2",
         "cpus-per-task=24", "mem=0", "exclude='d-1-[1-3],d-2-7'", "distribution=nopack", "time=1-00:00:00", "exclusive",
@@ -169,9 +168,8 @@ def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_th
 
 
 def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
-    unbound = SiteFile(numa_binding=False)
     for script in (trained, measured):
-        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(script(unbound))
+        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(script(SiteFile(numa_binding=False)))
         assert "AUTOTUNE_NUMA_BINDING" not in script(NO_SITE)
 
 

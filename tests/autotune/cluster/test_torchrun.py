@@ -124,8 +124,7 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WO
 
 def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
     command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
-    asked = {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"}
-    assert asked <= set(command)
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"} <= set(command)
     assert (command[0], command[-3:-1]) == ("srun", ["bash", "-c"])
     for words in (" --local-addr=$address ", " --node-rank=$SLURM_NODEID ", " --nproc-per-node=2 "):
         assert words in command[-1]
@@ -183,8 +182,7 @@ def job(put, tmp_path):
         site = SiteFile(command_prefix="env -u NOTHING")
         script = measure_script(
             site, read_template("measure", site, None), name="network", purpose="Tests.", with_srun=False,
-            command=[sys.executable, "-uc", ASK + line], shape=Shape(nodes=2, cpus=3),
-            log=Path("jobs/network-%j.log"),
+            command=[sys.executable, "-uc", ASK + line], shape=Shape(nodes=2, cpus=3), log=Path("jobs/network-%j.log"),
         )  # fmt: skip
         (tmp_path / "job.sh").write_text(script)
         return subprocess.Popen(

@@ -120,7 +120,6 @@ def test_datasets_are_compared_by_their_counts_and_how_they_were_made(here, make
 def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, says, compared):
     _write_profile("a.toml")
     assert "settings: the same" in says("compare", "a.toml", "a.toml")
-
     tables = {"constraints": {"headroom_share": 0.5}, "fingerprint": {"torch": "9"}}
     told = compared("a.toml", _write_profile("b.toml", train={"micro_batch_size": 1}, **tables))
     assert told["settings"][0] == {"key": "micro_batch_size", "old": 2, "new": 1}
@@ -139,8 +138,7 @@ def test_profiles_are_compared_by_the_windows_of_their_sweeps_and_those_of_an_ed
     rows = [row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]}) for row in workers.rows]
     faster = {"workers": workers.model_copy(update={"rows": rows})}
     told = compared(_write_profile("a.toml"), _write_profile("b.toml", evidence=faster))
-    assert told["headline"]["of"] == "windows of the worker sweep"
-    assert told["headline"]["verdict"] == "faster"
+    assert (told["headline"]["of"], told["headline"]["verdict"]) == ("windows of the worker sweep", "faster")
     assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
     (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
     told = compared("a.toml", "b.toml")
@@ -175,8 +173,7 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
         outcome = {"kind": "measured", "figures": FEED | rates | {"gradient_accumulation_steps": 4}}
         found = record("training", outcome, config, key=f"{number}", old=not made_on, **made_on)
         told = found.model_dump(mode="json", exclude_unset=True)
-        measured = {"config": config, "cached": False, "local_ranks": 1, "round": number}
-        trial_log.append(told | {"measured": measured})
+        trial_log.append(told | {"measured": {"config": config, "cached": False, "local_ranks": 1, "round": number}})
     return name
 
 

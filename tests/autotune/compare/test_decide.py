@@ -65,8 +65,7 @@ def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, wor
 def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
     slots = [Measurement(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
     found = compare(_side(slots), _side(slots, layout="padded"))
-    assert found.headline.verdict == "the same within noise"
-    assert found.figures[0].verdict == "not comparable"
+    assert (found.headline.verdict, found.figures[0].verdict) == ("the same within noise", "not comparable")
     sides = []
     for peak, most in ((100, 8), (120, 9)):
         memory = Measurement(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))

@@ -97,8 +97,7 @@ def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(here, says
     assert "#SBATCH --gres=gpu:2" in says(*asked)
     assert "--gres" not in says(*asked, "--step-time", "60ms")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    err = says(*WORKERS, "--data", patterned_dataset, "--here", code=5)
-    assert "autotune workers p.toml --step-time 100ms" in err
+    assert "autotune workers p.toml --step-time 100ms" in says(*WORKERS, "--data", patterned_dataset, "--here", code=5)
 
 
 def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, says):

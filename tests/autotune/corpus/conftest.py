@@ -30,8 +30,7 @@ def compile_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         directory = tmp_path_factory.mktemp("elf")
         (directory / "source.c").write_text(source)
         program = directory / "program"
-        command = ["gcc", "-O1", *options, "-o", program, directory / "source.c"]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(["gcc", "-O1", *options, "-o", program, directory / "source.c"], check=True, capture_output=True)
         return program
 
     return build

@@ -43,8 +43,7 @@ def test_the_result_is_told_the_next_command_last_and_rejects_on_stderr_without_
     assert len((tmp_path / "my data" / "rejects.jsonl").read_text().splitlines()) == 7
     told = json.loads(prepare(f"elf:{programs}", "--out", tmp_path / "data", "--json").stdout)
     manifest = read_manifest(tmp_path / "data")
-    assert told["path"] == str(tmp_path / "data")
-    assert told["dataset_hash"] == manifest.dataset_hash
+    assert (told["path"], told["dataset_hash"]) == (str(tmp_path / "data"), manifest.dataset_hash)
     assert (told["samples"], told["tokens"]) == (manifest.train.samples, manifest.train.tokens)
     assert told["validation_samples"] == manifest.validation.samples
     assert told["raw_bytes"] == (programs / "program").stat().st_size
@@ -68,8 +67,7 @@ def test_text_becomes_byte_pairs_with_a_vocabulary_that_is_a_multiple_of_64(tmp_
     (tmp_path / "a.txt").write_text("".join(f"line {n} of some text\n" for n in range(500)))
     result = prepare(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data", "--vocab-size", "300", "--json")
     told = json.loads(result.stdout)
-    assert told["vocab_size"] == 320
-    assert told["unknown_tokens"] == 0
+    assert (told["vocab_size"], told["unknown_tokens"]) == (320, 0)
     assert told["samples"] + told["validation_samples"] == 500
     manifest = read_manifest(tmp_path / "data")
     assert manifest.source.kinds == ["text"]

@@ -105,15 +105,13 @@ def test_an_encoding_stands_behind_a_personality_and_a_language_and_an_empty_sec
     assert list(function_ranges(bytes(8), 0)) == list(function_ranges(b"", 0)) == []
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        b"\xff\xff\xff\xff" + bytes(16), b"\x02\x00\x00\x00\x00\x00", b"\x10\x00\x00\x00" + bytes(4),
-        b"\x10\x00\x00\x00\x09" + bytes(15), b"\x08\x00\x00\x00" + bytes(4) + b"\x09" + bytes(3),
-        b"\x08\x00\x00\x00" + bytes(4) + b"\x01eh\x00", b"\x14\x00\x00\x00" + bytes(4) + b"\x01zR\x00" + b"\xff" * 12,
-    ],
-    ids=["64-bit", "shorter than its id", "past the end", "no such CIE", "version", "augmentation", "endless number"],
-)  # fmt: skip
+@pytest.mark.parametrize("section", [
+    b"\xff\xff\xff\xff" + bytes(16), b"\x02\x00\x00\x00\x00\x00", b"\x10\x00\x00\x00" + bytes(4),
+    b"\x10\x00\x00\x00\x09" + bytes(15), b"\x08\x00\x00\x00" + bytes(4) + b"\x09" + bytes(3),
+    b"\x08\x00\x00\x00" + bytes(4) + b"\x01eh\x00", b"\x14\x00\x00\x00" + bytes(4) + b"\x01zR\x00" + b"\xff" * 12,
+], ids=[
+    "64-bit", "shorter than its id", "past the end", "no such CIE", "version", "augmentation", "endless number",
+])  # fmt: skip
 def test_a_malformed_section_is_named_as_such(section):
     with pytest.raises(UnusableFileError, match=r"\.eh_frame"):
         list(function_ranges(section, 0x1000))

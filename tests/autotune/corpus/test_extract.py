@@ -189,8 +189,7 @@ def request(path, directory, kind="elf"):
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
-    program = compile_c(code, "-nostdlib", "-static")
-    (refused,) = extract_slices(request(program, tmp_path / "pieces"))
+    (refused,) = extract_slices(request(compile_c(code, "-nostdlib", "-static"), tmp_path / "pieces"))
     assert refused == Unread(reason="contains no function of two or more instructions")
     assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 

@@ -28,9 +28,7 @@ def test_a_directory_with_all_below_it_a_file_or_a_glob_can_be_named(tmp_path):
     program(tmp_path / "below" / "deep" / "b")
     (tmp_path / "text").write_text("hello")
     found = find(f"elf:{tmp_path}")
-    assert sorted(names(found)) == ["a", "b"]
-    assert found.other_files == 1
-    assert found.files[0].size_bytes == 5
+    assert (sorted(names(found)), found.other_files, found.files[0].size_bytes) == (["a", "b"], 1, 5)
     assert names(find(f"elf:{tmp_path / 'a'}")) == ["a"]
     assert sorted(names(find(f"elf:{tmp_path}/below/*/?"))) == ["b"]
 
@@ -65,8 +63,7 @@ def test_a_file_without_permission_is_listed(tmp_path):
     program(tmp_path / "a")
     program(tmp_path / "closed")
     (tmp_path / "closed").chmod(0)
-    found = find(f"elf:{tmp_path}")
-    assert [Path(item.path).name for item in found.unreadable] == ["closed"]
+    assert [Path(item.path).name for item in find(f"elf:{tmp_path}").unreadable] == ["closed"]
 
 
 @pytest.mark.parametrize(("source", "message", "next_step"), [

@@ -27,8 +27,7 @@ def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_
         waste = data.padding_waste(seq_length_tokens)
         assert 0 <= waste <= 1
         assert waste == pytest.approx(1 - real / (len(lengths) * seq_length_tokens), abs=3.5 / seq_length_tokens + 1e-9)
-    whole = sum(lengths) / len(lengths)
-    assert data.mean_tokens() == pytest.approx(whole, abs=max(3.5, max(lengths) / 2) + 1e-6)
+    assert data.mean_tokens() == pytest.approx(sum(lengths) / len(lengths), abs=max(3.5, max(lengths) / 2) + 1e-6)
     assert data.mean_tokens(short) <= data.mean_tokens(long) + 1e-9
     assert data.truncated_share(short) >= data.truncated_share(long)
     assert data.mean_tokens(long) <= long
@@ -48,8 +47,7 @@ def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
 def test_an_exact_case():
     data = LengthDistribution(edges=[0, 8, 16], counts=[2, 1, 1])
     # Bins count as 3.5, 3.5, 11.5, and the open one as 16.
-    assert data.samples == 4
-    assert data.mean_tokens() == pytest.approx(34.5 / 4)
+    assert (data.samples, data.mean_tokens()) == (4, pytest.approx(34.5 / 4))
     assert data.mean_tokens(8) == pytest.approx((3.5 + 3.5 + 8 + 8) / 4)
     assert data.mean_tokens(10) == pytest.approx((3.5 + 3.5 + (8 + 9 + 6 * 10) / 8 + 10) / 4)
     assert data.truncated_share(11) == pytest.approx((0.5 + 1) / 4)

@@ -103,8 +103,7 @@ def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kin
 
 def test_figures_are_those_of_the_lengths_and_an_empty_training_split_has_none(tmp_path):
     lengths = [30] * 60 + [126] * 30 + [500] * 10
-    directory = write_dataset(tmp_path / "data", [[5] * length for length in lengths])
-    found = inspect(directory, [64, 128])
+    found = inspect(write_dataset(tmp_path / "data", [[5] * length for length in lengths]), [64, 128])
     assert found.sampled == 100
     assert (found.percentiles[50], found.percentiles[99], found.longest_tokens) == (30, 500, 500)
     assert found.mean_tokens == pytest.approx(np.mean(lengths))

@@ -50,19 +50,13 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
 
 
 @pytest.mark.parametrize(("name", "total_mib", "key"), [
-    ("NVIDIA H200 NVL", 143_771, "h200-141gb"),
-    ("NVIDIA H20", 97_871, "h20-96gb"),
-    ("NVIDIA H100 96GB HBM3", 97_871, "h100-96gb"),
-    ("NVIDIA GH200 480GB", 97_871, "gh200-96gb"),
-    ("GH200 120GB", 97_871, "gh200-96gb"),
-    ("NVIDIA GH200 144G HBM3e", 146_831, "gh200-144gb"),
+    ("NVIDIA H200 NVL", 143_771, "h200-141gb"), ("NVIDIA H20", 97_871, "h20-96gb"),
+    ("NVIDIA H100 96GB HBM3", 97_871, "h100-96gb"), ("NVIDIA GH200 480GB", 97_871, "gh200-96gb"),
+    ("GH200 120GB", 97_871, "gh200-96gb"), ("NVIDIA GH200 144G HBM3e", 146_831, "gh200-144gb"),
     ("NVIDIA L40S", 49_140, "l40s"),  # ECC off
     ("A100-SXM4-80GB", 81_251, "a100-80gb"),  # an older driver
-    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, None),
-    ("NVIDIA A100-SXM4-80GB", 40_960, None),
-    ("NVIDIA H100 80GB HBM3", 0, None),
-    ("NVIDIA H200 NVL", 40_960, None),
-    ("NVIDIA Graphics Device", 95_830, None),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, None), ("NVIDIA A100-SXM4-80GB", 40_960, None),
+    ("NVIDIA H100 80GB HBM3", 0, None), ("NVIDIA H200 NVL", 40_960, None), ("NVIDIA Graphics Device", 95_830, None),
 ])  # fmt: skip
 def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unlisted_one_is_none(name, total_mib, key):
     assert gpu_model_of(name, total_mib * 2**20) is (key and find_gpu_model(key))

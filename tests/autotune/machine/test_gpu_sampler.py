@@ -156,8 +156,7 @@ def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one
     found = series_of(refused, {"0": GpuSeries()})
     assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
     assert series_of([], found) == found
-    again = series_of([("0", "sample", SAMPLE)], found)
-    assert again == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
+    assert series_of([("0", "sample", SAMPLE)], found) == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
 
 
 def test_without_gpus_nothing_is_started(no_child_left):

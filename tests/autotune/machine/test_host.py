@@ -76,11 +76,9 @@ def lay(root: Path, files: dict[str, str]) -> SystemHost:
 
 def test_plain_figures_are_read(tmp_path):
     facts = lay(tmp_path, {}).facts([])
-    assert facts.cpu_model == "Test CPU @ 2GHz"
-    assert facts.ram_total_bytes == 1024 * MIB
+    assert (facts.cpu_model, facts.ram_total_bytes) == ("Test CPU @ 2GHz", 1024 * MIB)
     assert (facts.ram_available_bytes, facts.ram_limit_source, facts.ram_limit_bytes) == (512 * MIB, "the system", None)
-    assert facts.cpus_quota is None
-    assert facts.shm_free_bytes is None
+    assert (facts.cpus_quota, facts.shm_free_bytes) == (None, None)
 
 
 def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
@@ -93,8 +91,7 @@ def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
         f"{slice_}/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
     }  # fmt: skip
     facts = lay(tmp_path, files).facts([])
-    assert facts.cpus_quota == 3.5
-    assert facts.ram_available_bytes == (256 - 40) * MIB
+    assert (facts.cpus_quota, facts.ram_available_bytes) == (3.5, (256 - 40) * MIB)
     assert (facts.ram_limit_source, facts.ram_limit_bytes) == ("cgroup v2", 256 * MIB)
 
 

@@ -30,8 +30,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 @pytest.mark.parametrize(("here", "asked_bytes", "as_gpu", "expected"), [
     (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
-    (READ, FREE_BYTES, None, FREE_BYTES),
-    (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
+    (READ, FREE_BYTES, None, FREE_BYTES), (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
     (READ, 80 * 10**9, NVL, 80 * 10**9),
     (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
     (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
@@ -64,8 +63,7 @@ def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
 
 def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
-    asked = ((two, None), (two, 1), (site(()), None), (site(()), 2))
-    assert [local_ranks(*one) for one in asked] == [2, 1, 1, 2]
+    assert [local_ranks(*one) for one in ((two, None), (two, 1), (site(()), None), (site(()), 2))] == [2, 1, 1, 2]
     with pytest.raises(BadInput, match="only 2 GPUs are visible"):
         local_ranks(two, 3)
 
@@ -137,11 +135,8 @@ def looked_at(data_dir, *links: list[str] | None):
 
 @pytest.mark.parametrize(("links", "linked"), [
     ((None,), None),  # one GPU has nobody to be linked with
-    ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
-    ((["GPU-1"], ["GPU-2"], []), False),
-    ((None, None, None), None),
-    ((["GPU-1", "GPU-2"], None, None), None),
-    (([], None, None), False),
+    ((["GPU-1", "GPU-2"], ["GPU-2"], []), True), ((["GPU-1"], ["GPU-2"], []), False), ((None, None, None), None),
+    ((["GPU-1", "GPU-2"], None, None), None), (([], None, None), False),
 ])  # fmt: skip
 def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(monkeypatch, patterned_dataset, links, linked):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

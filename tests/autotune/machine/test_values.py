@@ -38,8 +38,7 @@ SLICED = replace(CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("M
     ("MIG-1x,MIG-2y", (SLICED,)), ("MIG-GPU-bb33/1/0", (SLICED,)), ("NoDevFiles", ()),
 ])  # fmt: skip
 def test_visible_devices_follow_cuda(value, seen):
-    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert values.visible_devices([ONE, TWO, SLICED], environment) == seen
+    assert values.visible_devices([ONE, TWO, SLICED], {} if value is None else {"CUDA_VISIBLE_DEVICES": value}) == seen
 
 
 @given(st.text())

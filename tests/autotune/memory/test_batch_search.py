@@ -47,8 +47,7 @@ def search_all(
     tried: list[SizeTrial] = []
     while (rows := next_size(tried, budget, max_micro_batch_size, prediction)) is not None:
         assert 1 <= rows <= max_micro_batch_size
-        failed = fails(rows, sum(one.micro_batch_size == rows for one in tried))
-        fits = None if failed else peak(rows) <= budget
+        fits = None if fails(rows, sum(one.micro_batch_size == rows for one in tried)) else peak(rows) <= budget
         tried.append(SizeTrial(micro_batch_size=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
         assert len(tried) <= most_trials
     return tried
@@ -79,18 +78,14 @@ ODD = {10: 10e9, 11: 9.1e9, 12: 9.2e9}
 REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
 
 
-@pytest.mark.parametrize(
-    ("tried", "known", "wanted"),
-    [
-        (trials((1, None)), None, {None}),
-        (trials((1, None)), lambda rows: 1e9 + 1e7 * rows, {None}),
-        (trials((30, None), (40, 2 * GB)), lambda rows: 1e9 + 3e8 * rows, range(1, 30)),
-        (REFUTED, lambda rows: 2.7e9 + 1.94e8 * rows, {33, 34}),
-        (REFUTED, None, range(21, 35)),
-        (trials((10, 94 * GB // 10), (14, None), (12, None)), lambda rows: ODD.get(rows, rows * 1e9), {11}),
-    ],
-    ids=["no row", "no row as predicted", "fitted by luck", "refuted", "refuted without a prediction", "odd curve"],
-)
+@pytest.mark.parametrize(("tried", "known", "wanted"), [
+    (trials((1, None)), None, {None}), (trials((1, None)), lambda rows: 1e9 + 1e7 * rows, {None}),
+    (trials((30, None), (40, 2 * GB)), lambda rows: 1e9 + 3e8 * rows, range(1, 30)),
+    (REFUTED, lambda rows: 2.7e9 + 1.94e8 * rows, {33, 34}), (REFUTED, None, range(21, 35)),
+    (trials((10, 94 * GB // 10), (14, None), (12, None)), lambda rows: ODD.get(rows, rows * 1e9), {11}),
+], ids=[
+    "no row", "no row as predicted", "fitted by luck", "refuted", "refuted without a prediction", "odd curve",
+])  # fmt: skip
 def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(tried, known, wanted):
     assert next_size(tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)) in wanted
     refused = min(one.micro_batch_size for one in tried if not one.fits)
@@ -202,15 +197,12 @@ def test_the_answer_is_that_of_looking_at_every_size_and_no_size_is_asked_about_
 
 
 @pytest.mark.parametrize(("needs", "limit", "top", "largest", "most_asked"), [
-    (lambda size: 7e9 + 1.7e8 * size, 94e9, 16_384, 511, 5),
-    (lambda _: 5, 5, 100, 100, 60),
-    (lambda _: 5, 4, 100, 3, 60),
-    (lambda size: -float(size), 5, 100, 100, 60),
+    (lambda size: 7e9 + 1.7e8 * size, 94e9, 16_384, 511, 5), (lambda _: 5, 5, 100, 100, 60),
+    (lambda _: 5, 4, 100, 3, 60), (lambda size: -float(size), 5, 100, 100, 60),
 ], ids=["straight", "flat within", "flat beyond", "falling"])  # fmt: skip
 def test_a_straight_law_takes_a_few_questions_and_one_that_does_not_grow_ends_at_either_end(
     needs, limit, top, largest, most_asked
 ):
     asked: list[int] = []
-    found = largest_within(lambda size: asked.append(size) or needs(size), limit, low=3, top=top)
-    assert found == largest
+    assert largest_within(lambda size: asked.append(size) or needs(size), limit, low=3, top=top) == largest
     assert len(asked) <= most_asked

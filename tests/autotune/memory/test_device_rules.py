@@ -55,8 +55,7 @@ def test_everything_on_our_lists_for_a_cpu_has_a_kernel_of_torchs_autocast_there
         for name in operators
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
     }
-    ours = {name for names in LISTS.values() for name in names["cpu"].split()}
-    assert ours - ruled <= ON_PURPOSE
+    assert {name for names in LISTS.values() for name in names["cpu"].split()} - ruled <= ON_PURPOSE
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -158,8 +157,7 @@ def test_functions_give_on_meta_what_cuda_gives_with_and_without_autocast(name, 
     call, expected = CALLS[name]
     tape, device_rules = rules("cuda", bf16=bf16)
     with tape, device_rules:
-        x = torch.empty(4, 4, device="meta")
-        assert call(x).dtype == (expected if bf16 else call(torch.ones(4, 4)).dtype)
+        assert call(torch.empty(4, 4, device="meta")).dtype == (expected if bf16 else call(torch.ones(4, 4)).dtype)
 
 
 def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():

@@ -35,8 +35,7 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_
 def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
     found = json.loads(estimate("--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--attention-dropout", "0", "--json"))
     one = found["models"][0]
-    peak_bytes = one["breakdown"]["peak_bytes"]
-    assert sum(one["breakdown"]["terms_bytes"].values()) == peak_bytes <= one["budget_bytes"]
+    assert sum(one["breakdown"]["terms_bytes"].values()) == one["breakdown"]["peak_bytes"] <= one["budget_bytes"]
     assert one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
     assert 300 < one["micro_batch_size_low"] <= one["micro_batch_size"] <= one["micro_batch_size_high"] < 660
     assert (one["attention"], one["traces"]) == ("varlen", 5)
@@ -49,10 +48,9 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
     model = tmp_path / "bert.json"
     model.write_text(json.dumps(BERT))
     words = ("--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--no-compile")
-    found = json.loads(estimate(*words, "--what-if", "--json"))
     rows = {
         (one["precision"], one["attention"], one["activation_checkpointing"], one["mlm_head"]): one["micro_batch_size"]
-        for one in found["what_if"]
+        for one in json.loads(estimate(*words, "--what-if", "--json"))["what_if"]
         if one["layout"] == "padded"
     }
     assert len(rows) == 18

@@ -124,8 +124,7 @@ def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_an
 
     assert bracket(probe(FakeMachine(misled), expected=expected_on_cpu())) == (35, 36)
     crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
-    untraceable = except_where(lambda trial: trial.job == "trace", crash)
-    found = probe(untraceable, site="there", expected=expected_on_cpu())
+    found = probe(except_where(lambda trial: trial.job == "trace", crash), site="there", expected=expected_on_cpu())
     assert bracket(found) == (35, 36)
     assert "Tensor.item()" in found.not_traced
     assert found.traced_peak_bytes is None
@@ -345,10 +344,9 @@ def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
     assert len(fit.rows) > 2
 
 
-@pytest.mark.parametrize(
-    ("said", "outcome"),
-    [("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")), ("longer", TimedOut(detail=""))],
-)
+@pytest.mark.parametrize(("said", "outcome"), [
+    ("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")), ("longer", TimedOut(detail="")),
+])  # fmt: skip
 def test_a_model_that_cannot_be_traced_is_to_be_measured(said, outcome):
     with pytest.raises(CannotTrace, match=said) as refused:
         estimated(machine=FakeMachine(lambda trial: outcome))

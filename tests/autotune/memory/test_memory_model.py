@@ -127,18 +127,13 @@ SEQUENCES = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min
 
 
 @pytest.mark.parametrize(("sizes", "events", "reserved"), [
-    ([0], [0], 0),
-    ([512], [0], SMALL_PAGE_BYTES),
-    ([MIB], [0], SMALL_PAGE_BYTES),
-    ([MIB + 1], [0], LARGE_PAGE_BYTES),
-    ([20 * MIB], [0], LARGE_PAGE_BYTES),
-    ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
+    ([0], [0], 0), ([512], [0], SMALL_PAGE_BYTES), ([MIB], [0], SMALL_PAGE_BYTES), ([MIB + 1], [0], LARGE_PAGE_BYTES),
+    ([20 * MIB], [0], LARGE_PAGE_BYTES), ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
     ([2 * MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),  # segments of their own
     ([MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
     ([2 * MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
     ([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2], 80 * MIB),  # its largest moment, and keeps it
-    ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB),
-    ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
+    ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB), ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
     ([0, 20 * MIB], [0, 1, -1, -2], 20 * MIB),
     ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),  # it grows by what its last free block lacks
 ])  # fmt: skip

@@ -95,5 +95,4 @@ LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activ
     (3 * GB, None),
 ])  # fmt: skip
 def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
-    found = fewest_that_share(LEDGER, budget, largest_layer_bytes=GB)
-    assert found == (expected and f"parallel.strategy = {expected}")
+    assert fewest_that_share(LEDGER, budget, largest_layer_bytes=GB) == (expected and f"parallel.strategy = {expected}")

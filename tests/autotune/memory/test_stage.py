@@ -47,8 +47,7 @@ def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_ru
     probe = stored.profile.evidence.probe
     assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
     assert (stored.profile.constraints.global_batch_tokens, stored.profile.train.global_batch_tokens) == (2048, None)
-    assert stored.profile.provenance.commands == ["probe"]
-    assert stored.profile.evidence.workers is None
+    assert (stored.profile.provenance.commands, stored.profile.evidence.workers) == (["probe"], None)
     before = len(bench.machine.trials)
     (again,) = probed()
     assert len(bench.machine.trials) == before
@@ -61,8 +60,7 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
     plain = bench.machine._simulate
 
     def simulate(trial):
-        written = (tmp_path / "p" / "tiny-cpu.toml").is_file()
-        assert written == (trial.measured["config"]["model"]["name"] == "huge")
+        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == (trial.measured["config"]["model"]["name"] == "huge")
         return plain(trial)
 
     bench.machine._simulate = simulate

@@ -17,8 +17,7 @@ def figures_of(steps=2.0, loss=1.5):
         local_world_size=2, all_gather_float=lambda value: [value, next(each)],
         all_reduce_max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
     )  # fmt: skip
-    budget = SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100)
-    return step._of_all(ranks, budget, [0.2, 0.3], loss)
+    return step._of_all(ranks, SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100), [0.2, 0.3], loss)
 
 
 def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():

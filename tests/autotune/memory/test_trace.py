@@ -90,9 +90,7 @@ def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 @pytest.mark.parametrize("settings", [
-    {"device": "cpu"},
-    {"device": "cuda"},
-    {"device": "cuda", "precision": "bf16"},
+    {"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", "precision": "bf16"},
     {"device": "cuda", "precision": "bf16", "activation_checkpointing": "selective"},
 ], ids=str)  # fmt: skip
 def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, settings):
@@ -118,8 +116,7 @@ def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
 
 def test_gradients_that_are_no_views_of_buckets_exist_twice():
     def most_bytes(view: bool) -> int:
-        parallel = {"gradient_as_bucket_view": view}
-        trace = traced(BASE, ranks=2, global_batch_size=2 * BASE.rows, parallel=parallel)
+        trace = traced(BASE, ranks=2, global_batch_size=2 * BASE.rows, parallel={"gradient_as_bucket_view": view})
         return max(accumulate(size for term, size in sizes_of(trace) if term == Term.GRADIENTS))
 
     once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
@@ -188,11 +185,10 @@ def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
 
 def test_a_fused_loss_multiplies_the_same_matrices_and_holds_no_logits(monkeypatch):
     monkeypatch.setattr(precision, "find_spec", lambda name: True)
-    case = replace(BASE, vocab_size=8000)
 
     def at(rows: int, *, fused: bool) -> Trace:
         settings = GPU | {"micro_batch_size": rows, "global_batch_size": rows, "fused_cross_entropy": fused}
-        return traced(case, **settings, compile=False)
+        return traced(replace(BASE, vocab_size=8000), **settings, compile=False)
 
     plain, fused = (at(400, fused=one) for one in (False, True))
     assert peak_of(fused) < 0.7 * peak_of(plain)
@@ -205,8 +201,7 @@ def test_a_fused_loss_multiplies_the_same_matrices_and_holds_no_logits(monkeypat
 def test_blocks_of_compiled_layers_end_with_the_step(dropout):
     attention = {"attention": "sdpa"} if dropout else {}
     trace = traced(replace(DEEP, dropout=dropout), **GPU | attention, activation_checkpointing="full", compile=True)
-    after = terms_after(trace, len(trace.events)) - between_steps(trace)
-    assert sum(after.values()) <= 8
+    assert sum((terms_after(trace, len(trace.events)) - between_steps(trace)).values()) <= 8
 
 
 def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_own():
@@ -223,9 +218,8 @@ def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_ow
 
 
 def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
-    parallel = {"bucket_cap_mib": 1}
     large = replace(BASE, vocab_size=8000, shape=SHAPE | {"num_hidden_layers": 6, "hidden_size": 128})
-    trace = traced(large, ranks=2, global_batch_size=2 * large.rows, parallel=parallel)
+    trace = traced(large, ranks=2, global_batch_size=2 * large.rows, parallel={"bucket_cap_mib": 1})
     everything = pytest.approx(between_steps(trace)[Term.OPTIMIZER] / 2, rel=0.01)
     assert max(one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS) == everything
     assert between_steps(trace)[Term.GRADIENTS] == everything

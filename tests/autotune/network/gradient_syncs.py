@@ -66,8 +66,7 @@ class Cluster:
             gradient_dtype=parallel.gradient_dtype,
             bucket_cap_bytes=parallel.bucket_cap_mib * MIB,
         )
-        compute = replace(COMPUTE, slowdown_share=self.slowdown_share)
-        time = step_time(compute, rows, micro_batches, sync, self.network)
+        time = step_time(replace(COMPUTE, slowdown_share=self.slowdown_share), rows, micro_batches, sync, self.network)
         own_s, steps = micro_batches * COMPUTE.forward_backward_s(rows), measured["steps"]
         second = time.step_s if measured["synchronise"] else own_s + 0.01
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss

@@ -54,8 +54,7 @@ def test_the_time_to_start_and_wait_is_shared_by_messages_in_a_row(clock, device
 
 
 def test_a_slow_network_is_not_asked_for_many_messages_in_a_row():
-    ranks = two_ranks("cuda")
-    assert [links._in_a_row(first_s, 3.0, 12, ranks) for first_s in (1e-5, 0.04, 2.0)] == [50, 6, 1]
+    assert [links._in_a_row(first_s, 3.0, 12, two_ranks("cuda")) for first_s in (1e-5, 0.04, 2.0)] == [50, 6, 1]
 
 
 def test_neighbours_swap_the_same_tensors_many_times_in_a_row(clock):

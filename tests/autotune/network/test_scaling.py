@@ -209,8 +209,7 @@ def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
 def test_the_evidence_says_how_far_nodes_are_useful_and_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
     tuning = tuned(tmp_path, config=with_rows(160), max_micro_batch_size=4)
     default, found = tuning.tried[0], scaling.evidence(tuning)
-    splits = default.candidate.split, default.figures[0]
-    assert [one.gradient_accumulation_steps for one in splits] == [20, 4]
+    assert [one.gradient_accumulation_steps for one in (default.candidate.split, default.figures[0])] == [20, 4]
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
     assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
     assert found.useful_nodes >= 1

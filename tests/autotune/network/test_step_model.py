@@ -56,8 +56,7 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     assert leaving[-1] == ready[-1]
     # Only default buckets begin with a small one.
     gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
-    first = [step_model.buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)]
-    assert first == [1, 10]
+    assert [step_model.buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)] == [1, 10]
 
 
 def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_first():
@@ -86,8 +85,7 @@ def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_bac
 
 
 def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower_while_something_travels():
-    one = compute(jitter_share=0.02)
-    waits = [step(of=one, over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
+    waits = [step(of=compute(jitter_share=0.02), over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))

@@ -106,8 +106,7 @@ NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (F
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"amount": 2e9}, ""),
-    ({"amount": 41e9}, "Muennighoff et al. 2023"),
+    ({"amount": 2e9}, ""), ({"amount": 41e9}, "Muennighoff et al. 2023"),
     ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
      "2 reach 90 %. For changes that help, run autotune network PROFILE --predict."),
     ({"ranks": SLOW}, "at most 1 reaches 90 %"),

@@ -55,8 +55,7 @@ def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next
 
 
 def test_what_is_missing_shows_as_missing():
-    unknown = ("passes", "rank_tokens_per_s", "wall_s", "device_hours", "cost", "flops_6n", "memory")
-    nothing = dict.fromkeys(unknown)
+    nothing = dict.fromkeys(("passes", "rank_tokens_per_s", "wall_s", "device_hours", "cost", "flops_6n", "memory"))
     said = {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}
     plan = example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said)
     text = plan_text(plan)

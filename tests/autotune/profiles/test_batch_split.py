@@ -27,20 +27,15 @@ RISING = {1: 50.0, 97: 100.0}
 LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
 
 
-@pytest.mark.parametrize(
-    ("speeds", "limit", "global_batch_size", "ranks", "chosen", "reason"),
-    [
-        (KNEE, 8, 800, 1, 4, "micro-batch size 4 x 200 accumulation steps is the smallest split within 2% of the "
-                             "shortest predicted step; 8 x 100 would take 1.5% less time; 8 is the largest that fits"),
-        (RISING, 100, 970, 2, 97, "100 is the largest that fits, but leaves no headroom"),
-        ({8: 100.0}, 8, 64, 1, 8, "8 x 8 accumulation steps has the shortest predicted step; 8 is the largest that "
-                               "fits"),
-        (LEVEL, 9, 65, 1, 5, ""),  # empty rows of the last micro-batch count
-        ({1: 10.0, 8: 90.0, 9: 100.0}, 9, 65, 1, 9, ""),
-        ({1: 20.0, 64: 90.0, 128: 100.0, 417: 100.0}, 430, 1024, 8, 128, "430 fit; your global batch needs 128 per "
-                                                                          "GPU"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("speeds", "limit", "global_batch_size", "ranks", "chosen", "reason"), [
+    (KNEE, 8, 800, 1, 4, "micro-batch size 4 x 200 accumulation steps is the smallest split within 2% of the "
+                         "shortest predicted step; 8 x 100 would take 1.5% less time; 8 is the largest that fits"),
+    (RISING, 100, 970, 2, 97, "100 is the largest that fits, but leaves no headroom"),
+    ({8: 100.0}, 8, 64, 1, 8, "8 x 8 accumulation steps has the shortest predicted step; 8 is the largest that fits"),
+    (LEVEL, 9, 65, 1, 5, ""),  # empty rows of the last micro-batch count
+    ({1: 10.0, 8: 90.0, 9: 100.0}, 9, 65, 1, 9, ""),
+    ({1: 20.0, 64: 90.0, 128: 100.0, 417: 100.0}, 430, 1024, 8, 128, "430 fit; your global batch needs 128 per GPU"),
+])  # fmt: skip
 def test_the_micro_batch_that_is_chosen_says_why(speeds, limit, global_batch_size, ranks, chosen, reason):
     choice = choose_micro_batch(_curve(speeds), limit, global_batch_size=global_batch_size, ranks=ranks)
     assert choice.micro_batch_size == chosen

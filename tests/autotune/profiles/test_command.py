@@ -70,8 +70,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
     trial_log = TrialLog(here / "reports" / "p" / "trials", "w")
     for one in records:
         trial_log.append(one.model_dump(mode="json", exclude_unset=True))
-    matches = "trial log: the hash of 8 trials matches; the largest"
-    assert matches in says("profile", "verify", "p.toml")
+    assert "trial log: the hash of 8 trials matches; the largest" in says("profile", "verify", "p.toml")
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
     (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on, evidence={"probe": probe})))
     out = says("profile", "verify", "p.toml")
@@ -103,5 +102,4 @@ def test_hostile_words_in_a_profile_steer_nothing(here, says):
     _change(here / "p.toml", 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"')
     _change(here / "p.toml", 'created_utc = "2026', 'created_utc = "\\u001b]0;x\\u00072026')
     for command, *key in (("show",), ("show", "--explain"), ("show", "micro_batch_size")):
-        out = says("profile", command, "p.toml", *key)
-        assert all(c.isprintable() or c == "\n" for c in out)
+        assert all(c.isprintable() or c == "\n" for c in says("profile", command, "p.toml", *key))

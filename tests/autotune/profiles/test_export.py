@@ -45,14 +45,11 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes, to):
 
 
 @pytest.mark.parametrize("changes, setting, equivalence", [
-    ({"layout": "packed"}, "layout", "none"),
-    ({}, "mlm_head", "none"),
-    ({"model": MODERNBERT}, "mlm_head", "near"),
+    ({"layout": "packed"}, "layout", "none"), ({}, "mlm_head", "none"), ({"model": MODERNBERT}, "mlm_head", "near"),
     ({"parallel": train_config.ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
     ({"parallel": train_config.ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
     (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself
-    (FSDP, "parallel.shard_ranks", "none"),
-    ({"max_epochs": 3}, "max_epochs", "none"),
+    (FSDP, "parallel.shard_ranks", "none"), ({"max_epochs": 3}, "max_epochs", "none"),
     ({"attention": "varlen"}, "attention", "none"),
     ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
 ])  # fmt: skip
@@ -90,8 +87,7 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
     ("accelerate", {}, ("DataLoader(dataset, batch_size=48, num_workers=3)", "build_step(images=7)")),
 ])  # fmt: skip
 def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
-    tuned = {"micro_batch_size": 48, "num_workers": 3, "images": 7}
-    assert own_export(to, tuned) == (arguments, calls)
+    assert own_export(to, {"micro_batch_size": 48, "num_workers": 3, "images": 7}) == (arguments, calls)
     written, code = own_export(to, {"gradient_accumulation_steps": 2})
     assert [*written.values()] == [2] or code == ("Accelerator(gradient_accumulation_steps=2)",)
 

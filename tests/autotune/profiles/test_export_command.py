@@ -131,10 +131,8 @@ def read(tmp_path_factory):
 def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_warm_up(read, name):
     found, profile = read[name]["arguments"], read[name]["profile"]
     train = profile.train
-    assert found["max_steps"] == train.max_steps
-    assert found["bf16"] == (train.precision == "bf16")
-    assert found["dataloader_num_workers"] == train.data.num_workers
-    assert found["torch_compile"] == train.compiled
+    assert (found["max_steps"], found["bf16"]) == (train.max_steps, train.precision == "bf16")
+    assert (found["dataloader_num_workers"], found["torch_compile"]) == (train.data.num_workers, train.compiled)
     batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
     assert batch * 2 * profile.local_ranks >= train.global_batch_size  # a step has at least as many samples as rows
     first = train.warmup_steps

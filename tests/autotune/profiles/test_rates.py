@@ -104,8 +104,7 @@ def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(factor,
     profile = add_evidence(probe=True, workers=True, baseline=True)
     rate = factor * tuned_rate(profile).value
     found = drifts(profile, run_of([0.2 * rate] * 2 + [rate * (1 + 0.001 * (step % 3)) for step in range(38)]))[0]
-    assert found.verdict == verdict
-    assert found.ratio.value == pytest.approx(factor, rel=0.002)
+    assert (found.verdict, found.ratio.value) == (verdict, pytest.approx(factor, rel=0.002))
     assert found.ratio.low < found.ratio.value < found.ratio.high
     assert found.ratio.confidence == found.expected.confidence == found.achieved.confidence == 0.95
 
@@ -135,8 +134,7 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
 
     def grown(run):
         *steps, last = run.steps
-        more = last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes})
-        return replace(run, steps=(*steps, more))
+        return replace(run, steps=(*steps, last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes})))
 
     assert gpu_drifts(grown)[2].verdict == "drift: more than in the trial"
 
@@ -146,8 +144,7 @@ def test_memory_is_held_against_the_trial_of_the_same_rows_and_recipe():
 
     memory = gpu_drifts(trials=tuple(map(dense, example_inputs(320)[0][0].trials)))[2]
     assert (memory.expected, memory.verdict) == (None, "no expected value")
-    on_cpu = drifts(small_profile(), run_of([5.0] * 10))[2]
-    assert on_cpu.verdict.startswith("not comparable on a CPU")
+    assert drifts(small_profile(), run_of([5.0] * 10))[2].verdict.startswith("not comparable on a CPU")
 
 
 def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_since_is_no_drift():

@@ -25,8 +25,7 @@ EXAMPLE = example_profile()
 
 
 def probed_again(**train):
-    data = EXAMPLE.train.data.model_copy(update={"num_workers": 0})
-    probed = but(EXAMPLE, train={"data": data} | train)
+    probed = but(EXAMPLE, train={"data": EXAMPLE.train.data.model_copy(update={"num_workers": 0})} | train)
     return probed.model_copy(update={"evidence": Evidence(probe=EXAMPLE.evidence.probe)})
 
 
@@ -37,8 +36,7 @@ def path(here):
 
 def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(path):
     kept = store.keep_workers(probed_again(), path)
-    assert kept.train.data.num_workers == 1
-    assert kept.evidence.workers == EXAMPLE.evidence.workers
+    assert (kept.train.data.num_workers, kept.evidence.workers) == (1, EXAMPLE.evidence.workers)
     assert store.write_profile(path, kept) is None
     swept = add_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
     path.write_text(profile_to_toml(swept))
@@ -77,10 +75,8 @@ def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_a
     found = swept_to(3, adopted=adopted)
     profile = add_workers(add_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
     names = ("num_workers", "prefetch_factor", "pin_memory")
-    written = EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
-    assert profile.train.data == written
-    assert profile.evidence.workers == found
-    assert profile.evidence.probe == EXAMPLE.evidence.probe
+    assert profile.train.data == EXAMPLE.train.data.model_copy(update=dict(zip(names, loader, strict=True)))
+    assert (profile.evidence.workers, profile.evidence.probe) == (found, EXAMPLE.evidence.probe)
     assert profile.provenance.commands == ["probe", "workers"]
 
 
@@ -105,8 +101,7 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
     assert (finished, corrupt, check.found) == ((), 0, "no trials")
     trial_log, newest = TrialLog(tmp_path / "p" / "trials", "w"), "2026-01-02T00:00:00+00:00"
     mine = (*records_of_example(), record(time_utc=newest, key="newest"))
-    theirs = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
-    for one in (*mine, theirs):
+    for one in (*mine, record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")):
         trial_log.append(one.model_dump(mode="json"))
     found = add_workers(EXAMPLE, swept_to(3), SimpleNamespace(trial_log=trial_log)).provenance
     assert found.trial_log_until_utc == newest
@@ -150,8 +145,7 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
 def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(of_gpu, changes, cuda, found, field):
     verified = of_gpu(replace(H200, **changes), cuda=cuda)
     assert [(one.found, one.field) for one in verified.checks if one.found != "same"] == [(found, field)] * bool(field)
-    refused = pytest.raises(ProfileRejected, match=field) if found == "error" else contextlib.nullcontext()
-    with refused:
+    with pytest.raises(ProfileRejected, match=field) if found == "error" else contextlib.nullcontext():
         verified.raise_if_bad("p.toml")
 
 

@@ -27,30 +27,27 @@ SHORT, LONG = (record(config={"seq_length_tokens": tokens}) for tokens in (128, 
 UNSAID = record("links", outcome={"kind": "crashed", "detail": ""})
 
 
-@pytest.mark.parametrize(
-    ("mine", "others", "of", "seq_length_tokens"),
-    [
-        *(
-            ([MINE], [record(site="there", **where)], FINGERPRINT, None)
-            for where in ({"model_sha256": "other"}, {"dataset_hash": "other"}, {"cpu_model": "Another"},
-                          {"gpu_name": "H100"})
-        ),
-        ([MINE, record(site="there", torch="2.14.0"), record(allotted_cpus=1)], [], FINGERPRINT, None),
-        ([LONG, UNSAID], [SHORT], FINGERPRINT, 512),  # sequences of another length are another tuning
-        ([LONG, SHORT, UNSAID], [], FINGERPRINT, None),
-        # A GPU's steps may be replayed on a processor.
-        ([record(gpu_name="H100", gpu_count=2), record(site="cpu", cpu_model="Any")], [], OF_GPU, None),
-        ([], [record(gpu_name="A100")], OF_GPU, None),
-        # Old trials are known by their settings, and those without any by their neighbours.
-        (
-            [KNOWN_OLD, OLD],
-            [record(old=True, site="there", config={"data": {"dataset_hash": "e"}}),
-             record("step", old=True, site="there"),
-             record(old=True, site="elsewhere", config={"model": {"name": "tiny", "config": {}}})],
-            FINGERPRINT, None,
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mine", "others", "of", "seq_length_tokens"), [
+    *(
+        ([MINE], [record(site="there", **where)], FINGERPRINT, None)
+        for where in ({"model_sha256": "other"}, {"dataset_hash": "other"}, {"cpu_model": "Another"},
+                      {"gpu_name": "H100"})
+    ),
+    ([MINE, record(site="there", torch="2.14.0"), record(allotted_cpus=1)], [], FINGERPRINT, None),
+    ([LONG, UNSAID], [SHORT], FINGERPRINT, 512),  # sequences of another length are another tuning
+    ([LONG, SHORT, UNSAID], [], FINGERPRINT, None),
+    # A GPU's steps may be replayed on a processor.
+    ([record(gpu_name="H100", gpu_count=2), record(site="cpu", cpu_model="Any")], [], OF_GPU, None),
+    ([], [record(gpu_name="A100")], OF_GPU, None),
+    # Old trials are known by their settings, and those without any by their neighbours.
+    (
+        [KNOWN_OLD, OLD],
+        [record(old=True, site="there", config={"data": {"dataset_hash": "e"}}),
+         record("step", old=True, site="there"),
+         record(old=True, site="elsewhere", config={"model": {"name": "tiny", "config": {}}})],
+        FINGERPRINT, None,
+    ),
+])  # fmt: skip
 def test_trials_of_this_model_dataset_and_device_are_the_profiles(mine, others, of, seq_length_tokens):
     assert own_records([*mine, *others], of, seq_length_tokens) == tuple(mine)
 
@@ -60,8 +57,7 @@ def test_a_trial_that_was_lost_changed_or_put_in_shows_and_the_order_does_not(re
     assert trial_log_sha256(records) == trial_log_sha256(EXAMPLE)
     one = EXAMPLE[index]
     instead = {"lost": (), "changed": (one.model_copy(update={"seconds": 2.0}),), "twice": (one, one)}[how]
-    found = check_trial_log(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :]))
-    assert found.found == "differs"
+    assert check_trial_log(_resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :])).found == "differs"
 
 
 def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
@@ -116,16 +112,12 @@ CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 
 
 @pytest.mark.parametrize(("change", "severity", "replayed"), [
-    ({}, None, None),
-    ({"dataset_hash": "other"}, "error", "error"),
-    ({"model_sha256": "other"}, "error", "error"),
-    ({"torch": "2.14.0"}, "warning", "warning"),
-    ({"python": "3.12.0"}, "info", "info"),
+    ({}, None, None), ({"dataset_hash": "other"}, "error", "error"), ({"model_sha256": "other"}, "error", "error"),
+    ({"torch": "2.14.0"}, "warning", "warning"), ({"python": "3.12.0"}, "info", "info"),
     ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
     ({"gpu_total_bytes": 101}, "info", None),
     # Where a step is replayed the GPU does not matter; CPU and disk must be the same.
-    ({"device": "cuda"}, "error", None),
-    ({"cpu_model": "Another CPU"}, "warning", "error"),
+    ({"device": "cuda"}, "error", None), ({"cpu_model": "Another CPU"}, "warning", "error"),
     ({"data_filesystem": "lustre"}, "warning", "error"),
 ])  # fmt: skip
 def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, replayed):
@@ -142,5 +134,4 @@ def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_mat
     }  # fmt: skip
     assert compare(FINGERPRINT.model_copy(update=gpu_model), FINGERPRINT, replayed=True) == ()
     other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
-    found = compare(FINGERPRINT, other, replayed=replayed)
-    assert [check.field for check in found] == [worst, "torch", "python"]
+    assert [check.field for check in compare(FINGERPRINT, other, replayed=replayed)] == [worst, "torch", "python"]

@@ -33,8 +33,7 @@ def test_a_misspelt_or_missing_key_anywhere_is_refused_with_the_nearest(old, new
 
 
 def test_the_train_table_is_short_and_holds_what_was_decided_even_where_it_is_the_default():
-    profile = but(example_profile(), train={"data": DataSettings(num_workers=0)})
-    train = tomllib.loads(profile_to_toml(profile))["train"]
+    train = tomllib.loads(profile_to_toml(but(example_profile(), train={"data": DataSettings(num_workers=0)})))["train"]
     assert {"micro_batch_size", "global_batch_size", "precision", "device"} <= set(train)
     assert train["data"]["num_workers"] == 0
     assert "weight_decay" not in train
@@ -57,8 +56,7 @@ A, B = "a" * 64, "b" * 64
 ])  # fmt: skip
 def test_a_verdict_counts_for_just_the_content_it_was_given_on(given, state):
     said = {"by": "reviewer", "time_utc": "2026-01-01T00:00:00Z"}
-    review = given and ApprovalRecord(profile_sha256=given[0], decision=given[1], **said)
-    assert approval_of(review, A).state == state
+    assert approval_of(given and ApprovalRecord(profile_sha256=given[0], decision=given[1], **said), A).state == state
 
 
 @pytest.mark.parametrize("value", [float("nan"), object()])

@@ -114,7 +114,6 @@ def _point(rows: int) -> CurvePoint:
 
 def _workers(note: str) -> WorkersEvidence:
     ceiling = 2 * PER_RANK_TOKENS / FILL
-    ratios = {0: 0.41, 1: 0.62, 2: 0.93, 3: 0.995, 4: 0.997, 8: 0.991}
     rows = [
         WorkersRow(
             num_workers=count, padded_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
@@ -127,7 +126,7 @@ def _workers(note: str) -> WorkersEvidence:
                 gpm_tensor_share=0.44 * ratio, gpm_dram_share=0.52 * ratio, gpm_pcie_rx_bytes_per_s=9e6,
             ),
         )
-        for count, ratio in ratios.items()
+        for count, ratio in {0: 0.41, 1: 0.62, 2: 0.93, 3: 0.995, 4: 0.997, 8: 0.991}.items()
     ]  # fmt: skip
     return WorkersEvidence(
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
@@ -144,9 +143,7 @@ def _network(note: str) -> NetworkEvidence:
             scope="within nodes", members=2, latency_s=9e-6, latency_s_low=8e-6, latency_s_high=1.1e-5,
             bytes_per_s=245e9, bytes_per_s_low=238e9, bytes_per_s_high=251e9, worst_error_share=0.04,
         ),
-        LinkEvidence(
-            scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, worst_error_share=0.06,
-        ),
+        LinkEvidence(scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, worst_error_share=0.06),
     ]  # fmt: skip
     gradient_syncs = [
         GradientSyncRow(
@@ -163,27 +160,25 @@ def _network(note: str) -> NetworkEvidence:
     scaling += [_scaling(nodes, measured=True, note=note) for nodes in (1, 2)]
     return NetworkEvidence(
         nodes=2, ranks_per_node=RANKS, backend="nccl", interface=f"eth0{note}", interface_bytes_per_s=3_125_000_000,
-        transport=f"NET/Socket{note}", links=links, all_reduce_factor=1.07,
-        warnings=[f"rank 3 multiplies 4% slower than the others{note}"], matmul_flops_per_s=[6.4e14] * 3 + [6.1e14],
-        default_micro_batch_size=64,
+        transport=f"NET/Socket{note}", links=links, all_reduce_factor=1.07, matmul_flops_per_s=[6.4e14] * 3 + [6.1e14],
+        warnings=[f"rank 3 multiplies 4% slower than the others{note}"], default_micro_batch_size=64,
         compute=ComputeEvidence(
             micro_batch_size=64, micro_batch_s=0.19, fixed_s=0.004, optimizer_step_s=0.006, forward_share=0.34,
-            jitter_share=0.007,
-            slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
+            jitter_share=0.007, slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648],
+            gradient_ready_shares=[0.2, 1.0],
         ),
         gradient_syncs=gradient_syncs, scaling=scaling, useful_nodes=16,
-        levers=[f"a global batch of 2 Mi tokens{note}"],
-        choice=f"bf16 gradients win 14.6% (13.1% to 16.0%){note}", equal_loss=f"within 0.1 sigma over 200 steps{note}",
-        windows=44, seconds=655.0,
+        levers=[f"a global batch of 2 Mi tokens{note}"], choice=f"bf16 gradients win 14.6% (13.1% to 16.0%){note}",
+        equal_loss=f"within 0.1 sigma over 200 steps{note}", windows=44, seconds=655.0,
     )  # fmt: skip
 
 
 def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
     efficiency = 1 / (1 + 0.0065 * (nodes - 1)) * (0.985 if measured and nodes > 1 else 1.0)
     return ScalingRow(
-        nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, gradient_accumulation_steps=max(1,
-        16 // nodes),
-        micro_batch_size=64, step_s=3.06 / nodes / efficiency, tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
+        nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batch_size=64,
+        gradient_accumulation_steps=max(1, 16 // nodes), step_s=3.06 / nodes / efficiency,
+        tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
         efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
         measured=measured,
@@ -199,8 +194,7 @@ def _baseline(note: str) -> BaselineEvidence:
     }
     rows = [
         RecipeRow(
-            name=name,
-            differences=[SettingDifference(key=key, theirs=a, tuned=b) for key, a, b in different[name]],
+            name=name, differences=[SettingDifference(key=key, theirs=a, tuned=b) for key, a, b in different[name]],
             tokens_per_s=[2 * PER_RANK_TOKENS * 0.995 * share * scale for scale in (0.994, 1.0, 1.003, 0.998)],
             speedup=1 / share, speedup_low=0.988 / share, speedup_high=1.015 / share, data_wait_share=0.003,
             outcome=f"ran{note}",
@@ -323,8 +317,7 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
         device="cuda", peak_flops_per_s=PEAK_FLOPS, versions={"torch": f"2.13.0{note}"},
     )  # fmt: skip
     end = end_of(reason=f"finished{note}", steps=steps, seconds=1250.0)
-    evaluated = evaluation_of(steps)
-    told = {"evaluations": (evaluated,), "events": events, "startup": startup_of(), "end": end}
+    told = {"evaluations": (evaluation_of(steps),), "events": events, "startup": startup_of(), "end": end}
     return Run(directory=directory, header=header, steps=rows, **told)
 
 

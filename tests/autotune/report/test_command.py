@@ -53,8 +53,7 @@ def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_ex
     profile.write_text(profile_to_toml(read_profile(profile).profile.model_copy(update={"evidence": Evidence()})))
     for number, name in enumerate(("a.html", "a.md", "a.json", "a", "v1.2")):
         stem = "v1.2" if name == "v1.2" else "a"
-        said = says("report", profile, "--out", f"r{number}/{name}")
-        assert said.startswith(f"report: r{number}/{stem}.html\n")
+        assert says("report", profile, "--out", f"r{number}/{name}").startswith(f"report: r{number}/{stem}.html\n")
         names = sorted(path.name for path in (here / f"r{number}").iterdir())
         assert names == [f"{stem}.html", f"{stem}.json", f"{stem}.md"]
 
@@ -88,8 +87,7 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
     assert "Trials (none in the trial log)" in built(profile, "--reports", "nowhere")[1]
     trial_log = next((reports / profile.stem / "trials").glob("*.jsonl"))
     trial_log.write_text(trial_log.read_text()[:-40])
-    said = "Unreadable lines of the trial log, ignored: 1."
-    assert said in built(profile, "--reports", reports)[1]
+    assert "Unreadable lines of the trial log, ignored: 1." in built(profile, "--reports", reports)[1]
 
 
 def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(full_example, says):
@@ -97,8 +95,7 @@ def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_nam
     _change(directory / "run.json", '"schema_version": 5', '"schema_version": 4')
     assert "schema_version" in says("report", profile, "--run", directory, code=3)
     _change(profile, "seconds = 96.0", "seconds = inf")
-    said = "evidence.baseline.seconds = inf: the number must be finite"
-    assert said in says("report", profile, code=3)
+    assert "evidence.baseline.seconds = inf: the number must be finite" in says("report", profile, code=3)
 
 
 REVIEW = ["profile", "approve", "p.toml"]

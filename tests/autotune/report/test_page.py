@@ -50,8 +50,7 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_a
     assert "Network" in titles
     assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1  # each once; another is the approval
     assert all(one.commands for one in listed.blocks)
-    trials = dict(of_kind(document, Pairs)[0].pairs)["Trials"][0]
-    assert trials.endswith(f"Not measured: {', '.join(titles).lower()}.")
+    assert dict(of_kind(document, Pairs)[0].pairs)["Trials"][0].endswith(f"Not measured: {', '.join(titles).lower()}.")
 
 
 def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
@@ -110,8 +109,7 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     )
     profile = but(example_profile("d"), evidence={"baseline": baseline, "workers": workers})
     one = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
-    document = report_document((one,), (reported_run(profile_path=one.path),))
-    assert report_markdown(document)
+    assert report_markdown(report_document((one,), (reported_run(profile_path=one.path),)))
     json.dumps(report_facts((one,), ()), allow_nan=False)
 
 

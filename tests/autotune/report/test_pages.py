@@ -119,8 +119,7 @@ def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     inert(page)
     assert markdown_tables(markdown) == page.tables
     assert len(page.tables) > 20
-    titles = re.findall(r"(?m)^#+ (.*)$", markdown)
-    assert len(titles) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
+    assert len(re.findall(r"(?m)^#+ (.*)$", markdown)) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
 
 
 def test_json_holds_the_numbers_behind_what_is_shown(three):
@@ -133,14 +132,12 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert f"{one['dataset']['train_samples']:,}" in shown
     assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
     assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071
-    assert len(one["trials"]) == 12
-    assert one["profile"]["evidence"]["probe"]["feasible_max"] == 307
+    assert (len(one["trials"]), one["profile"]["evidence"]["probe"]["feasible_max"]) == (12, 307)
     run = facts["runs"][0]
     drifts = ["non-padding tokens/s", "MFU", "peak memory"]
     assert [drift["quantity"] for drift in run["expected_and_achieved"]] == drifts
     assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in shown
-    assert len(run["events"]) == 20
-    assert run["earlier_events"] == 10
+    assert (len(run["events"]), run["earlier_events"]) == (20, 10)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
@@ -199,5 +196,4 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
 ])  # fmt: skip
 def test_the_report_says_what_the_ledger_says(found, words):
     check = {"found": "same", "trials": 8, "added": 0, "others": 0, "unfounded": ()} | found
-    document = report_document((reported(trial_log=TrialLogCheck(**check)),), ())
-    assert words in Page(report_html(document)).text
+    assert words in Page(report_html(report_document((reported(trial_log=TrialLogCheck(**check)),), ()))).text

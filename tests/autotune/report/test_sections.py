@@ -61,8 +61,7 @@ def test_a_default_global_batch_is_said_to_be_one(tokens):
 
 def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
     changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_micro_batch_sizes": [1, 2]}
-    probe = example_profile().evidence.probe.model_copy(update=changes)
-    profile = but(example_profile(), evidence={"probe": probe})
+    profile = but(example_profile(), evidence={"probe": example_profile().evidence.probe.model_copy(update=changes)})
     text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
     for told in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in told

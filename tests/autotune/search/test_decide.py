@@ -120,8 +120,7 @@ def test_expected_improvement_is_never_negative_and_the_less_the_higher_the_bar(
 def test_expected_improvement_is_that_of_a_normal_distribution():
     rng = np.random.default_rng(0)
     found = Posterior(mean=np.array([0.1, -0.2]), covariance=np.diag([0.04, 0.25]), noise_sigma=0.01)
-    drawn = rng.normal(found.mean, found.sigma, size=(400_000, 2))
-    expected = np.maximum(drawn - 0.15, 0).mean(axis=0)
+    expected = np.maximum(rng.normal(found.mean, found.sigma, size=(400_000, 2)) - 0.15, 0).mean(axis=0)
     assert expected_improvement(found, 0.15) == pytest.approx(expected, rel=0.02)
 
 

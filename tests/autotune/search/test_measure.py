@@ -61,8 +61,7 @@ LANDSCAPES = {
 def test_what_it_takes_has_97_per_cent_of_the_best_after_a_third_of_the_cells(tmp_path, name, seed):
     rate = LANDSCAPES[name]
     search, found = explored(tmp_path, rate, seed=seed, cells=CELLS)
-    best = max(worth(rate, cell) for cell in CELLS)
-    assert worth(rate, taken(search, found)) >= 0.97 * best
+    assert worth(rate, taken(search, found)) >= 0.97 * max(worth(rate, cell) for cell in CELLS)
     assert len(search.known.tried) - 1 <= 0.35 * len(CELLS)
 
 
@@ -156,8 +155,7 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
             refused[kind] = cell.micro_batch_size
     assert refused
     assert {one.outcome for cell, one in search.known.tried.items() if too_large(cell)} == {"out of memory"}
-    best = max(worth(rate, cell) for cell in FEW if not too_large(cell))
-    assert worth(rate, taken(search, found)) >= 0.97 * best
+    assert worth(rate, taken(search, found)) >= 0.97 * max(worth(rate, cell) for cell in FEW if not too_large(cell))
 
 
 def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
@@ -202,14 +200,12 @@ def test_with_predicted_speeds_fewer_trials_find_the_best_and_wrong_ones_cost_a_
 def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
     rate = LANDSCAPES["padded in bf16"]
     search, found = explored(tmp_path, rate, failing=fails(lambda knobs: knobs.compile), cells=CELLS)
-    crashed = [cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]
-    assert 2 <= len(crashed) <= 6
+    assert 2 <= len([cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]) <= 6
     assert not any(cell.compile for cell in search.known.cells)
     told = evidence(search, found).left_out
     assert told[0] == "attention: varlen requires a GPU"
     assert "compile true: 2 configurations failed, and none completed" in told
-    best = max(worth(rate, cell) for cell in CELLS if not cell.compile)
-    assert worth(rate, taken(search, found)) >= 0.97 * best
+    assert worth(rate, taken(search, found)) >= 0.97 * max(worth(rate, cell) for cell in CELLS if not cell.compile)
 
 
 def test_two_values_that_crash_only_together_keep_each_other_alive_and_the_same_precision_needs_no_check(tmp_path):
@@ -347,23 +343,29 @@ def test_another_precision_is_taken_where_it_learns_the_same_and_the_evidence_co
     assert own.windows == sum(knobs_of(one.trial) == UNEXPLORED for one in search.runner.finished) - 1
 
 
-def test_float8_is_tried_only_in_compiled_bf16_and_taken_only_if_it_learns_the_same(tmp_path):
-    levels = {"precision": ("fp32", "bf16"), "compile": (False, True), "float8": ("none", "rowwise")}
-    cells = knob_space(UNEXPLORED, levels, GLOBAL_ROWS, 1, lambda knobs: 8)
-    assert {(one.precision, one.compile) for one in cells if one.float8 == "rowwise"} == {("bf16", True)}
-    rate = additive({"rowwise": 2.0, "bf16": 1.2})
-    for learns, taken_one in ((1.0, "rowwise"), (0.5, "none")):
+FLOAT8 = {"compile": (False, True), "float8": ("none", "rowwise")}
 
-        def loss(name, step, learns=learns):
-            return 3.0 - 0.01 * step * (learns if "float8" in name else 1.0)
 
-        search, found = explored(tmp_path / taken_one, rate, cells=cells, loss=loss)
-        assert (found.adopted, found.candidate.float8, found.candidate.precision) == (True, taken_one, "bf16")
-        assert "with bf16, rowwise float8 and" in found.equal_loss
-        assert [(one["float8"], one["compile"]) for one in checks_of(search)][:2] == [
-            ("none", False),
-            ("rowwise", True),
-        ]
+@pytest.mark.parametrize(("knob", "levels", "checks", "said"), [
+    ("float8", FLOAT8, [("none", False), ("rowwise", True)], "with bf16, rowwise float8 and"),
+    ("attention", {"attention": ("auto", "fa3")}, [("auto", False), ("fa3", False)], ""),
+])  # fmt: skip
+@pytest.mark.parametrize("learns", [1.0, 0.5])
+def test_float8_and_flash_attention_3_are_tried_only_in_bf16_and_taken_only_if_they_learn_the_same(
+    tmp_path, knob, levels, checks, said, learns
+):
+    (usual, _), (value, compiled) = checks
+    cells = knob_space(UNEXPLORED, {"precision": ("fp32", "bf16")} | levels, GLOBAL_ROWS, 1, lambda knobs: 8)
+    assert {(one.precision, one.compile) for one in cells if getattr(one, knob) == value} == {("bf16", compiled)}
+
+    def loss(name, step):
+        return 3.0 - 0.01 * step * (learns if value in name else 1.0)
+
+    search, found = explored(tmp_path, additive({value: 2.0, "bf16": 1.2}), cells=cells, loss=loss)
+    chosen = value if learns == 1.0 else usual
+    assert (found.adopted, getattr(found.candidate, knob), found.candidate.precision) == (True, chosen, "bf16")
+    assert said in found.equal_loss
+    assert [(one[knob], one["compile"]) for one in checks_of(search)][:2] == checks
 
 
 @pytest.mark.parametrize(("changes", "said", "checks"), [
@@ -379,20 +381,6 @@ def test_another_precision_that_learns_less_or_nothing_known_is_not_taken_howeve
     kept = evidence(search, found)
     assert (kept.adopted, kept.chosen) == (False, kept.starting)
     assert f"is faster, but was rejected: {found.equal_loss}" in kept.choice
-
-
-@pytest.mark.parametrize(("learns", "taken_one"), [(1.0, "fa3"), (0.5, "auto")])
-def test_flash_attention_3_is_tried_only_in_bf16_and_taken_only_if_it_learns_the_same(tmp_path, learns, taken_one):
-    levels = {"precision": ("fp32", "bf16"), "attention": ("auto", "fa3")}
-    cells = knob_space(UNEXPLORED, levels, GLOBAL_ROWS, 1, lambda knobs: 8)
-    assert {one.precision for one in cells if one.attention == "fa3"} == {"bf16"}
-
-    def loss(name, step):
-        return 3.0 - 0.01 * step * (learns if "fa3" in name else 1.0)
-
-    search, found = explored(tmp_path, additive({"fa3": 2.0, "bf16": 1.2}), cells=cells, loss=loss)
-    assert (found.adopted, found.candidate.attention, found.candidate.precision) == (True, taken_one, "bf16")
-    assert [one["attention"] for one in checks_of(search)][:2] == ["auto", "fa3"]
 
 
 def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):

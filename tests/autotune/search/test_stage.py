@@ -119,10 +119,9 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
     ((nothing_wins,), (PROBED_ROWS, None), ""),
     ((BF16_WINS, 1), (PROBED_ROWS, 1), "was not verified to be faster"),
     ((BF16_WINS, 0), (PROBED_ROWS, None), "is faster, but was rejected: one sequence of"),
-    (  # with headroom 32 rows, so that two micro-batches of 17 are chosen
-        (more_rows_win, PROBED_ROWS, "fp32"), (17, PROBED_ROWS),
-        "leaves the headroom free, which is the starting configuration",
-    ),
+    # With headroom 32 rows, so that two micro-batches of 17 are chosen.
+    ((more_rows_win, PROBED_ROWS, "fp32"), (17, PROBED_ROWS),
+     "leaves the headroom free, which is the starting configuration"),
 ])  # fmt: skip
 def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said(make, machine, rows, said):
     work = make(*machine)
@@ -152,10 +151,8 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
 @pytest.mark.parametrize(("train", "asked", "device", "compiler", "name", "values", "said"), [
     (TINY, {"precision": "fp32"}, "cpu", None, "precision", ("fp32",), "you set fp32"),
     (TINY, {"layout": "packed"}, "cpu", None, "layout", ("packed",), "you set packed"),
-    (
-        TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
-        "something-new cannot be packed",
-    ),
+    (TrainConfig(model=STRANGE, layout="padded"), {}, "cpu", None, "layout", ("padded", "bucketed"),
+     "something-new cannot be packed"),
     (TINY, {}, "cpu", None, "compile", (False,), "no compiler found (g++, c++, clang++)"),
     (TINY, {}, "cpu", "g++", "compile", (False, True), None),
     (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),

@@ -142,15 +142,12 @@ def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_bet
     assert found == pytest.approx([of_update + of_sequence * sequences for sequences in (2, 48, 12)])
 
 
-@pytest.mark.parametrize(
-    ("kernel", "seconds"),
-    [
-        (Kernel("copy", moved_bytes=10**9), 1e9 / (0.87 * 3.35e12) + 3e-6),
-        (Kernel("matmul", dtype="bf16", flops=1e12, moved_bytes=10**9), 1e12 / (0.87 * 989e12) + 1e9 / 6.7e12 + 4e-6),
-        (Kernel("attention", "varlen forward", "bf16", 1e12, 10**6, 200.0), 2e12 / (0.35 * 989e12) + 3e-6),
-        (Kernel("graph call"), 0.0),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "seconds"), [
+    (Kernel("copy", moved_bytes=10**9), 1e9 / (0.87 * 3.35e12) + 3e-6),
+    (Kernel("matmul", dtype="bf16", flops=1e12, moved_bytes=10**9), 1e12 / (0.87 * 989e12) + 1e9 / 6.7e12 + 4e-6),
+    (Kernel("attention", "varlen forward", "bf16", 1e12, 10**6, 200.0), 2e12 / (0.35 * 989e12) + 3e-6),
+    (Kernel("graph call"), 0.0),
+])  # fmt: skip
 def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
     assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
 
@@ -202,8 +199,7 @@ def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_pat
     assert known_rates("AMD EPYC", tmp_path) == rates
     assert {"cpu forward fp32", "cpu backward fp32"} <= set(rates.attention)
     assert rates.source == "measured on this machine, 2026-11-26"
-    work = work_of(device="cpu", precision="fp32")
-    assert math.isfinite(predict_speed(work, rates, config()).step_s.value)
+    assert math.isfinite(predict_speed(work_of(device="cpu", precision="fp32"), rates, config()).step_s.value)
     path.write_text(path.read_text().replace('"launch_s"', '"lunch_s"', 1))
     with pytest.raises(BadConfig, match="lunch_s"):
         known_rates("AMD EPYC", tmp_path)

@@ -23,8 +23,7 @@ def stages():
 
 
 def test_every_stage_has_its_line_with_what_it_came_to_or_does():
-    text = stages_text(stages(), seconds=71.0, left_s=100.0, width=120)
-    first, *lines = text.splitlines()
+    first, *lines = stages_text(stages(), seconds=71.0, left_s=100.0, width=120).splitlines()
     assert first == "tune: 3 of 5 phases, 1 min 11 s elapsed, about 1 min 40 s left"
     assert lines[0].split() == ["+", "probe", "bert-mini", "55.7", "s", "66", "sequences", "fit"]
     assert lines[1].endswith("3 of about 24: 1 worker, round 2")
@@ -36,8 +35,7 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
         lines = stages_text(stages(), seconds=71.0, left_s=100.0, width=narrow).splitlines()
         assert len(lines) == 7
         assert all(len(line) <= narrow for line in lines)
-    done = [one for one in stages() if one.over]
-    assert stages_text(done, seconds=71.0, left_s=100.0, width=120).startswith(
+    assert stages_text([one for one in stages() if one.over], seconds=71.0, left_s=100.0, width=120).startswith(
         "tune: 3 of 3 phases, 1 min 11 s elapsed\n"
     )
     assert stage_words(Stage(name="probe", model="m", status="running", note="m: 8 rows")) == "8 rows"
@@ -54,26 +52,22 @@ def keeps_up(rate, label, *, cached=False, **more):
     return finished("training", {"cached": cached} | more, figures, label)
 
 
-@pytest.mark.parametrize(
-    ("trials", "words"),
-    [
-        ([], ""),
-        ([finished("step", {}, None, "8 sequences")], ""),
-        # Batches from memory are no choice of loader workers.
-        (
-            [keeps_up(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
-             keeps_up(4000, "1 loader workers, round 1 (at most 9 s left)")],
-            "4,000 tokens/s (1 loader workers, round 1)",
-        ),
-        # Explored settings are named; the check of the loss is none of them.
-        (
-            [keeps_up(4000, "8 packed sequences, fp32 (short window)", cached=True),
-             keeps_up(4400, "16 packed sequences, bf16 (round 2)", cached=True),
-             keeps_up(9000, "equal loss, bf16", cached=True, losses=True)],
-            "4,400 tokens/s (16 packed sequences, bf16)",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("trials", "words"), [
+    ([], ""), ([finished("step", {}, None, "8 sequences")], ""),
+    # Batches from memory are no choice of loader workers.
+    (
+        [keeps_up(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
+         keeps_up(4000, "1 loader workers, round 1 (at most 9 s left)")],
+        "4,000 tokens/s (1 loader workers, round 1)",
+    ),
+    # Explored settings are named; the check of the loss is none of them.
+    (
+        [keeps_up(4000, "8 packed sequences, fp32 (short window)", cached=True),
+         keeps_up(4400, "16 packed sequences, bf16 (round 2)", cached=True),
+         keeps_up(9000, "equal loss, bf16", cached=True, losses=True)],
+        "4,400 tokens/s (16 packed sequences, bf16)",
+    ),
+])  # fmt: skip
 def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
     assert best_words(trials) == words
 
@@ -97,8 +91,7 @@ def worth(profile):
 
 
 def test_each_model_has_its_row_and_what_is_next_stands_last():
-    text = tuning_text(result(), [worth(example_profile())])
-    head, row, _, note, *rest = text.splitlines()
+    head, row, _, note, *rest = tuning_text(result(), [worth(example_profile())]).splitlines()
     assert head.split() == [
         "model",
         *["max", "micro-batch", "batch", "workers", "tokens/s", "vs", "defaults", "vs", "paper"],

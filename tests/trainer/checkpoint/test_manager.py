@@ -171,8 +171,7 @@ def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest
         manager.at_step = None
         manager.restore(*good)
         assert torch.equal(weight, before)
-        assert (manager.newest, manager.at_step) == (newest, 4)
-        assert manager.has_saved(4) == (manager is own)
+        assert (manager.newest, manager.at_step, manager.has_saved(4)) == (newest, 4, manager is own)
 
 
 @pytest.mark.parametrize(

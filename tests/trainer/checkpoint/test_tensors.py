@@ -47,8 +47,7 @@ def share(one, rank, parts):
     if parts == 1 or not one.shape:
         return [one] if rank == 0 else []
     rows = -(-one.shape[0] // parts)
-    local = one.local[rank * rows : (rank + 1) * rows]
-    return [replace(one, local=local, begin=min(one.shape[0], rank * rows))]
+    return [replace(one, local=one.local[rank * rows : (rank + 1) * rows], begin=min(one.shape[0], rank * rows))]
 
 
 def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, batches, tmp_path):
@@ -66,8 +65,7 @@ def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, ba
 def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
     dataset, batches, tmp_path, steps, parts, precision
 ):
-    config = config_of(precision=precision)
-    training, saved = (trained(dataset, batches[:steps], config) for _ in range(2))
+    training, saved = (trained(dataset, batches[:steps], config_of(precision=precision)) for _ in range(2))
     make_state(saved)  # which changes nothing, also before the first step
     other = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
     assert not same(state_of_training(other), state_of_training(saved))

@@ -63,8 +63,7 @@ def profile(tmp_path) -> Path:
 
 def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_default(profile):
     resolved = resolve(profile, assignments=["train.micro_batch_size=7"], environment={})
-    assert resolved.config.micro_batch_size == 7
-    assert resolved.sources["train.micro_batch_size"] == "command line"
+    assert (resolved.config.micro_batch_size, resolved.sources["train.micro_batch_size"]) == (7, "command line")
     assert resolved.sources["train.learning_rate"] == "profile"
     assert resolved.sources["train.max_steps"] == "default"
     assert {"train.data.num_workers", "train.parallel.strategy", "train.model.config"} <= set(resolved.sources)

@@ -79,8 +79,7 @@ def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)  # the default since Python 3.14
     try:
-        loader = make_loader(Unsendable(dataset, config, plan), config, plans)
-        assert len(list(islice(loader, 2))) == 2
+        assert len(list(islice(make_loader(Unsendable(dataset, config, plan), config, plans), 2))) == 2
     finally:
         multiprocessing.set_start_method(before, force=True)
 
@@ -88,8 +87,7 @@ def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
 def test_rows_that_a_rank_lacks_are_empty_and_weigh_nothing(make_dataset):
     dataset = TokenDataset.open(make_dataset([[50] * 5]))
     (batch,) = batches(dataset, _config(global_batch_size=3), 1, world=2, rank=1)
-    assert batch.ids_BS.shape[0] == 2
-    assert batch.non_padding_tokens == 7
+    assert (batch.ids_BS.shape[0], batch.non_padding_tokens) == (2, 7)
     assert (batch.labels_BS()[1] == IGNORED_LABEL).all()
     assert batch.attention_BS().sum(dim=1).tolist() == [7, 1]
     first, second = batches(dataset, _config(global_batch_size=1, max_epochs=1), 2)  # of no row at all
@@ -114,8 +112,7 @@ def test_bounded_memory_whatever_was_visited(dataset, layout):
     # What a batch needs is freed with it: the most that is held at once does not grow with what was read.
     config = _config(layout=layout, seq_length_tokens=64)
     plan = make_plan(config, len(dataset), 1)
-    plans = micro_batch_plans(dataset, config, plan, 0)
-    loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
+    loader = make_loader(MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0))
     tracemalloc.start()
     peaks = []
     for batches_read in (600, 2400):
@@ -176,8 +173,7 @@ def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_pr
     again.compare_first()
     assert again.position == position
     assert [content(batch) for batch in first] == after[0][0]
-    assert steps_of(again, 3) == after
-    assert again.position == whole.position
+    assert (steps_of(again, 3), again.position) == (after, whole.position)
 
 
 @pytest.mark.parametrize(("count", "rows"), [(400, 200), (4200, 4)])
@@ -232,19 +228,15 @@ def slow_loader(monkeypatch):
     return load()
 
 
-@pytest.mark.parametrize(
-    ("answers", "count", "came_s", "waited_s"),
-    [
-        (None, 1, CAME_S, SLOW_S), ([True], 1, CAME_S, SLOW_S), ([True] * 3, 3, CAME_S, 3 * SLOW_S),
-        ([False, False], 1, CAME_S, 0.0), ([False, True], 1, CAME_S, CAME_S - ENDED_S),
-        ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S), ([False, True], 1, ENDED_S - 0.001, 0.0),
-    ],
-    ids=[
-        "before the first step", "nothing to do", "nothing to do for any micro-batch", "always at work",
-        "ran dry until the batch came", "ran dry, and waited wholly for the next micro-batch",
-        "clocks that disagree by a little",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answers", "count", "came_s", "waited_s"), [
+    (None, 1, CAME_S, SLOW_S), ([True], 1, CAME_S, SLOW_S), ([True] * 3, 3, CAME_S, 3 * SLOW_S),
+    ([False, False], 1, CAME_S, 0.0), ([False, True], 1, CAME_S, CAME_S - ENDED_S),
+    ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S), ([False, True], 1, ENDED_S - 0.001, 0.0),
+], ids=[
+    "before the first step", "nothing to do", "nothing to do for any micro-batch", "always at work",
+    "ran dry until the batch came", "ran dry, and waited wholly for the next micro-batch",
+    "clocks that disagree by a little",
+])  # fmt: skip
 def test_the_wait_for_data_is_what_the_device_stood_still(slow_loader, answers, count, came_s, waited_s):
     """The device had come to the end of its work, or not, whenever it is asked."""
     wait = DataWait(lambda: DeviceEvent(came_s))

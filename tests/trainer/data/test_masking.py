@@ -45,8 +45,7 @@ def test_fifteen_per_cent_are_predicted_and_split_80_10_10_where_ordinary_words_
     assert _within(len(replaced), chosen.sum(), 0.1 * 994 / 995)
     assert not np.isin(replaced, RULE["special_ids"]).any()
     assert replaced.max() < RULE["vocab_size"]
-    counts = np.histogram(replaced, bins=5, range=(5, 1000))[0]
-    assert all(_within(count, len(replaced), 0.2) for count in counts)
+    assert all(_within(count, len(replaced), 0.2) for count in np.histogram(replaced, bins=5, range=(5, 1000))[0])
 
 
 def test_every_place_of_a_sample_is_as_likely_to_be_predicted_whatever_its_neighbours_are():

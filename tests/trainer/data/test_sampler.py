@@ -88,8 +88,7 @@ def test_bucketed_rows_of_a_step_are_those_of_padded_and_alike_in_each_micro_bat
 
 
 def test_packing_real_like_lengths_leaves_less_than_half_a_per_cent_empty():
-    lengths = np.minimum(np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000)), 5000).astype(np.int64)
-    index = Lengths(lengths)
+    index = Lengths(np.minimum(np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000)), 5000).astype(np.int64))
     plan = make_plan(index, seq_length_tokens=512, global_batch_size=64, max_epochs=None)
     found, _ = all_ranks(index, plan, 200)
     real = sum(int((part.tokens + 2).sum()) for step in found for part in step)
@@ -133,8 +132,7 @@ def test_only_the_current_block_of_each_lane_is_located_again():
 
     index = Counting(np.full(64 * batch_plan.MIN_BLOCK_SAMPLES, 62))
     plan = make_plan(index, global_batch_size=64)
-    far = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
-    next(iter(SequenceSampler(plan, index, 0, far)))
+    next(iter(SequenceSampler(plan, index, 0, Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes))))
     # The current block of each lane, and the one that is packed ahead.
     assert index.located <= 2 * plan.lanes * batch_plan.MIN_BLOCK_SAMPLES
 
@@ -221,8 +219,7 @@ def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_fa
 def test_where_each_index_lands_is_uniform():
     # Where index 0 of 16 lands over many seeds: chi-square with 15 degrees of freedom, wrong once in a million.
     landed = [int(batch_plan.permute(np.zeros(1, dtype=np.uint64), 16, seed, 0)[0]) for seed in range(3200)]
-    counts = np.bincount(landed, minlength=16)
-    assert ((counts - 200) ** 2 / 200).sum() < 60
+    assert ((np.bincount(landed, minlength=16) - 200) ** 2 / 200).sum() < 60
 
 
 @given(a=st.integers(0, 2**64 - 1), b=st.integers(0, 2**64 - 1))
@@ -272,8 +269,7 @@ def test_a_rank_among_many_packs_one_lane_only():
 
 
 def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
-    lengths = np.random.default_rng(0).integers(1, 400, 1024)
-    index = Lengths(lengths)
+    index = Lengths(np.random.default_rng(0).integers(1, 400, 1024))
     segments = batch_plan.lay_out(make_plan(index, seq_length_tokens=512), 0, 0, index)
     longest = np.zeros(int(segments.rows.max()) + 1)
     np.maximum.at(longest, segments.rows, segments.tokens)

@@ -124,8 +124,7 @@ def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
     assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (Action.WARN, 21, None)
     (event,) = events
     assert (event.kind, event.action, event.level, event.step) == ("spike", "warn", "warning", 21)
-    assert event.samples == [5, 7, 90, 91]
-    assert event.values["loss"] == 50.0
+    assert (event.samples, event.values["loss"]) == ([5, 7, 90, 91], 50.0)
     assert event.causes
     assert event.next_step
 

@@ -79,8 +79,7 @@ def nccl(code, last=""):
     (DistStoreError("wait timeout after 60000ms"), True, True), (RuntimeError("shapes differ"), False, False),
 ])  # fmt: skip
 def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_later):
-    assert lost_ranks(error, rehearsed=False) == lost_at_first
-    assert lost_ranks(error) == lost_later
+    assert (lost_ranks(error, rehearsed=False), lost_ranks(error)) == (lost_at_first, lost_later)
 
 
 @pytest.mark.parametrize(("error", "lost", "code", "reason", "advice"), [

@@ -76,8 +76,7 @@ def test_a_jump_back_is_a_spike_though_the_loss_was_as_high_not_long_before(seed
 
 def test_what_is_unusual_is_found_at_once_with_the_values_that_show_it():
     (spike,) = look(ready(), 101, 3.5)
-    assert spike.values["loss"] == 3.5
-    assert spike.values["median"] == pytest.approx(2.0, rel=0.02)
+    assert (spike.values["loss"], spike.values["median"]) == (3.5, pytest.approx(2.0, rel=0.02))
     assert spike.values["median"] < spike.values["limit"] < 3.5
     assert "the loss of step 101 is 3.5" in spike.message
     assert "train.learning_rate" in spike.next_step
@@ -155,8 +154,7 @@ def test_what_is_found_in_steps_after_a_hundred_usual_ones(changes, course, expe
 
 def test_a_lasting_change_becomes_usual_when_it_is_only_warned_of():
     health = ready(window_steps=32)
-    found = [(step, one.kind) for step in range(101, 141) for one in look(health, step, 3.5)]
-    assert found == [(101, Kind.SPIKE)]
+    assert [(step, one.kind) for step in range(101, 141) for one in look(health, step, 3.5)] == [(101, Kind.SPIKE)]
     assert health.calm
 
 
@@ -290,9 +288,8 @@ def test_a_loss_that_falls_as_a_power_of_time_neither_stands_still_nor_rises(see
     """What 2,000 steps gain at the end of it, 0.009, is a fifth of the noise."""
     scatter = random.Random(seed)
     losses = (1.4 + 9 * step**-0.3 + scatter.gauss(0, 0.05) for step in range(1, 30_001))
-    usual = HealthSettings().plateau_window_steps
     # A short window of spikes is of no use here, and faster.
-    assert plateau_findings(losses, window_steps=8, plateau_window_steps=usual) == []
+    assert plateau_findings(losses, window_steps=8, plateau_window_steps=HealthSettings().plateau_window_steps) == []
 
 
 def test_a_plateau_warns_with_both_medians_of_the_steps_that_were_taken():
@@ -346,8 +343,7 @@ def test_a_monitor_that_was_saved_goes_on_as_if_nothing_had_happened(before, aft
 
 @pytest.mark.parametrize("saved", [{}, {"unknown": 1}, {"loss": {}, "recovery": {"unknown": 2}, "plateau": {}}])
 def test_an_older_checkpoint_that_lacks_the_state_starts_it_afresh(saved):
-    health = HealthMonitor(HealthSettings(), CLIP, saved)
-    assert health.to_json() == monitor().to_json()
+    assert HealthMonitor(HealthSettings(), CLIP, saved).to_json() == monitor().to_json()
     rolled_back = ready()
     rolled_back.roll_back(saved, at_step=101, to_step=0)
     assert rolled_back.calm
@@ -356,7 +352,6 @@ def test_an_older_checkpoint_that_lacks_the_state_starts_it_afresh(saved):
 
 def test_shorter_windows_than_those_saved_keep_the_newest_values():
     saved = ready(on_spike="skip", window_steps=64, plateau_window_steps=400).to_json()
-    shorter = HealthSettings(on_spike="skip", window_steps=8, plateau_window_steps=20)
-    again = HealthMonitor(shorter, CLIP, saved)
+    again = HealthMonitor(HealthSettings(on_spike="skip", window_steps=8, plateau_window_steps=20), CLIP, saved)
     assert again.to_json()["loss"]["window"] == saved["loss"]["window"][-8:]
     assert look(again, 101) == []

@@ -201,8 +201,7 @@ def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reser
 
 
 def test_slurm_tells_the_end_of_a_job_in_the_environment_and_older_versions_are_asked(now, monkeypatch):
-    answers = [SimpleNamespace(stdout="  1:30\n"), OSError]
-    run = Mock(side_effect=answers)
+    run = Mock(side_effect=[SimpleNamespace(stdout="  1:30\n"), OSError])
     monkeypatch.setattr(watchdog.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(watchdog.subprocess, "run", run)
     assert [slurm_left_s({"SLURM_JOB_END_TIME": end}) for end in ("1000000560.0", "soon")] == [60, None]

@@ -185,8 +185,7 @@ def test_edges_divide_all_places_into_segments_no_longer_than_rows_and_empty_at_
         assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]
         assert len(edges) == max(segments, len(one.starts_N) + len(one.ids_BS)) + 1
         assert edges[: int((edges < edges[-1]).sum()) + 1].diff().all()
-        inside = {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()}
-        assert inside <= set(edges.tolist())
+        assert {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()} <= set(edges.tolist())
     assert not document_places(_nothing())[0].any()
 
 
@@ -265,10 +264,9 @@ def test_compiled_layers_compute_the_same_in_machine_code(dataset):
 
 
 @pytest.mark.usefixtures("aot_eager")
-@pytest.mark.parametrize(
-    ("family", "activation_checkpointing"),
-    [("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full"), ("esm", "full")],
-)
+@pytest.mark.parametrize(("family", "activation_checkpointing"), [
+    ("bert", "none"), ("modernbert", "none"), ("bert", "selective"), ("bert", "full"), ("esm", "full"),
+])  # fmt: skip
 def test_compiled_layers_compute_the_same_and_are_compiled_once(family, activation_checkpointing, dataset):
     _check_compiled(oracles.config_of(family, activation_checkpointing=activation_checkpointing), dataset)
 

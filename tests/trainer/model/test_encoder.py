@@ -32,16 +32,13 @@ def test_every_preset_builds_with_a_vocabulary_of_whole_tiles_and_about_the_size
     assert least < sum(parameter.numel() for parameter in model.parameters()) / 1e6 < most
 
 
-@pytest.mark.parametrize(
-    ("shape", "seq_length", "why"),
-    [
-        ({"model_type": "bert", "is_decoder": True}, 64, "not an encoder"),
-        ({"model_type": "bart"}, 64, "not an encoder"),
-        ({"model_type": "gpt2"}, 64, "no masked-LM model of type 'gpt2'"),
-        ({"model_type": "bertt"}, 64, "no masked-LM model of type 'bertt'"),
-        ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers rejects the config"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "seq_length", "why"), [
+    ({"model_type": "bert", "is_decoder": True}, 64, "not an encoder"),
+    ({"model_type": "bart"}, 64, "not an encoder"),
+    ({"model_type": "gpt2"}, 64, "no masked-LM model of type 'gpt2'"),
+    ({"model_type": "bertt"}, 64, "no masked-LM model of type 'bertt'"),
+    ({"model_type": "modernbert", "num_hidden_layers": "many"}, 64, "transformers rejects the config"),
+])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(shape, seq_length, why):
     with pytest.raises(BadConfig, match=why):
         _config(ModelSettings(name="x", config=shape), seq_length)
@@ -92,10 +89,9 @@ def test_a_profile_cannot_name_a_model_that_leads_elsewhere(name):
         ModelSettings(name=name, config={"model_type": "bert"})
 
 
-@pytest.mark.parametrize(
-    ("model_type", "unused"),
-    [("esm", {"contact_head"}), *((name, set()) for name in ("bert", "roberta", "distilbert", "electra", "mpnet"))],
-)
+@pytest.mark.parametrize(("model_type", "unused"), [
+    ("esm", {"contact_head"}), *((name, set()) for name in ("bert", "roberta", "distilbert", "electra", "mpnet")),
+])  # fmt: skip
 def test_an_encoder_builds_from_its_type_with_those_parameters_frozen_that_no_loss_depends_on(model_type, unused):
     model = build_model(_config(_small(model_type)), torch.device("cpu"))
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}

@@ -43,39 +43,32 @@ def test_the_table_lists_every_encoder_of_the_library_that_a_probe_proves():
     assert {name for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES if _can_be_packed(name)} == FAMILIES.keys()
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "found"),
-    [
-        ("bert", {}, Packing()),
-        ("roberta", {}, Packing(first_position=1)),
-        ("modernbert", {}, Packing()),
-        ("eurobert", {"num_key_value_heads": 2}, Packing()),
-        ("esm", {}, Packing(first_position=1, embeds_first=True)),
-        ("esm", {"position_embedding_type": "rotary", "token_dropout": True}, Packing(embeds_first=True)),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "changes", "found"), [
+    ("bert", {}, Packing()),
+    ("roberta", {}, Packing(first_position=1)),
+    ("modernbert", {}, Packing()),
+    ("eurobert", {"num_key_value_heads": 2}, Packing()),
+    ("esm", {}, Packing(first_position=1, embeds_first=True)),
+    ("esm", {"position_embedding_type": "rotary", "token_dropout": True}, Packing(embeds_first=True)),
+])  # fmt: skip
 def test_a_probe_finds_where_positions_begin_and_what_an_encoder_takes(model_type, changes, found):
     assert prove_packing(_config(model_type, **changes)) == found
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "reason"),
-    [
-        ("mpnet", {}, "other logits than each alone"),
-        ("convbert", {}, "influence each other"),
-        ("deberta", {}, "does not take the bounds of documents"),
-        ("big_bird", {}, "sparse in sequences longer"),
-        ("reformer", {}, "cannot be computed"),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "changes", "reason"), [
+    ("mpnet", {}, "other logits than each alone"),
+    ("convbert", {}, "influence each other"),
+    ("deberta", {}, "does not take the bounds of documents"),
+    ("big_bird", {}, "sparse in sequences longer"),
+    ("reformer", {}, "cannot be computed"),
+])  # fmt: skip
 def test_an_encoder_that_cannot_be_packed_is_found_with_the_reason(model_type, changes, reason):
     assert reason in prove_packing(_config(model_type, **changes))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [("convbert", "KeyError"), ("longformer", "inplace"), ("big_bird", "sparse"), ("bert", "with other inputs")],
-)
+@pytest.mark.parametrize(("model_type", "reason"), [
+    ("convbert", "KeyError"), ("longformer", "inplace"), ("big_bird", "sparse"), ("bert", "with other inputs"),
+])  # fmt: skip
 def test_an_encoder_that_cannot_compute_with_working_copies_is_found_with_the_reason(model_type, reason, monkeypatch):
     def with_keys_of_another_input(*known):
         model = fresh_model(*known)
@@ -98,10 +91,9 @@ def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
     assert (chosen.kind, chosen.reason) == ("sdpa", f"with varlen {found.against_varlen}")
 
 
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [("documents", "influence each other"), ("positions", "other logits"), ("head", "cannot be computed")],
-)
+@pytest.mark.parametrize(("broken", "reason"), [
+    ("documents", "influence each other"), ("positions", "other logits"), ("head", "cannot be computed"),
+])  # fmt: skip
 def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     """The probe's own path, with one part of it wrong."""
     packing._proved.cache_clear()
@@ -161,13 +153,10 @@ def _one_by_one(batch: MicroBatch) -> MicroBatch:
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "way", "precision"),
-    [
-        *itertools.product(("esm", "eurobert", "distilbert", "electra"), ("sdpa", "varlen"), ("fp32",)),
-        ("megatron-bert", "sdpa", "fp32"), ("bert", "sdpa", "bf16"), ("esm", "sdpa", "bf16"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "way", "precision"), [
+    *itertools.product(("esm", "eurobert", "distilbert", "electra"), ("sdpa", "varlen"), ("fp32",)),
+    ("megatron-bert", "sdpa", "fp32"), ("bert", "sdpa", "bf16"), ("esm", "sdpa", "bf16"),
+])  # fmt: skip
 def test_packed_documents_learn_what_they_learn_one_by_one(family, way, precision, dataset, monkeypatch):
     config = oracles.config_of(family, precision=precision)
     batches = oracles.micro_batches(dataset, config)

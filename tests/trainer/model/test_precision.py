@@ -41,8 +41,7 @@ def test_losses_and_gradient_are_as_near_to_fp32_as_autocasts(family, way, datas
     for one, under_autocast, with_copies in zip(exact, plain, found, strict=True):
         near, limit = (oracles.relative_distance(one, other) for other in (with_copies, under_autocast))
         assert 0 < near <= 1.5 * limit
-    parts = learned(precision="bf16", micro_batch_size=2)
-    assert oracles.relative_distance(found[1], parts[1]) < 2 * limit
+    assert oracles.relative_distance(found[1], learned(precision="bf16", micro_batch_size=2)[1]) < 2 * limit
     if (family, way[0]) in [(one, "selective") for one in (*oracles.FAMILIES, "esm", "eurobert")]:
         far = oracles.relative_distance(exact[1], learned(precision="bf16", residual_dtype="bf16")[1])
         assert near != far < 3 * limit
@@ -62,8 +61,7 @@ def test_the_residual_stream_has_its_dtype_in_every_layer(family, dtype, dataset
 
 def _losses(config: TrainConfig, dataset) -> list[float]:
     training = oracles.training_of(config, dataset)
-    batches = oracles.micro_batches(dataset, config, steps=300)
-    return [float(training.step.run([batch], 3e-3).loss) for batch in batches]
+    return [float(training.step.run([batch], 3e-3).loss) for batch in oracles.micro_batches(dataset, config, steps=300)]
 
 
 @pytest.mark.slow
@@ -99,8 +97,7 @@ def test_a_layer_norm_that_keeps_bf16_returns_the_same_and_rounds_only_gradients
     for norm in (exact, kept):
         taken = inputs.clone().requires_grad_()
         results.append(norm(taken))
-        wanted = [taken, *norm.parameters()]
-        gradients.append(torch.autograd.grad(results[-1].square().sin().sum(), wanted))
+        gradients.append(torch.autograd.grad(results[-1].square().sin().sum(), [taken, *norm.parameters()]))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     for one, rounded in zip(*gradients, strict=True):
         assert (one - rounded).norm() < 0.004 * one.norm()

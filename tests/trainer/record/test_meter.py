@@ -40,14 +40,12 @@ def test_a_row_holds_the_interval_since_the_last(rig):
         tokens += sum(batch.non_padding_tokens for batch in taken)
         meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
     row = _close(meter)
-    assert row.non_padding_tokens == round(tokens / 2)
-    assert row.padded_tokens == 8 * 64
+    assert (row.non_padding_tokens, row.padded_tokens) == (round(tokens / 2), 8 * 64)
     assert row.packing_efficiency == pytest.approx(tokens / (2 * 8 * 64))
     assert row.tokens_per_s == pytest.approx(tokens / (2 * row.step_s))
     assert row.tokens_per_s_per_rank == row.tokens_per_s
     assert 0 < row.compute_s + row.optimizer_s + row.data_wait_s <= row.step_s
-    assert row.communication_s == 0
-    assert row.mfu == pytest.approx(row.model_flops_per_s_per_rank / 1e12)
+    assert (row.communication_s, row.mfu) == (0, pytest.approx(row.model_flops_per_s_per_rank / 1e12))
     assert row.mfu_6n == pytest.approx(6 * training.work.parameters * row.tokens_per_s / 1e12)
     assert row.peak_memory_bytes > 2**27
     assert (row.head_overflows, row.recompilations, row.skipped_steps) == (3, 2, 4)
@@ -65,8 +63,7 @@ def test_numbers_that_are_none_and_a_share_of_no_known_peak_are_missing_from_the
     meter.add(meter.take(batches, 1), result_of(loss, norm, computed_s=1.0))
     row = _close(meter)
     assert row.loss == (loss if math.isfinite(loss) else None)
-    assert row.grad_norm == (norm if math.isfinite(norm) else None)
-    assert (row.mfu, row.mfu_6n) == (None, None)
+    assert (row.grad_norm, row.mfu, row.mfu_6n) == (norm if math.isfinite(norm) else None, None, None)
     assert row.model_flops_per_s_per_rank > 0
 
 
@@ -77,8 +74,7 @@ def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
     _close(meter)
     before = meter.noise.parts
     assert before != [0.0, 0.0]
-    partial = PartialGradient(square=torch.tensor(math.nan), share=0.5)
-    meter.add(taken, result_of(math.nan, math.nan, partial=partial))
+    meter.add(taken, result_of(math.nan, math.nan, partial=PartialGradient(square=torch.tensor(math.nan), share=0.5)))
     _close(meter, step=2)
     assert meter.noise.parts == before
 
@@ -129,8 +125,7 @@ def test_the_slowest_rank_of_the_interval_before_is_named_if_it_is_known_when_gr
 @pytest.mark.parametrize("departed_s", [0.5, None])
 def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(rows_of, departed_s):
     _, rows = rows_of(waits=(0.0, 2.0, 3.0), departed_s=departed_s)
-    told = [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in rows]
-    assert told == [(None, None), (3.0, 2), (3.0, 2)]
+    assert [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in rows] == [(None, None), (3.0, 2), (3.0, 2)]
 
 
 @pytest.mark.parametrize(("others", "kind", "rank"), [
@@ -223,8 +218,7 @@ def test_single_bad_rows_are_no_matter_and_it_is_said_again_only_after_a_time_of
     assert told((bad * (ROWS - 1) + calm) * 20) == []
     begin = bad * first
     assert len(told(begin + (calm * (ROWS - 1) + bad * ROWS) * 5)) == 1
-    again = told(begin + calm * ROWS + bad * ROWS)
-    assert [number for number, _ in again] == [first, first + 2 * ROWS]
+    assert [number for number, _ in told(begin + calm * ROWS + bad * ROWS)] == [first, first + 2 * ROWS]
 
 
 @pytest.mark.parametrize("rows", [

@@ -25,17 +25,16 @@ def lines_of(capsys, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    ("updates", "most_s", "told"),
-    [
-        ([(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)], None, ["  0 % note", " 50 % note, 0:00:05 left",
-                                                                         "100 % note"]),
-        ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
-        ([(0, 0), (5, 1), (10, 2), (30, 3)], 20, ["  0 % note, 0:00:20 left", "  1 % note, 0:00:15 left",
-         "  2 % note, 0:00:10 left", "  3 % note, over the time limit; finishing the minimum"]),
-    ],
-    ids=["every few seconds and at the end", "no time left while nothing moves", "never longer than the budget"],
-)  # fmt: skip
+@pytest.mark.parametrize(("updates", "most_s", "told"), [
+    ([(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)], None,
+     ["  0 % note", " 50 % note, 0:00:05 left", "100 % note"]),
+    ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
+    ([(0, 0), (5, 1), (10, 2), (30, 3)], 20,
+     ["  0 % note, 0:00:20 left", "  1 % note, 0:00:15 left", "  2 % note, 0:00:10 left",
+      "  3 % note, over the time limit; finishing the minimum"]),
+], ids=[
+    "every few seconds and at the end", "no time left while nothing moves", "never longer than the budget",
+])  # fmt: skip
 def test_a_line_is_written_now_and_then(lines_of, updates, most_s, told):
     assert lines_of(updates, most_s) == told
 

@@ -193,8 +193,7 @@ def test_every_second_until_the_first_step_belongs_to_one_phase(monkeypatch):
         moment[0] += seconds
         clock.ended(phase)
     moment[0] += 50
-    startup = clock.startup()
-    assert {name: value for name, value in startup.model_dump().items() if value} == {
+    assert {name: value for name, value in clock.startup().model_dump().items() if value} == {
         "import_s": 10, "staging_s": 2, "build_s": 3, "first_batch_s": 1, "first_step_s": 4, "total_s": 20,
     }  # fmt: skip
     assert (clock.total_s(), clock.monotonic_start_s) == (70, 490)

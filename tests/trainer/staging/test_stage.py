@@ -141,8 +141,7 @@ def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, 
     (root / mine / "manifest.json").unlink()
     with held(root / f"{busy}.lock"):
         stage(source, local)
-    locks = {f"{name}.lock" for name in (mine, free, busy)}
-    assert {path.name for path in root.iterdir()} == kept | locks | {mine}
+    assert {path.name for path in root.iterdir()} == kept | {f"{name}.lock" for name in (mine, free, busy)} | {mine}
 
 
 def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
@@ -261,8 +260,7 @@ def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_
 
 @pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
 def test_ctrl_c_at_any_moment_ends_it(moment_s):
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(moment_s)], timeout=60, check=False)
-    assert done.returncode == 7
+    assert subprocess.run([sys.executable, "-c", INTERRUPTED, str(moment_s)], timeout=60, check=False).returncode == 7
 
 
 def copy(source, local, change=lambda: None, update=lambda done, total, note: None):
