@@ -182,8 +182,8 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
         yield f"with num_workers={idle[-1]} the loader started fewer processes: it ignores num_workers, or uses threads"
     yield f"GPU: {found.gpu_source}"
     best = max(row.ratio_to_cached for row in found.rows)
-    if found.undecided_between:
-        return
+    if min(row.data_wait_share for row in found.rows) < (1 - best) / 2:
+        return  # windows that differ so much for another reason
     if found.keeps_up or max(row.ratio_high or _LIMITED_BY_LOADER * best for row in found.rows) >= ENOUGH_SHARE:
         return
     most = max(found.rows, key=lambda row: row.num_workers)

@@ -171,7 +171,9 @@ def export(
         arguments, answer, said = found.arguments, answer_json(found), "" if as_json else f"{_export_text(found)}\n"
     sys.stderr.write(said)
     text = json.dumps(arguments, indent=2)
-    if out is not None:
+    if own and not arguments:
+        text = f"settings: none are in a file of {to}; all are code for your program"
+    elif out is not None:
         write_atomically(out, f"{text}\n")
         text = f"settings: {out}"
         if not own:

@@ -1,5 +1,6 @@
 """Steps that misbehave, and one that does not."""
 
+import contextlib
 import os
 import sys
 import time
@@ -84,6 +85,69 @@ def varies(micro_batch_size):
 
 def ignores(micro_batch_size):
     return step_of(8)
+
+
+def critic(micro_batch_size, critic_steps=5):
+    """Five small steps, then a large one of another optimizer, in one call."""
+    small, large = step_of(1), step_of(micro_batch_size)
+
+    def step():
+        for _ in range(critic_steps):
+            small()
+        large()
+
+    return step
+
+
+def accumulates(micro_batch_size):
+    """An optimizer step in every fourth call, which then has the optimizer's state beside the gradients."""
+    weight, batch, calls = torch.zeros(2048, 512, requires_grad=True), torch.ones(micro_batch_size * 64, 2048), []
+    optimizer = torch.optim.AdamW([weight])
+
+    def step():
+        calls.append((batch @ weight).sum().backward())
+        if len(calls) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def never_steps(micro_batch_size):
+    weight = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    return lambda: weight.sum().backward(inputs=optimizer.param_groups[0]["params"])
+
+
+def skips(micro_batch_size):
+    weight = torch.zeros(256, 256, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+
+    def step():
+        with contextlib.suppress(RuntimeError):  # out of memory
+            (torch.ones(micro_batch_size * 64, 256) @ weight).relu().sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def of_a_small_dataset(micro_batch_size):
+    return step_of(min(micro_batch_size, 100))
+
+
+def grows_to_a_plateau(micro_batch_size):
+    calls = []
+
+    def before():
+        calls.append(0)
+        torch.ones(min(len(calls), 3) * 3 * MIB)
+
+    return step_of(micro_batch_size, before=before)
+
+
+def takes_a_batch(micro_batch_size):
+    return lambda batch: None
 
 
 def builds_nothing(micro_batch_size):

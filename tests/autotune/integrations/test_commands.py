@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.integrations.values import OwnCode
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 pytestmark = pytest.mark.system
 
@@ -46,6 +48,8 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
     assert json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
     says("profile", "verify", short, "--require-approved")
     assert json.loads(says("profile", "export", short, "--to", "hf-trainer"))["dataloader_num_workers"] in (0, 1)
+    assert "all are code for your program" in says("profile", "export", short, "--to", "accelerate", "--out", "a.json")
+    assert not Path("a.json").exists()
     page = Path(says("report", short, long, "--json") and f"reports/{short.stem}/report.html").read_text()
     assert "hostile:behaves (seq_length=64)" in page
     assert "Memory by micro_batch_size" in page
@@ -87,6 +91,11 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
         (("probe", "--step", "broken:b", "--here"), 3, "cannot import 'broken': ZeroDivisionError"),
         (("probe", "--step", "leaves:b", "--here"), 3, "cannot import 'leaves': SystemExit: 3"),
         (("probe", "--step", "vanishes:b", "--here"), 3, "importing vanishes ended its process"),
+        (("probe", "--step", "asks:other_names", "--here"), 3, "requires bs, dev\n  next: Arguments are given by name"),
+        (("probe", "--step", "asks:build_step", "--along", "n", "--here"), 3, "but it requires micro_batch_size"),
+        (("probe", "--step", "asks:build_step", "--set", "typo=3", "--here"), 3, "none of asks:build_step takes typo"),
+        (("probe", "--step", "trainer:build_step", "--here"), 3, "this tool has a package called 'trainer', too"),
+        (("probe", "--step", "uses:build_step", "--here"), 3, "Rename your 'trainer' in"),
         (("workers",), 2, "autotune workers requires PROFILE"),
         (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
         (("workers", "--step", "a:b"), 2, "--step needs a loader"),
@@ -96,6 +105,19 @@ def test_wrong_turns(says, here, words, code, said):
     (here / "broken.py").write_text("1 / 0")
     (here / "leaves.py").write_text("import sys; sys.exit(3)")
     (here / "vanishes.py").write_text("import os; os._exit(0)")
+    (here / "trainer.py").write_text("def build_step(micro_batch_size): ...")
+    (here / "uses.py").write_text("from trainer import build_step")
+    (here / "asks.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\n"
+        "def build_step(micro_batch_size, device): ...\ndef other_names(bs, dev): ...\n"
+    )
     told = says(*words, code=code)
     assert said in told
     assert "next: " in told
+
+
+def test_values_of_arguments_make_no_paths():
+    code = OwnCode(step="a:b", arguments={"path": "../../x", "long": "y" * 300})
+    assert "/" not in code.name
+    assert len(code.name) < 120
+    assert code.name != code.model_copy(update={"arguments": {"path": ".._x", "long": "y" * 300}}).name

@@ -8,6 +8,7 @@ from autotune.integrations.decide import (
     LEAST_BYTES,
     crash_words,
     doubt_of,
+    error_line,
     first_prediction,
     ignores_size,
     next_prediction,
@@ -43,6 +44,8 @@ def test_smaller_last_batches_of_epochs_are_no_doubt_once_the_largest_repeats():
     for last in ([70 * MIB, 50 * MIB], [50 * MIB, 70 * MIB]):  # to be confirmed
         assert doubt_of(figures([90 * MIB, *last], [MIB] * 3)) == ("varies", 20 * MIB)
     assert doubt_of(figures(of_epochs, [MIB] * 10)) is None
+    assert doubt_of(figures([90 * MIB, 50 * MIB, 50 * MIB, *[70 * MIB] * 7], [MIB] * 10)) == ("varies", 20 * MIB)
+    assert doubt_of(figures([90 * MIB, 50 * MIB, *[70 * MIB] * 8], [MIB] * 10)) is None
     random_lengths = [90 * MIB, *(size * MIB for size in (31, 70, 44, 58, 61, 39, 69, 50, 47))]
     assert doubt_of(figures(random_lengths, [MIB] * 10)) == ("varies", 39 * MIB)
 
@@ -78,6 +81,15 @@ def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
     assert ignores_size([(4, 10 * MIB), (4096, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (64, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (4096, 100 * MIB)])
+    assert ignores_size([(4, 10 * MIB), (512, 40 * MIB), (2048, 40 * MIB)]) == (512, 2048)
+    assert not ignores_size([(4, 10 * MIB), (512, 40 * MIB), (520, 40 * MIB)])
+
+
+def test_the_first_line_of_the_last_error_is_shown():
+    inner = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nKeyError: 1\n\nDuring it:\n\n'
+    again = inner.partition("KeyError")[0]
+    assert error_line(f"{inner}{again}TypeError: failed:\n * one\n * two") == "TypeError: failed:"
+    assert error_line("exit code 3: gone") == "exit code 3: gone"
 
 
 def test_stacks_are_shown_without_frames_of_this_project():

@@ -1,15 +1,22 @@
 """``find_batch_size`` and ``find_num_workers`` in a program."""
 
 import ast
+import functools
+import inspect
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from autotune import find_batch_size, find_num_workers
 from autotune.errors import ExceedsMemory
+from autotune.integrations import finders
+from autotune.integrations.jobs.describe import described_sha256
+from autotune.integrations.values import OwnCode, StepProbe
 from tests.autotune.integrations.hostile import step_of
 
 pytestmark = pytest.mark.system
@@ -56,14 +63,17 @@ def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_lo
     unguarded = PROGRAM.replace('if __name__ == "__main__":\n    ', "")
     (tmp_path / "bare.py").write_text(unguarded)
     bare = subprocess.run([sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "call it under 'if __name__ == \"__main__\":'" in bare.stderr
+    assert "begin it under 'if __name__ == \"__main__\":'" in bare.stderr
 
 
 def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
-    calls = []
+    class Calls:  # a list of the function itself would be one of the values that make it another function
+        sizes: ClassVar[list] = []
+
+    calls = Calls.sizes
 
     def build(micro_batch_size):
-        calls.append(micro_batch_size)
+        Calls.sizes.append(micro_batch_size)
         return step_of(micro_batch_size)
 
     found = find_batch_size(build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0)
@@ -76,12 +86,78 @@ def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
     assert len(calls) == before
 
 
+class Builder:
+    def __init__(self, size):
+        self.size = size
+
+    def build(self, micro_batch_size):
+        return step_of(self.size)
+
+    __call__ = build
+
+
+@pytest.mark.parametrize("build", [
+    functools.partial(step_of, before=lambda: None), Builder(3), Builder(3).build, lambda size: step_of(size + 1),
+])  # fmt: skip
+def test_what_another_process_cannot_import_is_tried_in_this_one(tmp_path, build):
+    found = finders._found(
+        StepProbe(code=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4), "cpu", build,
+        next(iter(inspect.signature(build).parameters)),
+    )  # fmt: skip
+    assert found.verified_in == "this process"
+    assert found.feasible_max == 4
+
+
+def test_only_what_a_second_process_defines_is_imported_there():
+    assert finders._importable(step_of) == "tests.autotune.integrations.hostile:step_of"
+    made = {"__name__": __name__}
+    exec("def step_of(size): ...", made)
+    assert finders._importable(made["step_of"]) is None
+    assert finders._guarded(Path(__file__), 1) is False
+
+
+def test_fixed_arguments_of_a_decorator_are_those_of_the_call(tmp_path):
+    @find_batch_size(starting_batch_size=4, memory="60MB", headroom=0, reports=tmp_path, arguments={"steps": 5})
+    def train(batch_size, *more, steps=3):
+        step = step_of(batch_size)
+        for _ in range(steps):
+            step()
+        return batch_size, more, steps
+
+    assert train(7) == (4, (7,), 5)
+    assert train(steps=4) == (4, (), 4)
+
+
+def test_results_in_this_process_are_of_the_code_and_values_that_it_used():
+    def made(constant, around, default=1):
+        space = {"__name__": "__main__", "around": around}
+        exec(f"def build(size, more={default}): return around, {constant}", space)
+        return described_sha256(space["build"])
+
+    whole = made(1, {"a": [2]})
+    assert whole == made(1, {"a": [2]})
+    assert len({whole, made(2, {"a": [2]}), made(1, {"a": [3]}), made(1, {"a": [2]}, default=2)}) == 4
+    first, second, other = (described_sha256(Builder(size).build) for size in (3, 3, 4))
+    assert first == second != other
+    endless = []
+    endless.append(endless)
+    assert described_sha256(functools.partial(step_of, endless))
+
+
 def test_an_error_says_what_to_do_next(tmp_path):
     with pytest.raises(ExceedsMemory) as caught:
         find_batch_size(lambda size: step_of(10**4 * size), memory="20MB", device="cpu", reports=tmp_path)
     assert any(note.startswith("next: Raise --memory") for note in caught.value.__notes__)
     with pytest.raises(TypeError, match="takes no batch_size"):
         find_batch_size()(lambda: None)
+    with pytest.raises(TypeError, match="takes self first: make batch_size its first argument"):
+        find_batch_size()(Builder.build)
+    with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
+        find_batch_size()(lambda batch_size, steps: None)()
+    with pytest.raises(ValueError, match="headroom must be at least 0"):
+        find_batch_size(step_of, headroom=1.5)
+    with pytest.raises(ValueError, match="'lots' is not a size"):
+        find_batch_size(step_of, memory="lots")
     with pytest.raises(ValueError, match="needs step_time"):
         find_num_workers(lambda num_workers: [])
 

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, Undecided
+from autotune.integrations.values import LOOP_STEPS
 
 pytestmark = pytest.mark.system
 
@@ -37,6 +38,26 @@ def test_a_training_function_is_stopped_after_the_steps_of_a_trial(own):
         own.probe("trains", along="batch_size", arguments={"steps": 2})
 
 
+def test_calls_of_several_optimizer_steps_run_to_their_end(own):
+    found, _ = own.probe("critic")
+    assert not found.trains
+    whole, _ = own.probe("critic", arguments={"critic_steps": 0})
+    assert abs(found.feasible_max - whole.feasible_max) <= 4
+    loop, _ = own.probe("critic", max_size=5, arguments={"critic_steps": 10**6})
+    assert loop.trains
+    assert loop.optimizer_steps == LOOP_STEPS
+
+
+def test_gradients_that_accumulate_over_calls_are_followed_to_the_second_optimizer_step(own):
+    found, _ = own.probe("accumulates", max_size=5)
+    assert found.optimizer_steps == 3
+    assert found.feasible_peak_bytes > 3 * 4 * 2048 * 512  # weights' gradients, and the state of two moments
+
+
+def test_memory_that_settles_within_the_steps_of_a_trial_does_not_vary(own):
+    assert own.probe("grows_to_a_plateau", max_size=5)[0].varies_bytes == 0
+
+
 def test_what_is_imported_late_does_not_count_as_memory(own):
     found, runner = own.probe("imports_late")
     assert [done.trial.measured.get("attempt", 0) for done in runner.finished[:2]] == [0, 1]
@@ -59,8 +80,12 @@ def test_what_is_imported_late_does_not_count_as_memory(own):
         ("leaks", BadInput, r"leaks memory: 16 MiB more after each step"),
         ("varies", BadInput, r"changes its memory between steps: 3[\d.]+ MiB of difference"),
         ("ignores", BadInput, r"seems to ignore micro_batch_size"),
+        ("of_a_small_dataset", BadInput, r"seems to ignore micro_batch_size: .* at micro_batch_size=\d{3,} as at .*=\d{3,}"),
+        ("skips", BadInput, r"took \d optimizer steps in 3 calls at .*, and one in each at micro_batch_size=4"),
+        ("never_steps", BadInput, r"took 0 optimizer steps in 64 calls"),
+        ("takes_a_batch", BadInput, r"requires an argument, which a probe does not have"),
         ("builds_nothing", BadInput, r"returned int after 0 optimizer steps"),
-        ("missing", BadInput, r"'hostile' has no function 'missing'"),
+        ("missing", BadInput, r"'hostile' \(.*hostile.py\) has no function 'missing'"),
         ("NUMBER", BadInput, r"is not callable: it is a int"),
     ],
 )
