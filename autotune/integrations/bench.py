@@ -80,8 +80,9 @@ def check_arguments(code: OwnCode, parameters: Mapping[str, Mapping[str, bool] |
     for role, known in parameters.items():
         own = code.along if role == "step" else "num_workers"
         given = {*code.arguments, own, "device"}
+        searched = role == "loader" or code.loader is None
         missing = [name for name, required in (known or {}).items() if required and name not in given]
-        if missing or (known is not None and own not in known):
+        if missing or (searched and known is not None and own not in known):
             what = f"{code.functions[role]}({', '.join(known or ())}) is called with {', '.join(sorted(given))}"
             lacks = f"it requires {', '.join(missing)}" if missing else f"it does not take {own}"
             named = "name the size with --along NAME" if role == "step" else "call its first argument num_workers"

@@ -112,8 +112,8 @@ def find_batch_size(
         trial_timeout: Longest duration of one trial, in seconds or as ``"10min"``.
         reports: Directory of the trial log.
 
-    Raise ``AutotuneError`` if nothing fits, or the function cannot be tried: a trial that it ended with an error of its
-    own is one. Raise ``ValueError`` for an argument that is out of range.
+    Raise ``AutotuneError`` if nothing fits, or if the function fails in a trial, whatever it raised; ``ValueError`` for
+    an argument that is out of range.
     """
     if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
         raise ValueError("headroom must be at least 0 and below 1, max_size and starting_batch_size at least 1")
@@ -268,7 +268,7 @@ def _importable(function: Callable[..., Any]) -> str | None:
 
 
 def _guarded(file: Path, line: int) -> bool:
-    """Return whether a line of a script does not run where it is imported: in ``if __name__ == "__main__":``."""
+    """Return whether a line of a script is in ``if __name__ == "__main__":``, which another process does not run."""
     blocks = [one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.If)]
     return any(one.lineno <= line <= (one.end_lineno or 0) and "__name__" in ast.unparse(one.test) for one in blocks)
 

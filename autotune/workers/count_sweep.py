@@ -25,7 +25,7 @@ class WorkersDied(Exception):
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """Messages of torch's DataLoader about workers that were killed or found no shared memory."""
 _ENDED = "exited unexpectedly with exit code"
-"""Its message about a worker that ended by itself."""
+"""Its message about a worker that your code ended."""
 
 FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 

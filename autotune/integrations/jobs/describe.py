@@ -34,7 +34,7 @@ def _told(value: Any, seen: dict[int, object]) -> str:  # noqa: ANN401 - anythin
 
 
 def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
-    """Return what a value consists of: values that are told by themselves."""
+    """Return the values that a value consists of."""
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
     if isinstance(value, list | tuple):

@@ -22,9 +22,8 @@ from trainer.record.meter import status_bytes
 
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
-
 MOST_CALLS = 64
-"""Calls after which a step that only accumulates gradients is an error."""
+"""Calls without an optimizer step after which a step that accumulates gradients is an error."""
 
 
 class EnoughSteps(BaseException):
@@ -53,7 +52,8 @@ class StepMeter:
         self.step_s: list[float] = []
         self.kept_bytes: list[int] = []
         self.peak_bytes: list[int] = []
-        self.optimizer_steps = self.calls = self._in_call = self._cycle = self._closed = self.gradient_bytes = 0
+        self.optimizer_steps = self.calls = self._in_call = self.gradient_bytes = 0
+        self._cycle = self._closed = self._accumulated = 0
         self._budget.take_step_peak()
         self._began_s = time.perf_counter()
 
@@ -70,11 +70,13 @@ class StepMeter:
         step()
         self.calls += 1
         if self.optimizer_steps == before and any(map(_gradients, self.optimizers)):
-            if self.calls >= MOST_CALLS:
-                what = f"the step took {self.optimizer_steps} optimizer steps in {self.calls} calls"
-                next_step = "Let each call take one; if your step catches OutOfMemoryError, let it raise."
+            self._accumulated += 1
+            if self._accumulated >= MOST_CALLS:
+                what = f"the step took no optimizer step in {self._accumulated} calls"
+                next_step = "Let a call take one; if your step catches OutOfMemoryError, let it raise in trials."
                 raise BadConfig(what, next_step=next_step)
             return
+        self._accumulated = 0
         self._ended()
         closed = self._closed
         self.step_s[closed:] = [sum(self.step_s[closed:])]

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -81,17 +82,14 @@ def _fill_heap(libc: ctypes.CDLL) -> None:
 
 
 def _fill_arenas() -> None:
-    """Take the free places of Python's own allocator, which differ between processes, until each size has a new pool.
+    """Take the free places of Python's own allocator, which differ between processes, and leave new ones.
 
     It serves objects of up to 512 bytes from pools of one size, and takes memory for 64 pools at once.
     """
     kept: list[bytes] = [b""] * _MOST_OBJECTS  # full length at once: a list that grows takes memory as well
     _KEPT.append(kept)
-    places, before_bytes = iter(range(_MOST_OBJECTS)), status_bytes("VmSize")
-    for place in places:
-        kept[place] = bytes(_LARGEST_SMALL_BYTES)
-        if place % 32 == 31 and status_bytes("VmSize") >= before_bytes + _ARENA_BYTES:
-            break
+    places = iter(range(_MOST_OBJECTS))
+    place = _fill_arena(kept, places)
     first = id(kept[place]) - 32 * 512
     arena = range(first, first + _ARENA_BYTES)
     for size in range(48, 512, 16):
@@ -99,6 +97,19 @@ def _fill_arenas() -> None:
             kept[place] = bytes(size - sys.getsizeof(b""))
             if id(kept[place]) in arena:
                 break
+    # Most of another: what a step needs differs by a few pools, which must not be an arena for some processes only.
+    for spare in range(place + 1, _fill_arena(kept, places)):
+        kept[spare] = b""
+
+
+def _fill_arena(kept: list[bytes], places: Iterator[int]) -> int:
+    """Make objects of the largest size until Python's allocator takes an arena; return the place of the last."""
+    before_bytes = status_bytes("VmSize")
+    for place in places:
+        kept[place] = bytes(_LARGEST_SMALL_BYTES)
+        if place % 32 == 31 and status_bytes("VmSize") >= before_bytes + _ARENA_BYTES:
+            break
+    return place
 
 
 class CpuBudget:

@@ -133,7 +133,7 @@ def grown_bytes(count, size):
 kept = [[bytes(479) for _ in range(20_000)]]
 del kept[0][::2]
 budget.CpuBudget(2**40, clean=True)
-print(grown_bytes(31 * 16, 479), grown_bytes(31 * 64, 479), grown_bytes(1, 100_000))
+print(grown_bytes(31 * 64, 479), grown_bytes(31 * 64, 479), grown_bytes(1, 100_000))
 """
 
 
