@@ -141,5 +141,5 @@ def test_allocators_have_the_same_room_in_every_trial():
     """Otherwise those of a size differ by 1 MiB of Python's, and by 128 KiB of the heap's, by where they are forked."""
     ended = subprocess.run([sys.executable, "-c", FILLED], capture_output=True, text=True, check=True)
     within, beyond, large = map(int, ended.stdout.split())
-    assert within < 2**14 < 2**20 <= beyond
+    assert within < 2**15 < 2**20 <= beyond
     assert 90_000 < large < 110_000
