@@ -20,6 +20,7 @@ _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
 _ARENA_BYTES, _MOST_OBJECTS = 2**20, 2**17
 """Memory that Python's allocator takes at once, and most objects that are made to fill what it has."""
+_POOL_BYTES = 2**14
 _LARGEST_SMALL_BYTES = 512 - sys.getsizeof(b"")
 _KEPT: list[list[bytes]] = []
 _PAGE_BYTES = 2**21
@@ -90,7 +91,7 @@ def _fill_arenas() -> None:
     _KEPT.append(kept)
     places = iter(range(_MOST_OBJECTS))
     place = _fill_arena(kept, places)
-    first = id(kept[place]) - 32 * 512
+    first = id(kept[place]) - 4 * _POOL_BYTES
     arena = range(first, first + _ARENA_BYTES)
     for size in range(48, 512, 16):
         for place in places:
@@ -104,11 +105,13 @@ def _fill_arenas() -> None:
 
 def _fill_arena(kept: list[bytes], places: Iterator[int]) -> int:
     """Make objects of the largest size until Python's allocator takes an arena; return the place of the last."""
-    before_bytes = status_bytes("VmSize")
+    before_bytes, place, taken = status_bytes("VmSize"), len(kept), False
     for place in places:
         kept[place] = bytes(_LARGEST_SMALL_BYTES)
-        if place % 32 == 31 and status_bytes("VmSize") >= before_bytes + _ARENA_BYTES:
-            break
+        if place % 32 == 31:
+            if taken:  # 32 objects ago, maybe by another size: this size has a pool of it now
+                break
+            taken = status_bytes("VmSize") >= before_bytes + _ARENA_BYTES
     return place
 
 
