@@ -188,7 +188,7 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
         return
     most = max(found.rows, key=lambda row: row.num_workers)
     half = [row.ratio_to_cached for row in found.rows if row.num_workers <= most.num_workers / 2]
-    grows = half and most.ratio_to_cached > _LIMITED_BY_LOADER * max(half)
+    grows = half and not idle and most.ratio_to_cached > _LIMITED_BY_LOADER * max(half)
     limit = "the loader itself is the limit, not its workers"
     more = "more CPU cores, or a cheaper sample, would help" if grows else limit
     yield f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; {more}"
