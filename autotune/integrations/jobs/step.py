@@ -23,7 +23,8 @@ from trainer.record.meter import status_bytes
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
 MOST_CALLS = 64
-"""Calls without an optimizer step after which a step that accumulates gradients is an error."""
+"""Calls without an optimizer step after which a step that accumulates gradients is an error, and most calls to wait for
+the first step of an optimizer."""
 
 
 class EnoughSteps(BaseException):
@@ -33,9 +34,8 @@ class EnoughSteps(BaseException):
 class StepMeter:
     """Time and memory of each optimizer step of your code.
 
-    A call of your step is one, whatever it contains, or several calls are if gradients accumulate over them. Your code
-    is left within a call only if that is a training loop: then a step ends when the first of torch's optimizers to take
-    any takes its next.
+    A step is one call of your function, however many optimizers step in it; several calls if gradients accumulate over
+    them. A call is interrupted only if it is a training loop: there, a step ends at each step of the first optimizer.
     """
 
     def __init__(self, budget: Budget, device: torch.device, steps: int) -> None:
@@ -59,9 +59,7 @@ class StepMeter:
 
     @property
     def done(self) -> bool:
-        """True if all steps were taken, by all optimizers that hold gradients, in two equal parts at least."""
-        if self.calls < MOST_CALLS and any(id(one) not in self._stepped and _gradients(one) for one in self.optimizers):
-            self._cycle = self.calls + 1
+        """True after all steps, and twice the calls that it took until every optimizer with gradients had stepped."""
         return len(self.step_s) >= self._most and self.calls >= min(2 * self._cycle, MOST_CALLS)
 
     def call(self, step: Callable[[], object]) -> None:
@@ -69,6 +67,8 @@ class StepMeter:
         self._in_call, before = 0, self.optimizer_steps
         step()
         self.calls += 1
+        if self.calls < MOST_CALLS and any(id(one) not in self._stepped and _gradients(one) for one in self.optimizers):
+            self._cycle = self.calls + 1
         if self.optimizer_steps == before and any(map(_gradients, self.optimizers)):
             self._accumulated += 1
             if self._accumulated >= MOST_CALLS:
