@@ -27,10 +27,28 @@ from autotune.workers.command import workers
 from trainer.errors import TrainerError, error_text
 
 app = typer.Typer(
-    name="autotune", cls=Group, help="Find the fastest settings for a BERT pretraining run before you pay for it.",
-    context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
-commands = (doctor, estimate, tune, probe, workers, network, baseline, report, compare, advise, plan, train, status)
+    name="autotune",
+    cls=Group,
+    help="Find the fastest settings for a BERT pretraining run before you pay for it.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+commands = (
+    doctor,
+    estimate,
+    tune,
+    probe,
+    workers,
+    network,
+    baseline,
+    report,
+    compare,
+    advise,
+    plan,
+    train,
+    status,
+)
 for command in commands:
     app.command()(command)
 app.command(hidden=True)(tune_between_nodes)
@@ -42,7 +60,12 @@ for group in (app, data, profile, job):
 
 
 @app.callback()
-def options(*, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.")
+    ] = False,
+) -> None:
     """Declare the options that stand before a command; ``run`` answers ``--version``."""
 
 
@@ -58,11 +81,16 @@ def run(arguments: list[str]) -> int:
         return 0
     plain = plain_arguments(arguments)
     try:
-        code = int(app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False) or 0)
+        code = int(
+            app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False)
+            or 0
+        )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (TyperException, AutotuneError, TrainerError) as error:
-        failure = usage_error(error, plain) if isinstance(error, TyperException) else error
+        failure = (
+            usage_error(error, plain) if isinstance(error, TyperException) else error
+        )
         sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
         return failure.exit_code
     if code == EXIT_INTERRUPTED:

@@ -9,10 +9,14 @@ class AutotuneError(Exception):
     exit_code = 70
     docs: str | None = None
 
-    def __init_subclass__(cls, *, exit_code: int | None = None, docs: str | None = None) -> None:
+    def __init_subclass__(
+        cls, *, exit_code: int | None = None, docs: str | None = None
+    ) -> None:
         cls.exit_code, cls.docs = exit_code or cls.exit_code, docs or cls.docs
 
-    def __init__(self, message: str, *, next_step: str, docs: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, next_step: str, docs: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)
@@ -71,4 +75,6 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C; finished work is saved."""
 EXIT_TERMINATED = 143
 """Exit code after SIGTERM; finished work is saved."""
-INTERRUPTED = "interrupted: finished work is saved; run the same command again to resume\n"
+INTERRUPTED = (
+    "interrupted: finished work is saved; run the same command again to resume\n"
+)

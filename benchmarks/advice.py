@@ -26,7 +26,13 @@ from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, 
 from tests.autotune.advice.scenarios import Scenario, scenarios
 from tests.simulators import sizes
 from tests.simulators.runs import simulated_run
-from tests.simulators.trainings import CacheDirectory, deep, make_place, train, train_over_network
+from tests.simulators.trainings import (
+    CacheDirectory,
+    deep,
+    make_place,
+    train,
+    train_over_network,
+)
 from trainer.record.run_record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
@@ -46,19 +52,35 @@ NOISE_SHARE = 0.05
 ROUNDS = 3
 
 LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
-    ("batches from memory", "compute", lambda place: train(place, "cached", limit="cached=32")),
-    ("a dataset that sleeps", "data loading", lambda place: train(place, "sleeping", limit="delay=0.01")),
     (
-        "two ranks, of which the second's dataset sleeps", "data loading",
+        "batches from memory",
+        "compute",
+        lambda place: train(place, "cached", limit="cached=32"),
+    ),
+    (
+        "a dataset that sleeps",
+        "data loading",
+        lambda place: train(place, "sleeping", limit="delay=0.01"),
+    ),
+    (
+        "two ranks, of which the second's dataset sleeps",
+        "data loading",
         lambda place: train(place, "behind", limit="delay=0.01@1", ranks=2),
     ),
     # More layers, as padding costs layers and no head: one head on two layers is half of their work.
-    ("one sample to a row", "padding", lambda place: train(place, "padded", layout="padded", model=deep(4))),
     (
-        "two hosts, 200 Mbit/s", "network",
-        lambda place: train_over_network(place, "network", global_batch_size=4, micro_batch_size=2),
+        "one sample to a row",
+        "padding",
+        lambda place: train(place, "padded", layout="padded", model=deep(4)),
     ),
-)  # fmt: skip
+    (
+        "two hosts, 200 Mbit/s",
+        "network",
+        lambda place: train_over_network(
+            place, "network", global_batch_size=4, micro_batch_size=2
+        ),
+    ),
+)
 
 FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
     ("padding", {"layout": "padded"}, {}, None),
@@ -78,7 +100,11 @@ def main(arguments: Sequence[str] | None) -> int:
     options = options_of.parse_args(arguments)
     found: dict[str, Any] = {}
     if options.json is not None and options.json.is_file():
-        found = {part: value for part, value in json.loads(options.json.read_text()).items() if part in PARTS}
+        found = {
+            part: value
+            for part, value in json.loads(options.json.read_text()).items()
+            if part in PARTS
+        }
     with tempfile.TemporaryDirectory() as scratch:
         place = make_place(Path(scratch))
         measures: dict[str, Callable[[], Any]] = {
@@ -95,8 +121,15 @@ def main(arguments: Sequence[str] | None) -> int:
 
 def _simulated() -> dict[str, Any]:
     runs = [simulated_run(seed) for seed in range(SIMULATED_RUNS)]
-    of_runs = [(one.cause, bottleneck_of_run(one.run, counters_of_profile(one.profile))) for one in runs]
-    of_profiles = [(one.cause, bottleneck_of_profile(one.profile)) for one in runs if one.in_profile]
+    of_runs = [
+        (one.cause, bottleneck_of_run(one.run, counters_of_profile(one.profile)))
+        for one in runs
+    ]
+    of_profiles = [
+        (one.cause, bottleneck_of_profile(one.profile))
+        for one in runs
+        if one.in_profile
+    ]
     promises = [_promise(one) for seed in range(WORLDS) for one in scenarios(seed)]
     return {
         "runs": SIMULATED_RUNS,
@@ -108,9 +141,17 @@ def _simulated() -> dict[str, Any]:
         "scenarios": len(promises),
         "spoken_share": statistics.fmean(one["spoken"] for one in promises),
         "silent_share": statistics.fmean(one["silent"] for one in promises),
-        "kept_share": statistics.fmean(one["kept"] for one in promises if one["kept"] is not None),
+        "kept_share": statistics.fmean(
+            one["kept"] for one in promises if one["kept"] is not None
+        ),
         "promises": [
-            one | {"delivered_in_worlds": [other["delivered"] for other in promises[number :: len(promises) // WORLDS]]}
+            one
+            | {
+                "delivered_in_worlds": [
+                    other["delivered"]
+                    for other in promises[number :: len(promises) // WORLDS]
+                ]
+            }
             for number, one in enumerate(promises[: len(promises) // WORLDS])
             if one["kept"] is not None
         ],
@@ -121,13 +162,20 @@ Judged = Sequence[tuple[Cause, Bottleneck | None]]
 
 
 def _right_share(judged: Judged) -> float:
-    return statistics.fmean(found is not None and found.limit == cause for cause, found in judged)
+    return statistics.fmean(
+        found is not None and found.limit == cause for cause, found in judged
+    )
 
 
 def _by_cause(judged: Judged) -> dict[str, dict[str, int]]:
     """How often each cause was taken for which."""
-    limits = [(cause, "none" if found is None else found.limit) for cause, found in judged]
-    return {cause: dict(Counter(limit for one, limit in limits if one == cause)) for cause, _ in limits}
+    limits = [
+        (cause, "none" if found is None else found.limit) for cause, found in judged
+    ]
+    return {
+        cause: dict(Counter(limit for one, limit in limits if one == cause))
+        for cause, _ in limits
+    }
 
 
 def _promise(scenario: Scenario) -> dict[str, Any]:
@@ -138,10 +186,16 @@ def _promise(scenario: Scenario) -> dict[str, Any]:
         delivered = scenario.delivered(advice)
         kept = is_kept(gain, delivered, noise=0.02)
     return {
-        "rule": scenario.rule, "what": scenario.what, "spoken": advice is not None, "silent": scenario.is_silent(),
-        "promised": None if gain is None else gain.ratio, "low": None if gain is None else gain.low,
-        "high": None if gain is None else gain.high, "delivered": delivered, "kept": kept,
-    }  # fmt: skip
+        "rule": scenario.rule,
+        "what": scenario.what,
+        "spoken": advice is not None,
+        "silent": scenario.is_silent(),
+        "promised": None if gain is None else gain.ratio,
+        "low": None if gain is None else gain.low,
+        "high": None if gain is None else gain.high,
+        "delivered": delivered,
+        "kept": kept,
+    }
 
 
 def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
@@ -154,7 +208,12 @@ def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
     within = low * (1 - noise) <= delivered <= high * (1 + noise)
     promised, got = gain.ratio - 1, delivered - 1
     slack = noise * max(1.0, gain.ratio)
-    return within and min(promised / 2, promised * 2) - slack <= got <= max(promised / 2, promised * 2) + slack
+    return (
+        within
+        and min(promised / 2, promised * 2) - slack
+        <= got
+        <= max(promised / 2, promised * 2) + slack
+    )
 
 
 def _limits(place: CacheDirectory) -> list[dict[str, Any]]:
@@ -165,34 +224,55 @@ def _limits(place: CacheDirectory) -> list[dict[str, Any]]:
         part = limit.part(limit.limit)
         found.append(
             {
-                "what": what, "cause": cause, "judged": limit.limit, "share": None if part is None else part.share,
-                "low": None if part is None else part.low, "high": None if part is None else part.high,
+                "what": what,
+                "cause": cause,
+                "judged": limit.limit,
+                "share": None if part is None else part.share,
+                "low": None if part is None else part.low,
+                "high": None if part is None else part.high,
                 "decided": limit.decided,
             }
-        )  # fmt: skip
+        )
         sys.stderr.write(f"  {json.dumps(found[-1])}\n")
     return found
 
 
 def _followed(
-    place: CacheDirectory, rule: str, before: dict[str, Any], beside: dict[str, Any], limit: str | None
+    place: CacheDirectory,
+    rule: str,
+    before: dict[str, Any],
+    beside: dict[str, Any],
+    limit: str | None,
 ) -> dict[str, Any]:
     """Train without and with the advice, one after the other, several times."""
     first = train(place, f"{rule}-advised", limit=limit, **before)
     advice = _advice(first, place, rule)
-    after = before | {change.key.replace(".", "__"): change.new for change in advice.changes} | beside
+    after = (
+        before
+        | {change.key.replace(".", "__"): change.new for change in advice.changes}
+        | beside
+    )
     rates: dict[str, list[float]] = {"before": [], "after": []}
     for number in range(ROUNDS):
         for name, settings in (("before", before), ("after", after)):
             run = train(place, f"{rule}-{name}-{number}", limit=limit, **settings)
-            rates[name].append(statistics.median(row.tokens_per_s for row in run.steps[2:]))
-    ratio = statistics.median(new / old for new, old in zip(rates["after"], rates["before"], strict=True))
+            rates[name].append(
+                statistics.median(row.tokens_per_s for row in run.steps[2:])
+            )
+    ratio = statistics.median(
+        new / old for new, old in zip(rates["after"], rates["before"], strict=True)
+    )
     gain = advice.gain
     assert gain is not None
     return {
-        "rule": rule, "promised": gain.ratio, "low": gain.low, "high": gain.high, "delivered": ratio,
-        "rates": rates, "kept": is_kept(gain, ratio, noise=NOISE_SHARE),
-    }  # fmt: skip
+        "rule": rule,
+        "promised": gain.ratio,
+        "low": gain.low,
+        "high": gain.high,
+        "delivered": ratio,
+        "rates": rates,
+        "kept": is_kept(gain, ratio, noise=NOISE_SHARE),
+    }
 
 
 def _advice(run: Run, place: CacheDirectory, rule: str) -> Advice:
@@ -203,12 +283,20 @@ def _advice(run: Run, place: CacheDirectory, rule: str) -> Advice:
 def _bars(found: dict[str, Any]) -> list[Bar]:
     simulated, limits = found.get("simulated", {}), found.get("limits")
     real = [*found.get("followed", []), *found.get("sizes", [])]
-    right = None if limits is None else float(sum(one["cause"] == one["judged"] for one in limits))
+    right = (
+        None
+        if limits is None
+        else float(sum(one["cause"] == one["judged"] for one in limits))
+    )
     kept = statistics.fmean(one["kept"] for one in real) if real else None
     figures = (
-        simulated.get("right_share"), simulated.get("profiles_right_share"), right, simulated.get("kept_share"),
-        simulated.get("silent_share"), kept,
-    )  # fmt: skip
+        simulated.get("right_share"),
+        simulated.get("profiles_right_share"),
+        right,
+        simulated.get("kept_share"),
+        simulated.get("silent_share"),
+        kept,
+    )
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
@@ -218,8 +306,12 @@ def _table(found: dict[str, Any]) -> str:
         for one in found.get("limits", ())
     ]
     for one in (*found.get("followed", ()), *found.get("sizes", ())):
-        bounds = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
-        lines.append(f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered {one['delivered']:.2f}")
+        bounds = (
+            "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
+        )
+        lines.append(
+            f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered {one['delivered']:.2f}"
+        )
     return "\n".join(lines)
 
 

@@ -38,7 +38,11 @@ class Bar:
         """Whether the bar holds; None if nothing was measured."""
         if self.figure is None:
             return None
-        return self.figure <= self.bar if self.direction == "<=" else self.figure >= self.bar
+        return (
+            self.figure <= self.bar
+            if self.direction == "<="
+            else self.figure >= self.bar
+        )
 
     @property
     def line(self) -> str:
@@ -59,10 +63,19 @@ class Bar:
         return {name: getattr(self, name) for name in fields}
 
 
-def bars_of(table: Mapping[str, tuple[str, Direction, float]], figures: Mapping[str, float | None]) -> list[Bar]:
+def bars_of(
+    table: Mapping[str, tuple[str, Direction, float]],
+    figures: Mapping[str, float | None],
+) -> list[Bar]:
     """Return a bar for each figure: its unit, direction and bar stand in the table."""
     return [
-        Bar(name=name, figure=figure, unit=table[name][0], direction=table[name][1], bar=table[name][2])
+        Bar(
+            name=name,
+            figure=figure,
+            unit=table[name][0],
+            direction=table[name][1],
+            bar=table[name][2],
+        )
         for name, figure in figures.items()
     ]
 
@@ -83,10 +96,14 @@ def exit_code(bars: Sequence[Bar]) -> int:
 def keep(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any]) -> None:
     """Write the bars and the content, if anywhere."""
     if file is not None:
-        write_atomically(file, json_rows({"bars": [bar.to_json() for bar in bars], **content}))
+        write_atomically(
+            file, json_rows({"bars": [bar.to_json() for bar in bars], **content})
+        )
 
 
-def finish(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any], shown: str = "") -> int:
+def finish(
+    file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any], shown: str = ""
+) -> int:
     """Keep the bars and the content, print the tables and the bars, and return the exit code."""
     keep(file, bars, content)
     print(f"{shown}\n{lines(bars)}" if shown else lines(bars))
@@ -95,8 +112,12 @@ def finish(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any], s
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser that knows where figures are kept."""
-    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    found.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    found = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description
+    )
+    found.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures there as well"
+    )
     return found
 
 
@@ -113,7 +134,9 @@ def measuring(main: Main) -> Main:
         except (AutotuneError, TrainerError) as error:
             sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         except ImportError as error:
-            sys.stderr.write(f"error: {error}\n  next: python -m pip install accelerate datasets lightning\n")
+            sys.stderr.write(
+                f"error: {error}\n  next: python -m pip install accelerate datasets lightning\n"
+            )
         except CannotMeasure as error:
             sys.stderr.write(f"error: {error}\n")
         return EXIT_UNMEASURED

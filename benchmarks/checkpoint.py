@@ -42,28 +42,59 @@ SAMPLES = 202_000_000
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("checkpoint", "What checkpoints cost.")
-    options_of.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
-    options_of.add_argument("--model", default=MODEL, help="a preset whose state is saved")
-    options_of.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the saves; resuming has none")
     options_of.add_argument(
-        "--only-stall", action="store_true", help="what reading a position costs is the host's alone"
+        "--dir", type=Path, help="where to write (6 GB); default: a temporary directory"
     )
-    options_of.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
-    options_of.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
+    options_of.add_argument(
+        "--model", default=MODEL, help="a preset whose state is saved"
+    )
+    options_of.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="of the saves; resuming has none",
+    )
+    options_of.add_argument(
+        "--only-stall",
+        action="store_true",
+        help="what reading a position costs is the host's alone",
+    )
+    options_of.add_argument(
+        "--repeats", type=int, default=REPEATS, help="blocks of each kind"
+    )
+    options_of.add_argument(
+        "--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at"
+    )
     options = options_of.parse_args(arguments)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer does on a CPU, before torch is imported
+    # As the trainer does on a CPU, before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
-        stall = measure_stall(Path(place), options.model, options.device, options.repeats)
-        resume = None if options.only_stall else measure_resume(Path(place), options.samples, options.repeats)
+        stall = measure_stall(
+            Path(place), options.model, options.device, options.repeats
+        )
+        resume = (
+            None
+            if options.only_stall
+            else measure_resume(Path(place), options.samples, options.repeats)
+        )
     bars = make_bars(stall, resume)
-    return finish(options.json, bars, {"stall": stall, "resume": resume}, _table(stall, resume))
+    return finish(
+        options.json, bars, {"stall": stall, "resume": resume}, _table(stall, resume)
+    )
 
 
 def make_bars(stall: dict[str, Any], resume: dict[str, Any] | None) -> list[Bar]:
     """What saving and resuming may cost."""
     cost_s = {name: extra_s(stall, name) for name in ("synchronous", "asynchronous")}
-    ratio = None if resume is None else _median(resume["middle_s"]) / _median(resume["start_s"])
-    shares = (cost_s["asynchronous"] / cost_s["synchronous"], cost_s["asynchronous"] / DEFAULT_INTERVAL_S)
+    ratio = (
+        None
+        if resume is None
+        else _median(resume["middle_s"]) / _median(resume["start_s"])
+    )
+    shares = (
+        cost_s["asynchronous"] / cost_s["synchronous"],
+        cost_s["asynchronous"] / DEFAULT_INTERVAL_S,
+    )
     return bars_of(BARS, dict(zip(BARS, (*shares, ratio), strict=True)))
 
 
@@ -73,11 +104,15 @@ def extra_s(stall: dict[str, Any], name: str) -> float:
     return _median([with_save - without for with_save, without in pairs])
 
 
-def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repeats: int) -> dict[str, Any]:
+def measure_stall(
+    place: Path, model: str, device: Literal["cpu", "cuda"], repeats: int
+) -> dict[str, Any]:
     """Interleave blocks of steps with and without saves."""
     from benchmarks.saves import SavingTrainer
 
-    trainer = SavingTrainer(place / "stall", model, device, seq_length_tokens=ROW_TOKENS, rows=ROWS)
+    trainer = SavingTrainer(
+        place / "stall", model, device, seq_length_tokens=ROW_TOKENS, rows=ROWS
+    )
     kinds: dict[str, Callable[[], None]] = {
         "none": lambda: None,
         "synchronous": lambda: trainer.save(asynchronous=False),
@@ -131,15 +166,32 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
             out = place / f"resumed-{name}-{number}"
             _train(profile, data, out, steps=3, resume=origin)
             startup = json.loads((out / "startup.json").read_text())
-            found[name].append(startup["build_s"] + startup["restore_s"] + startup["first_batch_s"])
+            found[name].append(
+                startup["build_s"] + startup["restore_s"] + startup["first_batch_s"]
+            )
             first[name].append(startup["first_batch_s"])
         sys.stderr.write(f"resumes: turn {number + 1} of {repeats}\n")
     return {"samples": samples, "page_cache": caches, **found, "first_batch": first}
 
 
-def _train(profile: Path, data: Path, out: Path, *, steps: int, resume: Path | None = None) -> None:
-    command = [sys.executable, "-m", "trainer", str(profile), "--data", str(data), "--out", str(out)]
-    command += ["--set", f"train.max_steps={steps}", *(["--resume", str(resume)] if resume else [])]
+def _train(
+    profile: Path, data: Path, out: Path, *, steps: int, resume: Path | None = None
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        str(profile),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    command += [
+        "--set",
+        f"train.max_steps={steps}",
+        *(["--resume", str(resume)] if resume else []),
+    ]
     run_program(command, timeout_s=3600.0)
 
 
@@ -150,7 +202,11 @@ def _median(values: Sequence[float]) -> float:
 def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
     blocks = stall["block_s"]
     rows = [
-        [f"{name} save", f"{_median(blocks[name]):.2f} s", f"{extra_s(stall, name):.2f} s"]
+        [
+            f"{name} save",
+            f"{_median(blocks[name]):.2f} s",
+            f"{extra_s(stall, name):.2f} s",
+        ]
         for name in ("synchronous", "asynchronous", "torch.save")
     ]
     rows.insert(0, ["no save", f"{_median(blocks['none']):.2f} s", ""])
@@ -160,11 +216,24 @@ def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
     if resume is None:
         return text
     rows = [
-        [name, f"{_median(resume[key]):.3f} s", f"{_median(resume['first_batch'][key]):.3f} s"]
+        [
+            name,
+            f"{_median(resume[key]):.3f} s",
+            f"{_median(resume['first_batch'][key]):.3f} s",
+        ]
         for name, key in (("near the start", "start_s"), ("in the middle", "middle_s"))
     ]
-    title = f"resuming at {resume['samples']:,} samples (page cache {resume['page_cache']})"
-    return text + text_table([title, "dataset, model, checkpoint, first batch", "first batch alone"], rows) + "\n"
+    title = (
+        f"resuming at {resume['samples']:,} samples (page cache {resume['page_cache']})"
+    )
+    return (
+        text
+        + text_table(
+            [title, "dataset, model, checkpoint, first batch", "first batch alone"],
+            rows,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -32,14 +32,31 @@ def main(arguments: Sequence[str] | None) -> int:
     heavy = heavy_imports(COMMAND)
     runs_s = [_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
     bars = make_bars(runs_s, heavy)
-    return finish(options.json, bars, {"runs_s": runs_s, "heavy_imports": heavy}, _table(runs_s, heavy))
+    return finish(
+        options.json,
+        bars,
+        {"runs_s": runs_s, "heavy_imports": heavy},
+        _table(runs_s, heavy),
+    )
 
 
 def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
     """The two bars of the command line."""
     return [
-        Bar(name="cli_help_s", figure=statistics.median(runs_s), unit="s", bar=HELP_BAR_S, direction="<="),
-        Bar(name="cli_help_heavy_imports_count", figure=len(heavy), unit="count", bar=0, direction="<="),
+        Bar(
+            name="cli_help_s",
+            figure=statistics.median(runs_s),
+            unit="s",
+            bar=HELP_BAR_S,
+            direction="<=",
+        ),
+        Bar(
+            name="cli_help_heavy_imports_count",
+            figure=len(heavy),
+            unit="count",
+            bar=0,
+            direction="<=",
+        ),
     ]
 
 
@@ -54,7 +71,11 @@ def heavy_imports(command: Sequence[str]) -> list[str]:
     """
     # -X importtime names every import on standard error, whoever asked for it.
     told = _run([command[0], "-X", "importtime", *command[1:]])
-    names = {line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")}
+    names = {
+        line.rpartition("|")[2].strip()
+        for line in told.splitlines()
+        if line.startswith("import time:")
+    }
     if "autotune" not in names and "json" not in names:
         raise CannotMeasure("this Python does not report its imports")
     return [name for name in HEAVY if name in names]
@@ -69,7 +90,9 @@ def _seconds(command: Sequence[str]) -> float:
 def _run(command: Sequence[str]) -> str:
     """Run it; what it says on standard error is among what it prints."""
     environment = os.environ | {"NO_COLOR": "1"}
-    return run_program(command, timeout_s=TIMEOUT_S, env=environment, stderr=subprocess.STDOUT)
+    return run_program(
+        command, timeout_s=TIMEOUT_S, env=environment, stderr=subprocess.STDOUT
+    )
 
 
 def _table(runs_s: Sequence[float], heavy: Sequence[str]) -> str:

@@ -14,7 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.base.tables import text_table
-from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
+from benchmarks.bars import (
+    Bar,
+    Direction,
+    bars_of,
+    finish,
+    keep,
+    measuring,
+    parser,
+    run,
+)
 from tests.nullgpu.memory import Case, on_pretended_gpus
 
 BARS: dict[str, tuple[str, Direction, float]] = {
@@ -45,19 +54,39 @@ CASES = (
     Case(model="roberta"),
     Case(model="roberta", activation_checkpointing="full"),
     Case(model="bert-120m", attention="sdpa", dropout=0.1, trained=True),
-    Case(model="bert-350m", attention="sdpa", dropout=0.1, activation_checkpointing="full"),
+    Case(
+        model="bert-350m",
+        attention="sdpa",
+        dropout=0.1,
+        activation_checkpointing="full",
+    ),
     Case(model="modernbert-base", attention="sdpa"),
     Case(model="bert-120m", attention="sdpa", dropout=0.1, width=128),
     Case(
-        model="bert-120m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", mlm_head="dense",
+        model="bert-120m",
+        precision="fp32",
+        attention="sdpa",
+        dropout=0.1,
+        layout="padded",
+        mlm_head="dense",
         micro_batches=1,
     ),
     Case(
-        model="bert-350m", precision="fp32", attention="sdpa", dropout=0.1, layout="padded", mlm_head="dense",
+        model="bert-350m",
+        precision="fp32",
+        attention="sdpa",
+        dropout=0.1,
+        layout="padded",
+        mlm_head="dense",
         micro_batches=1,
     ),
     Case(model="modernbert-base", precision="fp32", attention="sdpa"),
-    Case(model="bert-120m", precision="fp32", attention="sdpa", activation_checkpointing="full"),
+    Case(
+        model="bert-120m",
+        precision="fp32",
+        attention="sdpa",
+        activation_checkpointing="full",
+    ),
     Case(model="modernbert-base", documents=12.0),
     Case(model="bert-120m", compiled=True, trained=True),
     Case(model="modernbert-base", compiled=True),
@@ -66,21 +95,30 @@ CASES = (
     Case(model="bert-120m", gpu="h100-sxm-80gb"),
     Case(model="bert-120m", gpu="rtx-4090-24gb"),
     Case(model="bert-350m", gpu="rtx-4090-24gb", activation_checkpointing="full"),
-    Case(model="modernbert-large", gpu="rtx-4090-24gb", activation_checkpointing="selective"),
+    Case(
+        model="modernbert-large",
+        gpu="rtx-4090-24gb",
+        activation_checkpointing="selective",
+    ),
     Case(model="bert-350m", gpu="h200-141gb"),
     Case(model="bert-120m", gpu="h200-141gb", activation_checkpointing="full"),
     Case(model="bert-120m", ranks=2),
     Case(model="bert-350m", ranks=2, strategy="zero1", activation_checkpointing="full"),
     Case(model="bert-120m", ranks=2, strategy="fsdp2"),
     Case(model="bert-350m", ranks=2, strategy="fsdp2", activation_checkpointing="full"),
-)  # fmt: skip
+)
 
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
     """Probe and train the chosen configurations, print and return the exit code."""
     options_of = parser("cuda_memory", __doc__ or "")
-    options_of.add_argument("--only", default="", metavar="TEXT", help="configurations whose names hold this text")
+    options_of.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="configurations whose names hold this text",
+    )
     options = options_of.parse_args(arguments)
     found: dict[str, Any] = {}
     content = {"evidence": "allocator", "configurations": found}
@@ -88,29 +126,51 @@ def main(arguments: Sequence[str] | None) -> int:
         found[case.name] = on_pretended_gpus(case)
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name])}\n")
         keep(options.json, make_bars(found), content)  # each takes minutes
-    return finish(options.json, make_bars(found), content, text_table(_HEAD, _rows(found), align="lrrrrrr"))
+    return finish(
+        options.json,
+        make_bars(found),
+        content,
+        text_table(_HEAD, _rows(found), align="lrrrrrr"),
+    )
 
 
 def make_bars(found: dict[str, Any]) -> list[Bar]:
     """Compare figures with their bars."""
     whole = [one for one in found.values() if one.get("largest_micro_batch_size")]
-    errors = {True: _errors(whole, compiled=True), False: _errors(whole, compiled=False)}
+    errors = {
+        True: _errors(whole, compiled=True),
+        False: _errors(whole, compiled=False),
+    }
     rows = {
-        compiled: [_rows_off(one) for one in whole if one["compiled"] is compiled and one["predicted_rows"]]
+        compiled: [
+            _rows_off(one)
+            for one in whole
+            if one["compiled"] is compiled and one["predicted_rows"]
+        ]
         for compiled in (True, False)
     }
     shares = {compiled: [share for _, share in rows[compiled]] for compiled in rows}
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
     trials = [len(one["trials"]) for one in whole]
     bad = ("error", "crashed", "not_traced")
-    broken = sum(any(one.get(key) for key in bad) or not one.get("verified") for one in found.values())
+    broken = sum(
+        any(one.get(key) for key in bad) or not one.get("verified")
+        for one in found.values()
+    )
     again = [one["trained"].get("retries") for one in whole if "trained" in one]
     retries = sum(again) if again and None not in again else None
     figures = (
-        _median(errors[False]), _most(errors[False]), _most(errors[True]),
-        100 * sum(near) / len(near) if near else None, _most(shares[False]), _most(shares[True]), _median(trials),
-        _most(trials), broken, retries,
-    )  # fmt: skip
+        _median(errors[False]),
+        _most(errors[False]),
+        _most(errors[True]),
+        100 * sum(near) / len(near) if near else None,
+        _most(shares[False]),
+        _most(shares[True]),
+        _median(trials),
+        _most(trials),
+        broken,
+        retries,
+    )
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
@@ -135,7 +195,15 @@ def _most(values: Sequence[float]) -> float | None:
     return max(values, default=None)
 
 
-_HEAD = ("configuration", "predicted", "largest", "its peak", "predicted peak", "trials", "retries in training")
+_HEAD = (
+    "configuration",
+    "predicted",
+    "largest",
+    "its peak",
+    "predicted peak",
+    "trials",
+    "retries in training",
+)
 
 
 def _rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -143,7 +211,10 @@ def _rows(found: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             name,
-            *(str(one.get(key)) for key in ("predicted_rows", "largest_micro_batch_size")),
+            *(
+                str(one.get(key))
+                for key in ("predicted_rows", "largest_micro_batch_size")
+            ),
             f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
             f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
             str(len(one["trials"])),

@@ -30,7 +30,16 @@ from autotune.memory.values import TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.values import KernelKind, SpeedPrediction, StepWork
 from autotune.trials.fork_server import ForkServerMachine
-from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
+from benchmarks.bars import (
+    Bar,
+    Direction,
+    bars_of,
+    finish,
+    keep,
+    measuring,
+    parser,
+    run,
+)
 from tests.conftest import TORCHAO
 from tests.nullgpu.steps import WITHOUT, StepCase, counted
 from trainer.config.presets import model_settings
@@ -45,7 +54,11 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-120m_elementwise_GB_per_step": ("GB", "<=", 45),
     "modernbert-base_elementwise_GB_per_step": ("GB", "<=", 70),
     "bert-120m_activation_bytes_per_token": ("bytes", "<=", 0.8 * 426_948),
-    "bert-120m_activation_bytes_per_token_bf16_residual": ("bytes", "<=", 0.7 * 426_948),
+    "bert-120m_activation_bytes_per_token_bf16_residual": (
+        "bytes",
+        "<=",
+        0.7 * 426_948,
+    ),
     "bert-120m_largest_micro_batch": ("sequences", ">=", 520),
     "bert-350m_largest_micro_batch": ("sequences", ">=", 200),
     "bert-120m_predicted_mfu_%": ("%", ">=", 33),
@@ -65,8 +78,16 @@ TRACED = {"bert-120m": 64, "bert-350m": 48, "modernbert-base": 64}
 SEQ_LENGTH, DOCUMENTS = 512, 512 / 240
 H100_SXM, H100_NVL = (find_gpu_model(key) for key in ("h100-sxm", "h100-nvl"))
 MODELS = ("bert-120m", "modernbert-base")
-CASES = tuple(StepCase(model=model, compiled=compiled) for model in MODELS for compiled in (False, True))
-FA3, NARROW, FLOAT8 = "train.attention=fa3", "train.residual_dtype=bf16", "train.float8=tensorwise"
+CASES = tuple(
+    StepCase(model=model, compiled=compiled)
+    for model in MODELS
+    for compiled in (False, True)
+)
+FA3, NARROW, FLOAT8 = (
+    "train.attention=fa3",
+    "train.residual_dtype=bf16",
+    "train.float8=tensorwise",
+)
 GRAPHS = "train.compile_mode=reduce-overhead"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as tuned by default": (),
@@ -84,7 +105,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 """Ablation of bert-120m: settings, or what is left out. No stand-in for FlashAttention 3 runs: it is not counted."""
 SHOWN_NAMES = 15
-FAMILIES = {"triton": "triton_", "attention": "flash|fmha|cudnnBackendExecute", "cub": r"\bcub::", "other": ""}
+FAMILIES = {
+    "triton": "triton_",
+    "attention": "flash|fmha|cudnnBackendExecute",
+    "cub": r"\bcub::",
+    "other": "",
+}
 """Families of kernels, by a pattern in their names; the first that matches."""
 _NOISE = {
     r"\(anonymous namespace\)::|\b(at|native|cuda|std|detail|cutlass|c10|at_cuda_detail|cub)::|^void ": "",
@@ -97,25 +123,38 @@ _NOISE = {
 def main(arguments: Sequence[str] | None) -> int:
     """Count the steps of the chosen cases, print and return the exit code."""
     options_of = parser("cuda_step", __doc__ or "")
-    options_of.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this text")
     options_of.add_argument(
-        "--set", action="append", default=[], metavar="train.KEY=VALUE", help="a setting of the trainer, in every case"
+        "--only", default="", metavar="TEXT", help="cases whose names hold this text"
+    )
+    options_of.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="train.KEY=VALUE",
+        help="a setting of the trainer, in every case",
     )
     options = options_of.parse_args(arguments)
     sys.path.append(str(TORCHAO))
     found: dict[str, Any] = {}
     content = {"evidence": "counts", "settings": options.set, "cases": found}
     content["traced"] = traced = {
-        model: traced_figures(model, options.set) for model in TRACED if options.only in model
+        model: traced_figures(model, options.set)
+        for model in TRACED
+        if options.only in model
     }
     for case in (case for case in CASES if options.only in case.name):
         found[case.name] = _readable(counted(case, tuple(options.set)))
-        sys.stderr.write(f"{case.name}: {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n")
+        sys.stderr.write(
+            f"{case.name}: {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n"
+        )
         keep(options.json, make_bars(found, traced), content)  # each takes minutes
     shown = [_table(found), _traced_table(traced), *_details(found)]
     if options.only in ("", "ablation"):
         content["ablation"] = ablation = {name: _variant(name) for name in VARIANTS}
-        rows = [[name, *(f"{one:.4g}" if one else "-" for one in of.values())] for name, of in ablation.items()]
+        rows = [
+            [name, *(f"{one:.4g}" if one else "-" for one in of.values())]
+            for name, of in ablation.items()
+        ]
         shown.append(text_table(["bert-120m", *next(iter(ablation.values()))], rows))
     return finish(options.json, make_bars(found, traced), content, "\n\n".join(shown))
 
@@ -133,8 +172,14 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
         "predicted_step_s": speed.step_s.value,
     }
     if model in FASTER:
-        found["activation_bytes_per_token_bf16_residual"] = _memory(model, (*settings, NARROW))[1]
-    for name, more in {"fa3": (FA3,), "float8": (FA3, NARROW, FLOAT8)}.items() if model in FASTER else ():
+        found["activation_bytes_per_token_bf16_residual"] = _memory(
+            model, (*settings, NARROW)
+        )[1]
+    for name, more in (
+        {"fa3": (FA3,), "float8": (FA3, NARROW, FLOAT8)}.items()
+        if model in FASTER
+        else ()
+    ):
         mfu = _traced(model, (*settings, *more))[0].mfu
         assert mfu is not None
         found[f"predicted_mfu_{name}_%"] = 100 * mfu.value
@@ -148,28 +193,46 @@ def _memory(model: str, settings: Sequence[str]) -> tuple[int, float]:
     with ForkServerMachine() as machine:
         machine.start()
         memory = estimate_model(
-            request, machine, H100_NVL.usable_bytes, overheads, max_micro_batch_size=MAX_MICRO_BATCH_SIZE
+            request,
+            machine,
+            H100_NVL.usable_bytes,
+            overheads,
+            max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
         )
     largest = memory.max_micro_batch_size
-    peaks = [float(memory.fit.running_bytes(size).max()) for size in (largest // 2, largest)]
+    peaks = [
+        float(memory.fit.running_bytes(size).max()) for size in (largest // 2, largest)
+    ]
     return largest, (peaks[1] - peaks[0]) / (largest - largest // 2) / SEQ_LENGTH
 
 
 def _request(model: str, settings: Sequence[str]) -> TraceRequest:
     config = settings_of_step(
-        model_settings(model), "cuda", layout=None, precision=None, seq_length_tokens=SEQ_LENGTH,
-        micro_batch_size=TRACED[model], global_batch_size=TRACED[model], **changes_of(settings),
-    )  # fmt: skip
+        model_settings(model),
+        "cuda",
+        layout=None,
+        precision=None,
+        seq_length_tokens=SEQ_LENGTH,
+        micro_batch_size=TRACED[model],
+        global_batch_size=TRACED[model],
+        **changes_of(settings),
+    )
     return TraceRequest(
-        config=config, vocab_size=VOCAB_SIZE, special_ids=DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS,
-        micro_batches=1, ranks=1,
-    )  # fmt: skip
+        config=config,
+        vocab_size=VOCAB_SIZE,
+        special_ids=DEFAULT_SPECIAL_IDS,
+        documents_per_sequence=DOCUMENTS,
+        micro_batches=1,
+        ranks=1,
+    )
 
 
 def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepWork]:
     asked, rates = _request(model, settings), data_sheet_rates(H100_SXM.name)
     assert rates is not None
-    trace, _ = trace_steps(asked.config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS)
+    trace, _ = trace_steps(
+        asked.config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS
+    )
     assert trace.work is not None
     return predict_speed(trace.work, rates, asked.config), trace.work
 
@@ -185,9 +248,11 @@ def _variant(name: str) -> dict[str, float | None]:
         launches = figures_of(one)["launches_per_step"]
     assert speed.mfu is not None
     found = {
-        "launches": launches, "elementwise_GB": work.bytes_of(*ELEMENTWISE) / 1e9, "step_s": speed.step_s.value,
+        "launches": launches,
+        "elementwise_GB": work.bytes_of(*ELEMENTWISE) / 1e9,
+        "step_s": speed.step_s.value,
         "mfu_%": 100 * speed.mfu.value,
-    }  # fmt: skip
+    }
     sys.stderr.write(f"{name}: {json.dumps(found)}\n")
     return found
 
@@ -203,7 +268,11 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a case, which are the columns of the table; a bar is taken of those named in ``BARS``."""
     total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
     memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
-    others = [name for name in waits if name != "cudaEventSynchronize" and not name.startswith("pageable")]
+    others = [
+        name
+        for name in waits
+        if name != "cudaEventSynchronize" and not name.startswith("pageable")
+    ]
     return {
         **one["families"],
         "kernels": total["kernel"],
@@ -213,22 +282,37 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
         "copies": total["copy"] - memsets,
         "allocations": total["allocation"],
         "event_waits_per_step": waits.get("cudaEventSynchronize", 0.0),
-        "pageable_copies_per_step": sum(number for name, number in waits.items() if name.startswith("pageable")),
+        "pageable_copies_per_step": sum(
+            number for name, number in waits.items() if name.startswith("pageable")
+        ),
         "other_waits_per_step": sum(waits[name] for name in others),
         "recompilations": one["recompilations"],
     }
 
 
-def make_bars(found: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]]) -> list[Bar]:
+def make_bars(
+    found: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]]
+) -> list[Bar]:
     """Compare figures with their bars."""
     rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
     figures: dict[str, float | None] = {
-        f"{model}_launches_per_step": rows.get(f"{model} compiled", {}).get("launches_per_step") for model in MODELS
+        f"{model}_launches_per_step": rows.get(f"{model} compiled", {}).get(
+            "launches_per_step"
+        )
+        for model in MODELS
     }
-    figures |= {f"{model}_{name}": value for model, one in traced.items() for name, value in one.items()}
+    figures |= {
+        f"{model}_{name}": value
+        for model, one in traced.items()
+        for name, value in one.items()
+    }
     of_traces = {name for name in BARS if name.startswith(tuple(TRACED))}
     for name in BARS.keys() - figures.keys() - of_traces:
-        figures[name] = max(row[name] for row in rows.values()) if rows and len(rows) == len(found) else None
+        figures[name] = (
+            max(row[name] for row in rows.values())
+            if rows and len(rows) == len(found)
+            else None
+        )
     return bars_of(BARS, {name: figures.get(name) for name in BARS})
 
 
@@ -237,14 +321,32 @@ def _readable(one: dict[str, Any]) -> dict[str, Any]:
     if "error" in one:
         return one
     kernels = one["counts"]["kernel"]
-    command = subprocess.run(["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True)
+    command = subprocess.run(
+        ["c++filt"],
+        input="\n".join(kernels),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     named: Counter[str] = Counter()
     families: Counter[str] = Counter(dict.fromkeys(FAMILIES, 0.0))
     for name, number in zip(command.stdout.splitlines(), kernels.values(), strict=True):
-        families[next(family for family, pattern in FAMILIES.items() if re.search(pattern, name))] += number
+        families[
+            next(
+                family
+                for family, pattern in FAMILIES.items()
+                if re.search(pattern, name)
+            )
+        ] += number
         named[_short(name)] += number
-    kinds = {kind: one["counts"].get(kind, {}) for kind in ("matmul", "copy", "allocation", "wait")}
-    return one | {"families": families, "counts": {"kernel": dict(named.most_common()), **kinds}}
+    kinds = {
+        kind: one["counts"].get(kind, {})
+        for kind in ("matmul", "copy", "allocation", "wait")
+    }
+    return one | {
+        "families": families,
+        "counts": {"kernel": dict(named.most_common()), **kinds},
+    }
 
 
 def _short(name: str) -> str:
@@ -257,15 +359,26 @@ def _short(name: str) -> str:
 def _table(found: Mapping[str, Any]) -> str:
     rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
     columns = list(next(iter(rows.values()), {}))
-    head = ["case", *(name.removesuffix("_per_step").replace("_", " ") for name in columns)]
-    cells = [[name, *(f"{row[column]:.4g}" for column in columns)] for name, row in rows.items()]
+    head = [
+        "case",
+        *(name.removesuffix("_per_step").replace("_", " ") for name in columns),
+    ]
+    cells = [
+        [name, *(f"{row[column]:.4g}" for column in columns)]
+        for name, row in rows.items()
+    ]
     return text_table(head, cells, align="l" + "r" * len(columns))
 
 
 def _traced_table(traced: Mapping[str, Mapping[str, float]]) -> str:
     names = list(next(iter(traced.values()), {}))
-    rows = [[model, *(f"{one[name]:.4g}" if name in one else "-" for name in names)] for model, one in traced.items()]
-    return text_table(["predicted from traces", *(name.replace("_", " ") for name in names)], rows)
+    rows = [
+        [model, *(f"{one[name]:.4g}" if name in one else "-" for name in names)]
+        for model, one in traced.items()
+    ]
+    return text_table(
+        ["predicted from traces", *(name.replace("_", " ") for name in names)], rows
+    )
 
 
 def _details(found: Mapping[str, Any]) -> list[str]:
@@ -277,10 +390,20 @@ def _details(found: Mapping[str, Any]) -> list[str]:
             continue
         few, most = one["documents"]
         kernels = list(one["counts"]["kernel"].items())
-        lines = {f"{what}, {line}": number for what, at in one["lines"].items() for line, number in at.items()}
-        named = [*kernels[:SHOWN_NAMES], *one["counts"]["matmul"].items(), *lines.items()]
+        lines = {
+            f"{what}, {line}": number
+            for what, at in one["lines"].items()
+            for line, number in at.items()
+        }
+        named = [
+            *kernels[:SHOWN_NAMES],
+            *one["counts"]["matmul"].items(),
+            *lines.items(),
+        ]
         rows = [[f"{number:.4g}", what] for what, number in named]
-        texts.append(f"{name}, {few} to {most} documents per step\n{text_table(('per step', 'name'), rows, align='r')}")
+        texts.append(
+            f"{name}, {few} to {most} documents per step\n{text_table(('per step', 'name'), rows, align='r')}"
+        )
     return texts
 
 

@@ -22,7 +22,10 @@ from benchmarks.structure import Sources, tracked
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
-_MARK = re.compile(r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*?)(?P<end><!-- end -->)", re.DOTALL)
+_MARK = re.compile(
+    r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*?)(?P<end><!-- end -->)",
+    re.DOTALL,
+)
 
 
 def main() -> int:
@@ -44,19 +47,29 @@ def names_of(root: Path) -> dict[str, Any]:
     """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
     h100 = root / pictures.H100
     current = h100.parent / "2026-11-27"
-    check, now = (json.loads((place / gpu.CHECK_NAME).read_text()) for place in (h100, current))
+    check, now = (
+        json.loads((place / gpu.CHECK_NAME).read_text()) for place in (h100, current)
+    )
     steps = json.loads((h100 / "steps.json").read_text())
-    figures = {path.stem: json.loads(path.read_text()) for path in sorted((root / "reports/benchmarks").glob("*.json"))}
+    figures = {
+        path.stem: json.loads(path.read_text())
+        for path in sorted((root / "reports/benchmarks").glob("*.json"))
+    }
     return {
         **figures,
         "bars": [bar for one in figures.values() for bar in one["bars"]],
-        "bar": {bar["name"]: bar["figure"] for one in figures.values() for bar in one["bars"]},
+        "bar": {
+            bar["name"]: bar["figure"]
+            for one in figures.values()
+            for bar in one["bars"]
+        },
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
         "steps": steps["steps"],
         "alternatives": steps["alternatives of bert-120m"],
         "h100_trials": json.loads((current / "trials.json").read_text()),
-        "h100": check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
+        "h100": check["figures"]
+        | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
         "h100_now": now["figures"],
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,
@@ -89,7 +102,10 @@ def quoted(page: str, names: Mapping[str, Any]) -> str:
             return found["mark"] + _text(found["what"], names) + found["end"]
         elements, _, template = found["what"].partition(" : ")
         head = found["old"].strip("\n").splitlines()[:2]
-        rows = [_text(template, {**names, **one, "row": one}) for one in eval(elements, dict(names))]
+        rows = [
+            _text(template, {**names, **one, "row": one})
+            for one in eval(elements, dict(names))
+        ]
         return "\n".join([found["mark"], "", *head, *rows, "", found["end"]])
 
     return _MARK.sub(fill, page)
@@ -102,12 +118,16 @@ def _text(template: str, names: Mapping[str, Any]) -> str:
 
 def _named(found: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Return the tables in a table, each with its name."""
-    return [{"name": name, **one} for name, one in found.items() if isinstance(one, dict)]
+    return [
+        {"name": name, **one} for name, one in found.items() if isinstance(one, dict)
+    ]
 
 
 def _against(profile: Mapping[str, Any], recipe: str) -> str:
     """Return the speedup over a recipe with its 95 % interval."""
-    row = next(row for row in profile["evidence"]["baseline"]["rows"] if row["name"] == recipe)
+    row = next(
+        row for row in profile["evidence"]["baseline"]["rows"] if row["name"] == recipe
+    )
     return f"{row['speedup']:.1f} \N{MULTIPLICATION SIGN} ({row['speedup_low']:.1f} to {row['speedup_high']:.1f})"
 
 
@@ -119,7 +139,9 @@ def _worst_error(rows: Iterable[Mapping[str, Any]], predicted: str, real: str) -
 def _train_ratios(settings: Mapping[str, Any], other: str) -> list[float]:
     """Return our throughput divided by another trainer's, for each model of the benchmark."""
     rates = [one["tokens_per_s"] for one in settings.values()]
-    return sorted(statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates)
+    return sorted(
+        statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates
+    )
 
 
 def _step_gain(cuda_step: Mapping[str, Any], name: str) -> str:
@@ -133,7 +155,11 @@ def _number(value: float | None, unit: str) -> str:
         return "n/a"
     if unit == "bytes":
         return format_bytes(round(value))
-    return f"{value:.2%}" if unit == "share" else f"{value:.3g}{' s' if unit == 's' else ''}"
+    return (
+        f"{value:.2%}"
+        if unit == "share"
+        else f"{value:.3g}{' s' if unit == 's' else ''}"
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ from typing import Any
 
 from autotune.base.tables import text_table
 from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, peak_bytes
-from autotune.memory.estimate import DOCUMENTS_PER_PACKED_SEQUENCE, FIRST_SIZES, estimate_model
+from autotune.memory.estimate import (
+    DOCUMENTS_PER_PACKED_SEQUENCE,
+    FIRST_SIZES,
+    estimate_model,
+)
 from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured, Outcome, Trial
@@ -67,13 +71,26 @@ Figures = dict[str, Any]
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
     options_of = parser("estimate", "Predictions of memory.")
-    options_of.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
-    options_of.add_argument("--seed", type=int, help="of the simulated machines; default: the date as a number")
+    options_of.add_argument(
+        "--only",
+        metavar="PARTS",
+        help=f"some of {','.join(PARTS)}",
+        default=",".join(PARTS),
+    )
+    options_of.add_argument(
+        "--seed",
+        type=int,
+        help="of the simulated machines; default: the date as a number",
+    )
     options = options_of.parse_args(arguments)
     wanted = set(options.only.split(","))
     if unknown := wanted - set(PARTS):
         options_of.error(f"no such part: {', '.join(sorted(unknown))}")
-    seed = int(datetime.date.today().strftime("%Y%m%d")) if options.seed is None else options.seed
+    seed = (
+        int(datetime.date.today().strftime("%Y%m%d"))
+        if options.seed is None
+        else options.seed
+    )
     found: dict[str, Figures] = {}
     for name, part in PARTS.items():
         if name in wanted:
@@ -81,7 +98,10 @@ def main(arguments: Sequence[str] | None) -> int:
             found[name] = part(seed)
     bars = make_bars(found)
     return finish(
-        options.json, bars, {"parts": found}, "\n".join(TABLES[name](figures) for name, figures in found.items())
+        options.json,
+        bars,
+        {"parts": found},
+        "\n".join(TABLES[name](figures) for name, figures in found.items()),
     )
 
 
@@ -89,12 +109,17 @@ def make_bars(found: dict[str, Figures]) -> list[Bar]:
     """The bars of the parts that were measured."""
     figures: dict[str, float | None] = {}
     if "speed" in found:
-        ratio = median(found["speed"]["mem_tracker_s"]) / median(found["speed"]["law_s"])
+        ratio = median(found["speed"]["mem_tracker_s"]) / median(
+            found["speed"]["law_s"]
+        )
         figures["estimate_law_against_memtracker_ratio"] = ratio
     if "cold" in found:
         figures["estimate_cold_s"] = max(map(median, found["cold"]["runs_s"].values()))
     if "accuracy" in found:
-        errors = [abs(one["predicted_bytes"] / one["real_bytes"] - 1) for one in found["accuracy"].values()]
+        errors = [
+            abs(one["predicted_bytes"] / one["real_bytes"] - 1)
+            for one in found["accuracy"].values()
+        ]
         figures["estimate_peak_error_share"] = max(errors)
     if "simulated" in found:
         runs = [one for one in found["simulated"]["runs"] if one["predicted"]]
@@ -102,7 +127,9 @@ def make_bars(found: dict[str, Figures]) -> list[Bar]:
         figures["simulated_trials_max"] = runs[0]["trials_max"]
         figures["simulated_wrong_count"] = max(one["wrong"] for one in runs)
     if "fork" in found:
-        figures["trial_start_ratio"] = median(found["fork"]["fresh_s"]) / median(found["fork"]["forked_s"])
+        figures["trial_start_ratio"] = median(found["fork"]["fresh_s"]) / median(
+            found["fork"]["forked_s"]
+        )
     return bars_of(BARS, figures)
 
 
@@ -117,7 +144,9 @@ def speed(_: int) -> Figures:
     for repeat in range(-1, SPEED_REPEATS):
         # What is imported or made ready with the first call is nobody's.
         model = small if repeat < 0 else shape
-        config = TrainConfig(model=model, layout="packed", device="cuda", seq_length_tokens=ROW_TOKENS)
+        config = TrainConfig(
+            model=model, layout="packed", device="cuda", seq_length_tokens=ROW_TOKENS
+        )
         sizes = rows[:1] if repeat < 0 else rows
         started_s = time.perf_counter()
         fit_memory_model(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_SEQUENCE)
@@ -128,12 +157,18 @@ def speed(_: int) -> Figures:
         if repeat >= 0:
             times_s["law_s"].append(traced_s - started_s)
             times_s["mem_tracker_s"].append(ended_s - traced_s)
-            sys.stderr.write(f"repeat {repeat + 1}: {traced_s - started_s:.2f} s, {ended_s - traced_s:.1f} s\n")
+            sys.stderr.write(
+                f"repeat {repeat + 1}: {traced_s - started_s:.2f} s, {ended_s - traced_s:.1f} s\n"
+            )
     return times_s | {"rows": list(rows)}
 
 
 def fit_memory_model(
-    config: TrainConfig, vocab_size: int, documents_per_sequence: float, micro_batches: int = 1, rows: int | None = None
+    config: TrainConfig,
+    vocab_size: int,
+    documents_per_sequence: float,
+    micro_batches: int = 1,
+    rows: int | None = None,
 ) -> MemoryModel:
     """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
     from autotune.memory.jobs import trace
@@ -151,7 +186,11 @@ def fit_memory_model(
     )
     cpu = MemoryOverheads(kind="cpu")
     return estimate_model(
-        request, FakeMachine(run), UNLIMITED_BYTES, cpu, max_micro_batch_size=rows or FIRST_SIZES[-1]
+        request,
+        FakeMachine(run),
+        UNLIMITED_BYTES,
+        cpu,
+        max_micro_batch_size=rows or FIRST_SIZES[-1],
     ).fit
 
 
@@ -160,7 +199,15 @@ def cold(_: int) -> Figures:
     runs_s: dict[str, list[float]] = {}
     for models in COLD_MODELS * COLD_REPEATS:
         named = [word for model in models for word in ("--model", model)]
-        command = [sys.executable, "-m", "autotune", "estimate", *named, "--gpu", "h100-nvl-94gb"]
+        command = [
+            sys.executable,
+            "-m",
+            "autotune",
+            "estimate",
+            *named,
+            "--gpu",
+            "h100-nvl-94gb",
+        ]
         runs_s.setdefault(" and ".join(models), []).append(_seconds(command))
     return {"runs_s": runs_s}
 
@@ -171,10 +218,21 @@ def accuracy(_: int) -> Figures:
 
     found = {}
     for case in CASES:
-        fit = fit_memory_model(case.config, case.vocab_size, case.documents_per_sequence, case.micro_batches, case.rows)
+        fit = fit_memory_model(
+            case.config,
+            case.vocab_size,
+            case.documents_per_sequence,
+            case.micro_batches,
+            case.rows,
+        )
         predicted = peak_bytes(fit, case.rows, MemoryOverheads(kind="cpu"))
-        found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
-        sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")
+        found[case.name] = {
+            "predicted_bytes": predicted,
+            "real_bytes": allocator_peak_bytes(case),
+        }
+        sys.stderr.write(
+            f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n"
+        )
     return found
 
 
@@ -184,7 +242,10 @@ def simulated(seed: int) -> Figures:
     for number in range(SEEDS):
         base = seed * 1000 + number * MACHINES
         for predicted in (True, False):
-            found = [search(SimulatedMachine(base + machine), predicted=predicted) for machine in range(MACHINES)]
+            found = [
+                search(SimulatedMachine(base + machine), predicted=predicted)
+                for machine in range(MACHINES)
+            ]
             trials = [count for count, _ in found]
             runs.append(
                 {
@@ -193,7 +254,10 @@ def simulated(seed: int) -> Figures:
                     "trials_median": median(trials),
                     "trials_max": max(trials),
                     "wrong": sum(not right for _, right in found),
-                    "machines_by_trials": {str(count): machines for count, machines in sorted(Counter(trials).items())},
+                    "machines_by_trials": {
+                        str(count): machines
+                        for count, machines in sorted(Counter(trials).items())
+                    },
                 }
             )
     return {"seed": seed, "machines": MACHINES, "runs": runs}
@@ -204,7 +268,10 @@ def fork(_: int) -> Figures:
     forked_s, fresh_s = [], []
     job: Any = "tests.failing_job"
     nothing = Trial(job=job, measured={"fault": "none"}, timeout_s=TIMEOUT_S)
-    with ForkServerMachine() as machine, tempfile.TemporaryDirectory(prefix="fork-") as place:
+    with (
+        ForkServerMachine() as machine,
+        tempfile.TemporaryDirectory(prefix="fork-") as place,
+    ):
         for _number in range(1 + FORKED_TRIALS):
             started_s = time.perf_counter()
             outcome = machine.run(nothing)
@@ -212,11 +279,21 @@ def fork(_: int) -> Figures:
             if not isinstance(outcome, Measured):
                 raise CannotMeasure(f"a trial that does nothing ended so: {outcome}")
         for _number in range(FRESH_INTERPRETERS):
-            fresh_s.append(_seconds([sys.executable, "-c", _FRESH, str(Path(place) / "result.json")]))
-    return {"forked_s": forked_s[1:], "fresh_s": fresh_s, "server_and_first_trial_s": forked_s[0]}
+            fresh_s.append(
+                _seconds(
+                    [sys.executable, "-c", _FRESH, str(Path(place) / "result.json")]
+                )
+            )
+    return {
+        "forked_s": forked_s[1:],
+        "fresh_s": fresh_s,
+        "server_and_first_trial_s": forked_s[0],
+    }
 
 
-PARTS: dict[str, Callable[[int], Figures]] = {part.__name__: part for part in (speed, cold, accuracy, simulated, fork)}
+PARTS: dict[str, Callable[[int], Figures]] = {
+    part.__name__: part for part in (speed, cold, accuracy, simulated, fork)
+}
 
 
 def _seconds(command: Sequence[str]) -> float:
@@ -226,13 +303,20 @@ def _seconds(command: Sequence[str]) -> float:
 
 
 def _runs(title: str, runs_s: dict[str, list[float]]) -> str:
-    rows = [[name, f"{median(runs):.3f} s", f"{min(runs):.3f} to {max(runs):.3f} s"] for name, runs in runs_s.items()]
+    rows = [
+        [name, f"{median(runs):.3f} s", f"{min(runs):.3f} to {max(runs):.3f} s"]
+        for name, runs in runs_s.items()
+    ]
     return text_table([title, "median", "range"], rows) + "\n"
 
 
 def _accuracy(found: Figures) -> str:
     rows = [
-        [name, f"{one['real_bytes'] / 2**20:.1f} MiB", f"{one['predicted_bytes'] / one['real_bytes'] - 1:+.3%}"]
+        [
+            name,
+            f"{one['real_bytes'] / 2**20:.1f} MiB",
+            f"{one['predicted_bytes'] / one['real_bytes'] - 1:+.3%}",
+        ]
         for name, one in found.items()
     ]
     return text_table(["step on a CPU", "real peak", "predicted"], rows) + "\n"
@@ -240,19 +324,30 @@ def _accuracy(found: Figures) -> str:
 
 def _simulated(found: Figures) -> str:
     keys = ("base_seed", "predicted", "trials_median", "trials_max", "wrong")
-    titles = [f"{found['machines']} machines from seed", "prediction", "median trials", "most", "wrong"]
-    return text_table(titles, [[str(one[key]) for key in keys] for one in found["runs"]]) + "\n"
+    titles = [
+        f"{found['machines']} machines from seed",
+        "prediction",
+        "median trials",
+        "most",
+        "wrong",
+    ]
+    return (
+        text_table(titles, [[str(one[key]) for key in keys] for one in found["runs"]])
+        + "\n"
+    )
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {
     "speed": lambda found: _runs(
-        "law of BERT-base", {"our traces": found["law_s"], "MemTracker": found["mem_tracker_s"]}
+        "law of BERT-base",
+        {"our traces": found["law_s"], "MemTracker": found["mem_tracker_s"]},
     ),
     "cold": lambda found: _runs("autotune estimate", found["runs_s"]),
     "accuracy": _accuracy,
     "simulated": _simulated,
     "fork": lambda found: _runs(
-        "a trial that does nothing", {"forked": found["forked_s"], "new interpreter": found["fresh_s"]}
+        "a trial that does nothing",
+        {"forked": found["forked_s"], "new interpreter": found["fresh_s"]},
     ),
 }
 

@@ -25,7 +25,13 @@ import numpy as np
 from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from tests.simulators.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
+from tests.simulators.corpora import (
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    Int64,
+    real_lengths,
+    write_corpus,
+)
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_rows
 from trainer.data.dataset import TokenDataset
@@ -47,9 +53,18 @@ Batches = Iterator[tuple[int, int]]
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("feed", "Time the feed.")
-    options_of.add_argument("--samples", type=int, default=SAMPLES, help="samples of each dataset")
-    options_of.add_argument("--repeats", type=int, default=REPEATS, help="measuring windows of each contender")
-    options_of.add_argument("--window-s", type=float, default=WINDOW_S, help="length of a window")
+    options_of.add_argument(
+        "--samples", type=int, default=SAMPLES, help="samples of each dataset"
+    )
+    options_of.add_argument(
+        "--repeats",
+        type=int,
+        default=REPEATS,
+        help="measuring windows of each contender",
+    )
+    options_of.add_argument(
+        "--window-s", type=float, default=WINDOW_S, help="length of a window"
+    )
     options = options_of.parse_args(arguments)
     import datasets  # noqa: F401 - the reference: without it there is nothing to measure against
 
@@ -57,22 +72,33 @@ def main(arguments: Sequence[str] | None) -> int:
         rates = measure(Path(place), options.samples, options.repeats, options.window_s)
     efficiency = packing_efficiency(options.samples)
     bars = make_bars(rates, efficiency["all"])
-    return finish(options.json, bars, {"rates": rates, "packing_efficiency": efficiency}, _table(rates, efficiency))
+    return finish(
+        options.json,
+        bars,
+        {"rates": rates, "packing_efficiency": efficiency},
+        _table(rates, efficiency),
+    )
 
 
-def measure(place: Path, samples: int, repeats: int, window_s: float) -> dict[str, dict[str, list[float]]]:
+def measure(
+    place: Path, samples: int, repeats: int, window_s: float
+) -> dict[str, dict[str, list[float]]]:
     """Rates of every contender, one window of each in turn: samples/s and non-padding tokens/s by name."""
     full = np.full(samples, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE)
     real = real_lengths(samples, seed=0)
     contenders: dict[str, Batches] = {}
     for name, lengths in (("full", full), ("real", real)):
         corpus = write_corpus(place / name, lengths)
-        table = _padded_table(TokenDataset.open(corpus), lengths, place / f"{name}-arrow")
+        table = _padded_table(
+            TokenDataset.open(corpus), lengths, place / f"{name}-arrow"
+        )
         contenders[f"plain, {name} rows"] = _plain(table, place)
         contenders[f"by hand, {name} rows"] = _by_hand(table, place)
         contenders[f"padded, {name} rows"] = _ours(corpus, "padded")
         contenders[f"packed, {name} rows"] = _ours(corpus, "packed")
-    rates: dict[str, dict[str, list[float]]] = {name: {"samples_per_s": [], "tokens_per_s": []} for name in contenders}
+    rates: dict[str, dict[str, list[float]]] = {
+        name: {"samples_per_s": [], "tokens_per_s": []} for name in contenders
+    }
     for repeat in range(repeats + 1):
         for name, batches in contenders.items():
             found = _window(batches, window_s)
@@ -87,31 +113,66 @@ def make_bars(rates: dict[str, dict[str, list[float]]], efficiency: float) -> li
     """The bars of the feed: ratios of medians."""
 
     def ratio(ours: str, reference: str, what: str) -> float:
-        return statistics.median(rates[ours][what]) / statistics.median(rates[reference][what])
+        return statistics.median(rates[ours][what]) / statistics.median(
+            rates[reference][what]
+        )
 
     plain = ratio("padded, full rows", "plain, full rows", "samples_per_s")
     by_hand = ratio("padded, full rows", "by hand, full rows", "samples_per_s")
     packed = ratio("packed, real rows", "plain, real rows", "tokens_per_s")
     return [
-        Bar(name="feed_against_plain_ratio", figure=plain, unit="ratio", bar=PLAIN_BAR, direction=">="),
-        Bar(name="feed_against_by_hand_ratio", figure=by_hand, unit="ratio", bar=BY_HAND_BAR, direction=">="),
-        Bar(name="feed_packed_real_tokens_ratio", figure=packed, unit="ratio", bar=PACKED_BAR, direction=">="),
-        Bar(name="feed_packing_efficiency_share", figure=efficiency, unit="share", bar=EFFICIENCY_BAR, direction=">="),
+        Bar(
+            name="feed_against_plain_ratio",
+            figure=plain,
+            unit="ratio",
+            bar=PLAIN_BAR,
+            direction=">=",
+        ),
+        Bar(
+            name="feed_against_by_hand_ratio",
+            figure=by_hand,
+            unit="ratio",
+            bar=BY_HAND_BAR,
+            direction=">=",
+        ),
+        Bar(
+            name="feed_packed_real_tokens_ratio",
+            figure=packed,
+            unit="ratio",
+            bar=PACKED_BAR,
+            direction=">=",
+        ),
+        Bar(
+            name="feed_packing_efficiency_share",
+            figure=efficiency,
+            unit="share",
+            bar=EFFICIENCY_BAR,
+            direction=">=",
+        ),
     ]
 
 
 def packing_efficiency(samples: int) -> dict[str, float]:
     """How full rows are on real lengths, in blocks as the feed packs them."""
-    lengths = np.minimum(real_lengths(samples, seed=1) + SPECIAL_TOKENS_PER_SAMPLE, ROW_TOKENS)
-    plan = _plan(TrainConfig(model=_NO_MODEL, seq_length_tokens=ROW_TOKENS, layout="packed"), samples)
-    blocks = [lengths[first : first + plan.block_samples] for first in range(0, samples, plan.block_samples)]
+    lengths = np.minimum(
+        real_lengths(samples, seed=1) + SPECIAL_TOKENS_PER_SAMPLE, ROW_TOKENS
+    )
+    plan = _plan(
+        TrainConfig(model=_NO_MODEL, seq_length_tokens=ROW_TOKENS, layout="packed"),
+        samples,
+    )
+    blocks = [
+        lengths[first : first + plan.block_samples]
+        for first in range(0, samples, plan.block_samples)
+    ]
     blocks = [block for block in blocks if len(block) == plan.block_samples] or blocks
     rows = sum(int(pack_rows(block, ROW_TOKENS).max()) + 1 for block in blocks)
     tokens = sum(int(block.sum()) for block in blocks)
     full = sum(int((block == ROW_TOKENS).sum()) for block in blocks)
     return {
         "all": tokens / (rows * ROW_TOKENS),
-        "without_full_samples": (tokens - full * ROW_TOKENS) / ((rows - full) * ROW_TOKENS),
+        "without_full_samples": (tokens - full * ROW_TOKENS)
+        / ((rows - full) * ROW_TOKENS),
         "padded": tokens / (sum(len(block) for block in blocks) * ROW_TOKENS),
     }
 
@@ -125,12 +186,18 @@ def _plan(config: TrainConfig, samples: int) -> BatchPlan:
 
 def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the layouts
     config = TrainConfig(
-        model=_NO_MODEL, seq_length_tokens=ROW_TOKENS, micro_batch_size=ROWS, global_batch_size=ROWS, layout=layout
+        model=_NO_MODEL,
+        seq_length_tokens=ROW_TOKENS,
+        micro_batch_size=ROWS,
+        global_batch_size=ROWS,
+        layout=layout,
     )
     dataset = TokenDataset.open(corpus)
     plan = _plan(config, len(dataset))
     for batch in make_loader(
-        MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0)
+        MicroBatchSource(dataset, config, plan),
+        config,
+        micro_batch_plans(dataset, config, plan, 0),
     ):
         yield len(batch.starts_N), batch.non_padding_tokens
 
@@ -144,13 +211,21 @@ def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:  #
             body = dataset.read(sample, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE).tolist()
             ids = [2, *body, 3]
             padding = [0] * (ROW_TOKENS - len(ids))
-            yield {"input_ids": ids + padding, "attention_mask": [1] * len(ids) + padding}
+            yield {
+                "input_ids": ids + padding,
+                "attention_mask": [1] * len(ids) + padding,
+            }
 
     features = datasets.Features(
-        {"input_ids": datasets.List(datasets.Value("int32")), "attention_mask": datasets.List(datasets.Value("int8"))}
+        {
+            "input_ids": datasets.List(datasets.Value("int32")),
+            "attention_mask": datasets.List(datasets.Value("int8")),
+        }
     )
     datasets.disable_progress_bars()
-    table = datasets.Dataset.from_generator(rows, features=features, cache_dir=str(place))
+    table = datasets.Dataset.from_generator(
+        rows, features=features, cache_dir=str(place)
+    )
     table.save_to_disk(str(place / "saved"))
     return datasets.load_from_disk(str(place / "saved"))
 
@@ -160,8 +235,15 @@ def _collator(place: Path) -> Any:  # noqa: ANN401 - a collator of transformers
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(len(SPECIAL_TOKENS), VOCAB_SIZE))]
-    inner = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        *SPECIAL_TOKENS,
+        *(f"w{number}" for number in range(len(SPECIAL_TOKENS), VOCAB_SIZE)),
+    ]
+    inner = Tokenizer(
+        WordLevel(
+            {word: number for number, word in enumerate(words)}, unk_token="[UNK]"
+        )
+    )
     inner.add_special_tokens(list(SPECIAL_TOKENS))
     inner.save(str(place / "tokenizer.json"))
     tokenizer = PreTrainedTokenizerFast(
@@ -178,7 +260,9 @@ def _collator(place: Path) -> Any:  # noqa: ANN401 - a collator of transformers
 def _plain(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
     import torch
 
-    loader = torch.utils.data.DataLoader(table, batch_size=ROWS, shuffle=True, collate_fn=_collator(place))
+    loader = torch.utils.data.DataLoader(
+        table, batch_size=ROWS, shuffle=True, collate_fn=_collator(place)
+    )
     while True:
         for batch in loader:
             yield len(batch["input_ids"]), int(batch["attention_mask"].sum())
@@ -195,7 +279,9 @@ def _by_hand(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.D
         real = ids != 0
         return *collator.torch_mask_tokens(ids), real
 
-    loader = torch.utils.data.DataLoader(ids_only, batch_size=ROWS, shuffle=True, collate_fn=collate)
+    loader = torch.utils.data.DataLoader(
+        ids_only, batch_size=ROWS, shuffle=True, collate_fn=collate
+    )
     while True:
         for ids, _, real in loader:
             yield len(ids), int(real.sum())
@@ -214,11 +300,15 @@ def _window(batches: Batches, window_s: float) -> tuple[float, float]:
             return samples / elapsed_s, tokens / elapsed_s
 
 
-def _table(rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float]) -> str:
+def _table(
+    rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float]
+) -> str:
     rows = []
     for name, found in rates.items():
         reference = rates[f"plain, {name.rpartition(', ')[2]}"]
-        samples, tokens = (statistics.median(found[what]) for what in ("samples_per_s", "tokens_per_s"))
+        samples, tokens = (
+            statistics.median(found[what]) for what in ("samples_per_s", "tokens_per_s")
+        )
         against = statistics.median(reference["tokens_per_s"])
         spread = (max(found["tokens_per_s"]) - min(found["tokens_per_s"])) / tokens
         rows.append(
@@ -230,7 +320,9 @@ def _table(rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float
                 format_share(spread),
             ]
         )
-    table = text_table(["", "samples/s", "non-padding tokens/s", "tokens/s of plain", "spread"], rows)
+    table = text_table(
+        ["", "samples/s", "non-padding tokens/s", "tokens/s of plain", "spread"], rows
+    )
     return (
         f"{table}\npacking efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: "
         f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}"

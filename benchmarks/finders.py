@@ -37,7 +37,12 @@ _TIMEOUT_S = 900.0
 _MOST_ROWS = 8192
 """Lightning's own limit."""
 # In the server that processes are forked from, so that each starts at once; as autotune's own server has them.
-_PRELOADED = ["accelerate.utils", "lightning.pytorch.tuner.tuning", "trainer.loop", "torch._dynamo"]
+_PRELOADED = [
+    "accelerate.utils",
+    "lightning.pytorch.tuner.tuning",
+    "trainer.loop",
+    "torch._dynamo",
+]
 # To the favour of both: oneDNN keeps its last 1,024 compiled kernels, which is all of every size that was tried, up to
 # 20 MiB for each. So many are enough for one size.
 _ONEDNN_KERNELS = "32"
@@ -114,7 +119,9 @@ class _Trials:
             self._counts[1] += 1
             if _KNOWN_REFUSAL in str(error):
                 raise
-            raise RuntimeError(f"{_KNOWN_REFUSAL} ({type(error).__name__}: {error})") from error
+            raise RuntimeError(
+                f"{_KNOWN_REFUSAL} ({type(error).__name__}: {error})"
+            ) from error
 
 
 class _Bench:
@@ -128,8 +135,12 @@ class _Bench:
         from trainer.distributed.ranks import join_ranks
 
         self._case = case
-        self.config = parse_table(TrainConfig, case.config_of(LIGHTNING_FIRST_ROWS), where=case.name)
-        self._special_ids = parse_table(SpecialIds, dict(case.special_ids), where=case.name)
+        self.config = parse_table(
+            TrainConfig, case.config_of(LIGHTNING_FIRST_ROWS), where=case.name
+        )
+        self._special_ids = parse_table(
+            SpecialIds, dict(case.special_ids), where=case.name
+        )
         keep_one_arena()  # as autotune's trials do, before there is a second thread
         self.ranks = join_ranks(self.config, environment={})
         enforce(case.memory_budget_bytes, self.ranks, None)
@@ -138,11 +149,15 @@ class _Bench:
         """The model, its optimizer and its step; on a CPU they are the same for every number of rows."""
         from trainer.build import build_training
 
-        return build_training(self.config, self._case.vocab_size, self._special_ids, self.ranks)
+        return build_training(
+            self.config, self._case.vocab_size, self._special_ids, self.ranks
+        )
 
     def batch(self, rows: int) -> Any:  # noqa: ANN401 - a MicroBatch
         """Full random rows."""
-        config = self.config.model_copy(update={"micro_batch_size": rows, "global_batch_size": rows})
+        config = self.config.model_copy(
+            update={"micro_batch_size": rows, "global_batch_size": rows}
+        )
         return _fullest_batch(config, self._case.vocab_size, self._special_ids)
 
     def learning_rate(self, step: int) -> float:
@@ -190,7 +205,9 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
             return self.training_parts.optimizer
 
         def train_dataloader(self) -> Any:  # noqa: ANN401 - a loader
-            return torch.utils.data.DataLoader(Rows(), batch_size=self.batch_size, collate_fn=_as_it_is)
+            return torch.utils.data.DataLoader(
+                Rows(), batch_size=self.batch_size, collate_fn=_as_it_is
+            )
 
         def on_train_start(self) -> None:
             trials.begin()
@@ -202,7 +219,13 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
             optimizer.zero_grad()
             parts = self.training_parts
             changed = parts.module.weights_changed
-            step = TrainStep(parts.shared, optimizer, bench.config, bench.ranks, weights_changed=changed)
+            step = TrainStep(
+                parts.shared,
+                optimizer,
+                bench.config,
+                bench.ranks,
+                weights_changed=changed,
+            )
             with trials.refusals():
                 step.run([batch], bench.learning_rate(number))
 
@@ -245,7 +268,9 @@ def _accelerate(bench: _Bench, trials: _Trials) -> int:
                 step.run([bench.batch(batch_size)], bench.learning_rate(number))
         return batch_size
 
-    rows: int = find_executable_batch_size(train, starting_batch_size=ACCELERATE_FIRST_ROWS)()
+    rows: int = find_executable_batch_size(
+        train, starting_batch_size=ACCELERATE_FIRST_ROWS
+    )()
     return rows
 
 
@@ -258,15 +283,25 @@ def _in_child(find: Find, case: Case) -> Found:
     counts = context.RawArray("q", 2)
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="finder-") as place:
-        process = context.Process(target=_child, args=(find, case, counts, sender, place), daemon=True)
+        process = context.Process(
+            target=_child, args=(find, case, counts, sender, place), daemon=True
+        )
         started_s = time.perf_counter()
         process.start()
         sender.close()
         try:
-            rows, seconds, note = receiver.recv() if receiver.poll(_TIMEOUT_S) else (None, _TIMEOUT_S, "timed out")
+            rows, seconds, note = (
+                receiver.recv()
+                if receiver.poll(_TIMEOUT_S)
+                else (None, _TIMEOUT_S, "timed out")
+            )
         except EOFError:
             process.join()
-            rows, seconds, note = None, time.perf_counter() - started_s, _death(process.exitcode, Path(place, "log"))
+            rows, seconds, note = (
+                None,
+                time.perf_counter() - started_s,
+                _death(process.exitcode, Path(place, "log")),
+            )
         process.kill()
         process.join()
     trials, refused = counts
@@ -311,8 +346,16 @@ def _import(case: Case) -> None:
 
 
 def _death(exit_code: int | None, log: Path) -> str:
-    cause = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else signal.Signals(-exit_code).name
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    cause = (
+        f"exit code {exit_code}"
+        if exit_code is None or exit_code >= 0
+        else signal.Signals(-exit_code).name
+    )
+    last = (
+        log.read_text(errors="replace").strip().splitlines()[-1:]
+        if log.exists()
+        else []
+    )
     return ": ".join([f"the process died of {cause}", *last])[:500]
 
 
@@ -320,23 +363,38 @@ def cases() -> list[Case]:
     """Six: answers from a few rows to some hundreds, four shapes, both precisions, with and without recomputation."""
     modern = {"model_type": "modernbert", "max_position_embeddings": 8192}
     tiny_modern = modern | _shape(layers=4, hidden=128, heads=2, intermediate=192)
-    tiny_roberta = {"model_type": "roberta"} | _shape(layers=3, hidden=128, heads=2, intermediate=512)
+    tiny_roberta = {"model_type": "roberta"} | _shape(
+        layers=3, hidden=128, heads=2, intermediate=512
+    )
     return [
         _case("bert-small, 64", PRESETS["bert-small"], 64, 448),
         _case(
-            "bert-mini, 512, recomputed", PRESETS["bert-mini"] | _NO_DROPOUT, 512, 320, activation_checkpointing="full"
+            "bert-mini, 512, recomputed",
+            PRESETS["bert-mini"] | _NO_DROPOUT,
+            512,
+            320,
+            activation_checkpointing="full",
         ),
         _case("bert-mini, 128", PRESETS["bert-mini"], 128, 480),
         _case("modernbert tiny, 256", tiny_modern, 256, 1024),
         _case("roberta tiny, 64, no dropout", tiny_roberta | _NO_DROPOUT, 64, 448),
-        _case("roberta tiny, 64, bf16", tiny_roberta, 64, 768, precision="bf16", activation_checkpointing="selective"),
+        _case(
+            "roberta tiny, 64, bf16",
+            tiny_roberta,
+            64,
+            768,
+            precision="bf16",
+            activation_checkpointing="selective",
+        ),
     ]
 
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _shape(*, layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
+def _shape(
+    *, layers: int, hidden: int, heads: int, intermediate: int
+) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -345,7 +403,13 @@ def _shape(*, layers: int, hidden: int, heads: int, intermediate: int) -> dict[s
     }
 
 
-def _case(name: str, shape: Mapping[str, Any], seq_length_tokens: int, budget_mib: int, **options: str) -> Case:
+def _case(
+    name: str,
+    shape: Mapping[str, Any],
+    seq_length_tokens: int,
+    budget_mib: int,
+    **options: str,
+) -> Case:
     model = {"name": "bench", "config": dict(shape)}
     return Case(
         name=name,

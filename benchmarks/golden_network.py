@@ -6,9 +6,20 @@ peak of an H100), no latency, no update. Efficiency is against one node with the
 
 from dataclasses import dataclass, replace
 
-from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, gradient_syncs
+from autotune.network.decide.scaling_model import (
+    Load,
+    PredictedStep,
+    ScalingModel,
+    gradient_syncs,
+)
 from autotune.network.decide.step_model import hidden_bound_s, step_time
-from autotune.network.values import GradientPart, GradientSync, Link, Network, RankCompute
+from autotune.network.values import (
+    GradientPart,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+)
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512
@@ -39,7 +50,10 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
     """6 N T operations; gradients of layers evenly over backward, the embedding's last."""
     parts = encoder.layers * PARTS_PER_LAYER
     each = (encoder.elements - encoder.embedding_elements) // parts
-    gradients = [GradientPart(elements=each, ready_share=(number + 1) / parts) for number in range(parts)]
+    gradients = [
+        GradientPart(elements=each, ready_share=(number + 1) / parts)
+        for number in range(parts)
+    ]
     embedding = GradientPart(elements=encoder.embedding_elements, ready_share=1.0)
     return RankCompute(
         sequence_s=6 * encoder.elements * ROW_TOKENS / flops_per_s,
@@ -49,16 +63,22 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
     )
 
 
-def efficiency(of: RankCompute, rows: int, micro_batches: int, sync: GradientSync, nodes: int) -> float:
+def efficiency(
+    of: RankCompute, rows: int, micro_batches: int, sync: GradientSync, nodes: int
+) -> float:
     """Return the step of ``nodes`` nodes with the same work per rank as on one."""
     alone = step_time(of, rows, micro_batches, sync, network(1))
-    return alone.step_s / step_time(of, rows, micro_batches, sync, network(nodes)).step_s
+    return (
+        alone.step_s / step_time(of, rows, micro_batches, sync, network(nodes)).step_s
+    )
 
 
 def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
     """The same if every micro-batch's backward could hide the exchange."""
     alone = micro_batches * of.forward_backward_s(rows)
-    return alone / hidden_bound_s(of, rows, micro_batches, GradientSync(), network(nodes))
+    return alone / hidden_bound_s(
+        of, rows, micro_batches, GradientSync(), network(nodes)
+    )
 
 
 def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
@@ -73,7 +93,11 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
         tokens_per_sequence=ROW_TOKENS,
         max_micro_batch_size=184,
     )
-    found = ScalingModel(load=load, network=network(nodes), gradient_syncs=gradient_syncs(sixteen_bit=True)).at(nodes)
+    found = ScalingModel(
+        load=load,
+        network=network(nodes),
+        gradient_syncs=gradient_syncs(sixteen_bit=True),
+    ).at(nodes)
     if found is None or found.efficiency is None:
         raise ValueError(f"{sequences} sequences leave ranks without a row")
     return found
@@ -81,22 +105,51 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
 
 def bars() -> list[Bar]:
     """Every golden case; figures are predictions."""
-    fp32, bf16 = compute(BERT_120M, FP32_FLOPS_PER_S), compute(BERT_120M, BF16_FLOPS_PER_S)
+    fp32, bf16 = (
+        compute(BERT_120M, FP32_FLOPS_PER_S),
+        compute(BERT_120M, BF16_FLOPS_PER_S),
+    )
     large = compute(BERT_350M, FP32_FLOPS_PER_S)
     plain = GradientSync()
     twice, once = tuned(94_208), tuned(47_104)
     assert once.efficiency is not None and once.bound_efficiency is not None
     cases: list[tuple[str, float | None, float, str]] = [
-        ("120m_fp32_b184_at_128_nodes", efficiency(fp32, 184, 1, plain, 128), 0.95, ">="),
-        ("120m_bf16_fp32_gradients_off_half", abs(efficiency(bf16, 184, 1, plain, 128) - 0.5), 0.03, "<="),
+        (
+            "120m_fp32_b184_at_128_nodes",
+            efficiency(fp32, 184, 1, plain, 128),
+            0.95,
+            ">=",
+        ),
+        (
+            "120m_bf16_fp32_gradients_off_half",
+            abs(efficiency(bf16, 184, 1, plain, 128) - 0.5),
+            0.03,
+            "<=",
+        ),
         ("120m_bf16_94208_sequences_tuned", twice.efficiency, 0.90, ">="),
         ("120m_bf16_47104_sequences_tuned_out_of_reach", once.efficiency, 0.90, "<="),
-        ("350m_fp32_b20_at_2_nodes_off_0.79", abs(efficiency(large, 20, 1, plain, 2) - 0.79), 0.02, "<="),
-        ("350m_fp32_b20_at_128_nodes_off_0.46", abs(efficiency(large, 20, 1, plain, 128) - 0.46), 0.02, "<="),
+        (
+            "350m_fp32_b20_at_2_nodes_off_0.79",
+            abs(efficiency(large, 20, 1, plain, 2) - 0.79),
+            0.02,
+            "<=",
+        ),
+        (
+            "350m_fp32_b20_at_128_nodes_off_0.46",
+            abs(efficiency(large, 20, 1, plain, 128) - 0.46),
+            0.02,
+            "<=",
+        ),
         ("350m_fp32_b20_accumulation_3_bound", bound(large, 20, 3, 128), 0.99, ">="),
     ]
     return [
-        Bar(name=f"network_golden_{name}_share", figure=figure, unit="share", bar=limit, direction=direction)  # type: ignore[arg-type]
+        Bar(
+            name=f"network_golden_{name}_share",
+            figure=figure,
+            unit="share",
+            bar=limit,
+            direction=direction,
+        )  # type: ignore[arg-type]
         for name, figure, limit, direction in cases
     ]
 

@@ -54,7 +54,13 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "reports" / "gpu"
 PAGE = ROOT / "docs" / "reference" / "gpu.md"
 MARK = "<!-- Written by make gpu-check from here on. -->"
-CHECK_NAME, LOGS, RUNS, PROFILES, SAVES_NAME = "check.json", "logs", "runs", "profiles", "saves.json"
+CHECK_NAME, LOGS, RUNS, PROFILES, SAVES_NAME = (
+    "check.json",
+    "logs",
+    "runs",
+    "profiles",
+    "saves.json",
+)
 ENDED, FAILED, CUT_OFF, NO_TIME = "ended", "failed", "cut off", "no time"
 ENDING_S = 20.0
 """A training that is asked to end saves first; then it is killed."""
@@ -148,19 +154,32 @@ TINY = Sizes(
 def stages_of(sizes: Sizes) -> Iterator[Stage]:
     """Yield all stages, the most valuable first."""
 
-    def command(name: str, words: str, least_s: float, most_s: float, needs: str = ".") -> Stage:
+    def command(
+        name: str, words: str, least_s: float, most_s: float, needs: str = "."
+    ) -> Stage:
         gpus = 2 if name.startswith(("network", "scale")) else 1
         arguments = ("-m", "autotune", *words.split())
         longest_s, share = sizes.patience * most_s, sizes.minutes_share
         return Stage(
-            name=name, words=arguments, least_s=least_s, most_s=longest_s, needs=needs, gpus=gpus, minutes_share=share
+            name=name,
+            words=arguments,
+            least_s=least_s,
+            most_s=longest_s,
+            needs=needs,
+            gpus=gpus,
+            minutes_share=share,
         )
 
     def memory(name: str, options: str, probe: str, most_s: float) -> Iterator[Stage]:
         options = f"--data data --seq-length {sizes.seq_length} {options} --json"
         yield command(f"estimate-{name}", f"estimate {options}", 15, 120)
         # Limited, as layers are compiled for each size: smaller sizes are left out.
-        yield command(f"probe-{name}", f"probe {options} {probe} --here --out {PROFILES}/{name}.toml", 45, most_s)
+        yield command(
+            f"probe-{name}",
+            f"probe {options} {probe} --here --out {PROFILES}/{name}.toml",
+            45,
+            most_s,
+        )
 
     yield command("doctor", "doctor --measure --json", 5, 120)
     confirm = "from benchmarks import gpu; gpu.confirm()"
@@ -173,35 +192,89 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         local = f"{local} --set train.checkpoint.enabled=false"
         yield from memory(model, f"--model {model}{sizes.eager}", sizes.probe, 300)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
-        yield command(f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile)
+        yield command(
+            f"baseline-{model}", f"baseline {timed} {sizes.window}", 60, 240, profile
+        )
         if model == sizes.models[0]:
-            yield command(f"workers-{model}", f"workers {timed} {sizes.window}", 60, 240, profile)
+            yield command(
+                f"workers-{model}", f"workers {timed} {sizes.window}", 60, 240, profile
+            )
             yield command(f"network-{model}", f"network {timed}", 60, 240, profile)
-            yield command(f"scale-{model}", f"network --predict {read} --bandwidth 100Gbit --json", 10, 60, profile)
+            yield command(
+                f"scale-{model}",
+                f"network --predict {read} --bandwidth 100Gbit --json",
+                10,
+                60,
+                profile,
+            )
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
         yield from memory(name, options, f"--trial-timeout 80s {sizes.probe}", 120)
-    tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window, sizes.tune])
+    tune = " ".join(
+        [
+            "tune",
+            *(f"--model {model}" for model in sizes.models),
+            sizes.probe,
+            sizes.window,
+            sizes.tune,
+        ]
+    )
     tune = f"{tune} --data data --seq-length {sizes.seq_length} --here --json"
-    yield command("tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200)
+    yield command(
+        "tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200
+    )
     saves = f"-m benchmarks.checkpoint --device cuda --only-stall --model {sizes.models[0]} --dir . --json {SAVES_NAME}"
     saves = f"{saves} --repeats {sizes.save_repeats}"
     codes = (EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED)
-    yield Stage(name="saves", words=tuple(saves.split()), least_s=60, most_s=240, answer=SAVES_NAME, exit_codes=codes)
+    yield Stage(
+        name="saves",
+        words=tuple(saves.split()),
+        least_s=60,
+        most_s=240,
+        answer=SAVES_NAME,
+        exit_codes=codes,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages for which the time suffices, print the results, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Measure what a GPU reaches.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for answers and logs")
-    parser.add_argument("--minutes", type=float, default=10.0, help="time limit of all stages together (default: 10)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="train on this prepared dataset")
-    parser.add_argument("--only", default="", metavar="NAME,…", help="run only stages with these names or prefixes")
-    parser.add_argument("--tiny", action="store_true", help="test the check itself; keep nothing")
-    parser.add_argument("--keep", action="store_true", help="keep the results and write docs/reference/gpu.md")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description="Measure what a GPU reaches."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory for answers and logs",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="time limit of all stages together (default: 10)",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="train on this prepared dataset"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME,…",
+        help="run only stages with these names or prefixes",
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="test the check itself; keep nothing"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the results and write docs/reference/gpu.md",
+    )
     options = parser.parse_args(arguments)
     sizes = TINY if options.tiny else FULL
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, as Ctrl-C does
+    # Ends what was started, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = options.out.absolute()
     try:
         check_writable(out)
@@ -217,17 +290,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         return EXIT_UNMEASURED
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted: the stages that ended are in {out / CHECK_NAME}\n")
+        sys.stderr.write(
+            f"interrupted: the stages that ended are in {out / CHECK_NAME}\n"
+        )
         return EXIT_INTERRUPTED
     write_atomically(out / CHECK_NAME, json_rows(check))
     print(results([check]))
     if options.keep:
         if reasons := reasons_against(out, check):
-            sys.stderr.write("".join(f"error: nothing is kept: {reason}\n" for reason in reasons))
+            sys.stderr.write(
+                "".join(f"error: nothing is kept: {reason}\n" for reason in reasons)
+            )
             return EXIT_UNMEASURED
         print(f"kept: {keep(out, check, KEPT)}")
         write_page()
-    complete = all(check["stages"].get(one.name, {}).get("status") == ENDED for one in chosen)
+    complete = all(
+        check["stages"].get(one.name, {}).get("status") == ENDED for one in chosen
+    )
     short = any(bar.holds is False for bar, _, _ in claims_of(check["figures"]))
     return EXIT_SHORT if short or not complete else EXIT_HELD
 
@@ -240,12 +319,22 @@ def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:
     """
     names = {stage.name for stage in stages}
     wanted = tuple(one for one in only.split(",") if one)
-    if unknown := [one for one in wanted if not any(name.startswith(one) for name in names)]:
-        raise UsageError(f"stage {unknown[0]!r} not found", next_step=f"Choose from {', '.join(sorted(names))}.")
+    if unknown := [
+        one for one in wanted if not any(name.startswith(one) for name in names)
+    ]:
+        raise UsageError(
+            f"stage {unknown[0]!r} not found",
+            next_step=f"Choose from {', '.join(sorted(names))}.",
+        )
     beginnings = tuple(one for one in wanted if one not in names) if wanted else ("",)
-    chosen = [one for one in stages if one.name in wanted or one.name.startswith(beginnings)]
+    chosen = [
+        one for one in stages if one.name in wanted or one.name.startswith(beginnings)
+    ]
     if all(one.gpus > gpus for one in chosen):
-        raise UsageError(f"{only} requires {chosen[0].gpus} GPUs", next_step="Choose other stages, or more GPUs.")
+        raise UsageError(
+            f"{only} requires {chosen[0].gpus} GPUs",
+            next_step="Choose other stages, or more GPUs.",
+        )
     return [one for one in chosen if one.gpus <= gpus]
 
 
@@ -263,22 +352,39 @@ def open_check(out: Path, site: MeasuredDevice, *, tiny: bool) -> dict[str, Any]
         "torch": site.versions.get("torch"),
         "transformers": site.versions.get("transformers"),
         "dataset": read_manifest(out / "data").dataset_hash,
-        "sources": [code_sha256(ROOT / package)[:8] for package in ("autotune", "trainer")],
+        "sources": [
+            code_sha256(ROOT / package)[:8] for package in ("autotune", "trainer")
+        ],
         "tiny": tiny,
     }
     if (out / CHECK_NAME).is_file():
         check: dict[str, Any] = json.loads((out / CHECK_NAME).read_text())
         if check["made_with"] != made_with:
-            changed = [name for name, value in made_with.items() if check["made_with"].get(name) != value]
+            changed = [
+                name
+                for name, value in made_with.items()
+                if check["made_with"].get(name) != value
+            ]
             raise AutotuneError(
-                f"{out / CHECK_NAME} was measured with another {', '.join(changed)}", next_step="Choose another --out."
+                f"{out / CHECK_NAME} was measured with another {', '.join(changed)}",
+                next_step="Choose another --out.",
             )
     else:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        check = {"name": site.name, "tool_version": autotune.__version__, "started_utc": now, "made_with": made_with}
+        check = {
+            "name": site.name,
+            "tool_version": autotune.__version__,
+            "started_utc": now,
+            "made_with": made_with,
+        }
     # Of any visit: what stands in for a GPU is told so by its environment.
-    pretended = {name for name in os.environ if name.startswith("NULLGPU_")} | set(check.get("pretended_by", ()))
-    return check | {"pretended_by": sorted(pretended), "stages": check.get("stages", {})}
+    pretended = {name for name in os.environ if name.startswith("NULLGPU_")} | set(
+        check.get("pretended_by", ())
+    )
+    return check | {
+        "pretended_by": sorted(pretended),
+        "stages": check.get("stages", {}),
+    }
 
 
 def make_data(out: Path, given: Path | None, sizes: Sizes) -> None:
@@ -289,13 +395,22 @@ def make_data(out: Path, given: Path | None, sizes: Sizes) -> None:
     elif given is None and not data.exists():
         partial = out / "data.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        lengths = real_lengths(sizes.samples, seed=0), real_lengths(sizes.samples // 50, seed=1)
-        write_learnable_corpus(partial, *lengths, vocab_size=sizes.vocab_size).rename(data)
+        lengths = (
+            real_lengths(sizes.samples, seed=0),
+            real_lengths(sizes.samples // 50, seed=1),
+        )
+        write_learnable_corpus(partial, *lengths, vocab_size=sizes.vocab_size).rename(
+            data
+        )
     elif given is not None and data.resolve() != given.resolve():
-        raise AutotuneError(f"{data} is another dataset than {given}", next_step="Choose another --out.")
+        raise AutotuneError(
+            f"{data} is another dataset than {given}", next_step="Choose another --out."
+        )
 
 
-def run_stages(check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s: float) -> None:
+def run_stages(
+    check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s: float
+) -> None:
     """Run the stages that have not ended yet, and write the check after each."""
     for stage in stages:
         if check["stages"].get(stage.name, {}).get("status") == ENDED:
@@ -304,12 +419,19 @@ def run_stages(check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s:
         if left_s < stage.least_s:
             result = check["stages"].get(stage.name, {"status": NO_TIME})
         elif not (out / stage.needs).exists():
-            result = {"status": FAILED, "said": f"{stage.needs} is missing: the stage that writes it did not end"}
+            result = {
+                "status": FAILED,
+                "said": f"{stage.needs} is missing: the stage that writes it did not end",
+            }
         else:
-            sys.stderr.write(f"{stage.name}: at most {min(stage.most_s, left_s):.0f} s\n")
+            sys.stderr.write(
+                f"{stage.name}: at most {min(stage.most_s, left_s):.0f} s\n"
+            )
             result = run_stage(stage, out, min(stage.most_s, left_s))
         said = (result.get("said") or "").splitlines()
-        sys.stderr.write(f"{stage.name}: {result['status']}{f' ({said[-1]})' if said else ''}\n")
+        sys.stderr.write(
+            f"{stage.name}: {result['status']}{f' ({said[-1]})' if said else ''}\n"
+        )
         check["stages"][stage.name] = result
         write_atomically(out / CHECK_NAME, json_rows(check))
 
@@ -342,8 +464,18 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    status = CUT_OFF if cut_off else ENDED if process.returncode in stage.exit_codes else FAILED
-    answer = _without_paths((out / stage.answer if stage.answer else told).read_text(), out) if status == ENDED else ""
+    status = (
+        CUT_OFF
+        if cut_off
+        else ENDED
+        if process.returncode in stage.exit_codes
+        else FAILED
+    )
+    answer = (
+        _without_paths((out / stage.answer if stage.answer else told).read_text(), out)
+        if status == ENDED
+        else ""
+    )
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
     return {
         "status": status,
@@ -351,7 +483,9 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
         "began_utc": began,
         "seconds": round(time.monotonic() - began_s, 1),
         "answer": _parsed(answer),
-        "said": None if status == ENDED else _without_paths(f"exit code {process.returncode}\n{tail}", out),
+        "said": None
+        if status == ENDED
+        else _without_paths(f"exit code {process.returncode}\n{tail}", out),
     }
 
 
@@ -366,7 +500,9 @@ def _parsed(answer: str) -> Any:  # noqa: ANN401 - any JSON value
 def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
     """Wait for its end without reaping it, so that no other process gets its number before its group is killed."""
     end_s = time.monotonic() + seconds
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+    while (
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+    ):
         if time.monotonic() >= end_s:
             return False
         time.sleep(_POLL_S)
@@ -376,7 +512,12 @@ def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
 def _without_paths(text: str, out: Path) -> str:
     """Remove this machine's paths and the GPUs' serial ids: results are passed on."""
     text = re.sub(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "GPU", text)
-    for directory, name in ((out, "."), (ROOT, "."), (Path(sys.prefix), "python"), (Path.home(), "~")):
+    for directory, name in (
+        (out, "."),
+        (ROOT, "."),
+        (Path(sys.prefix), "python"),
+        (Path.home(), "~"),
+    ):
         text = text.replace(str(directory), name) if len(directory.parts) > 1 else text
     return text
 
@@ -385,19 +526,40 @@ def confirm() -> None:
     """Print whether products on the GPU are right, and how fast they are: a pretended GPU computes nothing."""
     import torch
 
-    left = torch.randint(-1, 2, (_SIZE, _DEPTH), generator=torch.Generator().manual_seed(0)).float()
-    right = torch.randint(-1, 2, (_DEPTH, _SIZE), generator=torch.Generator().manual_seed(1)).float()
+    left = torch.randint(
+        -1, 2, (_SIZE, _DEPTH), generator=torch.Generator().manual_seed(0)
+    ).float()
+    right = torch.randint(
+        -1, 2, (_DEPTH, _SIZE), generator=torch.Generator().manual_seed(1)
+    ).float()
     # Whole numbers up to 128 are exact in bf16, in whichever order they are summed.
-    found = (left.to("cuda", torch.bfloat16) @ right.to("cuda", torch.bfloat16)).float().cpu()
+    found = (
+        (left.to("cuda", torch.bfloat16) @ right.to("cuda", torch.bfloat16))
+        .float()
+        .cpu()
+    )
     square = torch.ones(_SIZE, _SIZE, device="cuda", dtype=torch.bfloat16)
-    starts, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS)] for _ in range(2))
+    starts, ends = (
+        [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS)]
+        for _ in range(2)
+    )
     for start, end in zip(starts, ends, strict=True):
         start.record()
         torch.mm(square, square)
         end.record()
     torch.cuda.synchronize()
-    seconds = statistics.median(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)) / 1e3
-    print(json.dumps({"right": torch.equal(found, left @ right), "flops_per_s": 2 * _SIZE**3 / max(seconds, 1e-9)}))
+    seconds = (
+        statistics.median(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True))
+        / 1e3
+    )
+    print(
+        json.dumps(
+            {
+                "right": torch.equal(found, left @ right),
+                "flops_per_s": 2 * _SIZE**3 / max(seconds, 1e-9),
+            }
+        )
+    )
 
 
 def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
@@ -405,18 +567,35 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
     made_with, stages = check["made_with"], check["stages"]
     gpu, driver = made_with.get("gpu"), made_with.get("driver")
     peak = peak_flops_per_s(gpu, "bf16") if gpu else None
-    reasons = ["it tried the check itself, with tiny sizes"] if made_with.get("tiny") is not False else []
+    reasons = (
+        ["it tried the check itself, with tiny sizes"]
+        if made_with.get("tiny") is not False
+        else []
+    )
     if check["pretended_by"]:
         reasons.append(f"a pretended GPU: {', '.join(check['pretended_by'])} is set")
     if not driver or is_pretended(driver) or "nullgpu" in json.dumps(stages).lower():
-        reasons.append(f"a pretended {gpu} (driver {driver})" if driver else "its driver is not known")
+        reasons.append(
+            f"a pretended {gpu} (driver {driver})"
+            if driver
+            else "its driver is not known"
+        )
     if peak is None:
-        reasons.append(f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/model/flops.py")
+        reasons.append(
+            f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/model/flops.py"
+        )
     proof = (stages.get("arithmetic") or {}).get("answer") or {}
     if proof.get("right") is not True:
         reasons.append(f"a pretended {gpu}: its matmuls are wrong, or were not checked")
-    if peak is not None and not _LEAST_OF_PEAK_SHARE * peak < proof.get("flops_per_s", 0.0) < SLACK * peak:
-        reasons.append(f"matmuls at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not plausible for {gpu}")
+    if (
+        peak is not None
+        and not _LEAST_OF_PEAK_SHARE * peak
+        < proof.get("flops_per_s", 0.0)
+        < SLACK * peak
+    ):
+        reasons.append(
+            f"matmuls at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not plausible for {gpu}"
+        )
     measured = list(_measured(out))
     reasons += [] if measured else ["no profile was measured"]
     for path, read in measured:
@@ -425,11 +604,17 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
         except (AutotuneError, TrainerError) as error:
             reasons.append(f"{path.relative_to(out)}: {error.message}")
         else:
-            reasons += [] if here == (gpu, driver) else [f"{path.relative_to(out)} is of {here[0]}, driver {here[1]}"]
+            reasons += (
+                []
+                if here == (gpu, driver)
+                else [f"{path.relative_to(out)} is of {here[0]}, driver {here[1]}"]
+            )
     return reasons
 
 
-def _measured(out: Path) -> Iterator[tuple[Path, Callable[[Path], tuple[str | None, str | None]]]]:
+def _measured(
+    out: Path,
+) -> Iterator[tuple[Path, Callable[[Path], tuple[str | None, str | None]]]]:
     """Yield every profile and run, with what checks its rates and returns its GPU and driver."""
 
     def of_profile(path: Path) -> tuple[str | None, str | None]:
@@ -444,7 +629,9 @@ def _measured(out: Path) -> Iterator[tuple[Path, Callable[[Path], tuple[str | No
         check_run(run)
         return run.header.device, run.header.driver
 
-    yield from ((path, of_profile) for path in sorted(out.glob(f"**/{PROFILES}/*.toml")))
+    yield from (
+        (path, of_profile) for path in sorted(out.glob(f"**/{PROFILES}/*.toml"))
+    )
     yield from ((path, of_run) for path in sorted(out.glob(f"{RUNS}/*/{RUN_FILE}")))
 
 
@@ -452,8 +639,15 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     """Read what was measured, beside what was predicted, from profiles, runs and answers of the stages that ended."""
     ended = {name: one for name, one in stages.items() if one["status"] == ENDED}
     answers = {name: one["answer"] or {} for name, one in ended.items()}
-    profiles = {path.stem: read_profile(path).profile for path in sorted(out.glob(f"{PROFILES}/*.toml"))}
-    runs = {path.stem: read_run(path) for path in sorted(out.glob(f"{RUNS}/*")) if f"train-{path.stem}" in ended}
+    profiles = {
+        path.stem: read_profile(path).profile
+        for path in sorted(out.glob(f"{PROFILES}/*.toml"))
+    }
+    runs = {
+        path.stem: read_run(path)
+        for path in sorted(out.glob(f"{RUNS}/*"))
+        if f"train-{path.stem}" in ended
+    }
     memory = [
         _memory(name, answers.get(f"estimate-{name}", {}), probe)
         for name, profile in profiles.items()
@@ -466,21 +660,39 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
         if row.speedup is not None and row.name != "tuned"
     ]
     workers = [
-        {"model": name, "num_workers": found.chosen, "data_wait_share": row.data_wait_share}
+        {
+            "model": name,
+            "num_workers": found.chosen,
+            "data_wait_share": row.data_wait_share,
+        }
         for name, profile in profiles.items()
-        if (found := profile.evidence.workers) is not None and not found.undecided_between
+        if (found := profile.evidence.workers) is not None
+        and not found.undecided_between
         for row in found.rows
         if row.num_workers == found.chosen
     ]
     network = [
-        {"model": name, "strategy": row.strategy, "predicted_step_s": row.predicted_step_s, "step_s": row.step_s}
+        {
+            "model": name,
+            "strategy": row.strategy,
+            "predicted_step_s": row.predicted_step_s,
+            "step_s": row.step_s,
+        }
         for name, profile in profiles.items()
-        for row in (profile.evidence.network.gradient_syncs if profile.evidence.network else ())
+        for row in (
+            profile.evidence.network.gradient_syncs if profile.evidence.network else ()
+        )
         if row.step_s is not None
     ]
-    tuned = [read_profile(path).profile.evidence.workers for path in out.glob(f"tune/{PROFILES}/*.toml")]
-    decided = all(found is not None and not found.undecided_between for found in tuned)  # else its time ended it
-    saves = {bar["name"]: bar["figure"] for bar in answers.get("saves", {}).get("bars", ())}
+    tuned = [
+        read_profile(path).profile.evidence.workers
+        for path in out.glob(f"tune/{PROFILES}/*.toml")
+    ]
+    # Else its time ended it.
+    decided = all(found is not None and not found.undecided_between for found in tuned)
+    saves = {
+        bar["name"]: bar["figure"] for bar in answers.get("saves", {}).get("bars", ())
+    }
     return {
         "matmul_flops_per_s": answers.get("arithmetic", {}).get("flops_per_s"),
         "memory": memory,
@@ -493,7 +705,9 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _memory(name: str, estimated: Mapping[str, Any], probe: ProbeEvidence) -> dict[str, Any]:
+def _memory(
+    name: str, estimated: Mapping[str, Any], probe: ProbeEvidence
+) -> dict[str, Any]:
     """The largest micro-batch and its peak: estimated, traced before any trial, corrected by trials, and measured."""
     found: Mapping[str, Any] = next(iter(estimated.get("models", ())), {})
     return {
@@ -543,40 +757,133 @@ def claims_of(figures: Mapping[str, Any]) -> list[tuple[Bar, str, str]]:
         return [abs(one[key] / one["peak_bytes"] - 1) for one in memory if one[key]]
 
     def mfu(model: str) -> list[float]:
-        return [one["mfu_share"] for one in training if model in one["training"] and one["mfu_share"]]
+        return [
+            one["mfu_share"]
+            for one in training
+            if model in one["training"] and one["mfu_share"]
+        ]
 
     def ratios(recipe: RecipeName) -> list[float]:
-        return [one["tuned_to_theirs_ratio"] for one in figures.get("baseline", ()) if one["compared_with"] == recipe]
+        return [
+            one["tuned_to_theirs_ratio"]
+            for one in figures.get("baseline", ())
+            if one["compared_with"] == recipe
+        ]
 
     before, corrected = errors("traced_peak_bytes"), errors("corrected_peak_bytes")
     above = [one["traced"] / one["largest"] - 1 for one in memory if one["traced"]]
     waits = [one["data_wait_share"] for one in figures.get("workers", ())]
     probed = "estimate,probe"
     rows: tuple[tuple[str, float | None, Literal["<=", ">="], float, str, str], ...] = (
-        ("configurations_count", len(before) or None, ">=", 12, "configurations, predicted and measured", probed),
-        ("peak_median_error_share", _over(statistics.median, before), "<=", 0.03,
-         "median error of the peak memory predicted before any trial", probed),
-        ("peak_worst_error_share", _over(max, before), "<=", 0.06, "worst error of that prediction", probed),
-        ("corrected_median_error_share", _over(statistics.median, corrected), "<=", 0.01,
-         "median error once smaller trials corrected it", probed),
-        ("above_largest_share", _over(max, above), "<=", 0.03,
-         "predicted largest micro-batch above the measured one, worst", probed),
-        ("bert_120m_mfu_share", _over(max, mfu("bert-120m")), ">=", 0.45,
-         "MFU of bert-120m", "probe-bert-120m,train-bert-120m"),
-        ("bert_350m_mfu_share", _over(max, mfu("bert-350m")), ">=", 0.50,
-         "MFU of bert-350m", "probe-bert-350m,train-bert-350m"),
-        ("against_paper_ratio", _over(min, ratios("paper")), ">=", 15.0,
-         "non-padding tokens/s, tuned ÷ paper baseline", "probe-bert-120m,probe-bert-350m,baseline"),
-        ("against_hf_trainer_ratio", _over(min, ratios("hf-trainer")), ">=", 2.5,
-         "non-padding tokens/s, tuned ÷ transformers' Trainer", "probe-bert-120m,probe-bert-350m,baseline"),
-        ("data_wait_share", _over(max, waits), "<=", 0.01,
-         "data wait with the chosen num_workers", "probe-bert-120m,workers"),
-        ("tune_s", figures.get("tune_s"), "<=", 900.0, "autotune tune of both presets", "tune"),
-        ("asynchronous_save_share", figures.get("asynchronous_save_share"), "<=", 0.20,
-         "cost of an asynchronous save ÷ that of a synchronous one", "saves"),
-    )  # fmt: skip
+        (
+            "configurations_count",
+            len(before) or None,
+            ">=",
+            12,
+            "configurations, predicted and measured",
+            probed,
+        ),
+        (
+            "peak_median_error_share",
+            _over(statistics.median, before),
+            "<=",
+            0.03,
+            "median error of the peak memory predicted before any trial",
+            probed,
+        ),
+        (
+            "peak_worst_error_share",
+            _over(max, before),
+            "<=",
+            0.06,
+            "worst error of that prediction",
+            probed,
+        ),
+        (
+            "corrected_median_error_share",
+            _over(statistics.median, corrected),
+            "<=",
+            0.01,
+            "median error once smaller trials corrected it",
+            probed,
+        ),
+        (
+            "above_largest_share",
+            _over(max, above),
+            "<=",
+            0.03,
+            "predicted largest micro-batch above the measured one, worst",
+            probed,
+        ),
+        (
+            "bert_120m_mfu_share",
+            _over(max, mfu("bert-120m")),
+            ">=",
+            0.45,
+            "MFU of bert-120m",
+            "probe-bert-120m,train-bert-120m",
+        ),
+        (
+            "bert_350m_mfu_share",
+            _over(max, mfu("bert-350m")),
+            ">=",
+            0.50,
+            "MFU of bert-350m",
+            "probe-bert-350m,train-bert-350m",
+        ),
+        (
+            "against_paper_ratio",
+            _over(min, ratios("paper")),
+            ">=",
+            15.0,
+            "non-padding tokens/s, tuned ÷ paper baseline",
+            "probe-bert-120m,probe-bert-350m,baseline",
+        ),
+        (
+            "against_hf_trainer_ratio",
+            _over(min, ratios("hf-trainer")),
+            ">=",
+            2.5,
+            "non-padding tokens/s, tuned ÷ transformers' Trainer",
+            "probe-bert-120m,probe-bert-350m,baseline",
+        ),
+        (
+            "data_wait_share",
+            _over(max, waits),
+            "<=",
+            0.01,
+            "data wait with the chosen num_workers",
+            "probe-bert-120m,workers",
+        ),
+        (
+            "tune_s",
+            figures.get("tune_s"),
+            "<=",
+            900.0,
+            "autotune tune of both presets",
+            "tune",
+        ),
+        (
+            "asynchronous_save_share",
+            figures.get("asynchronous_save_share"),
+            "<=",
+            0.20,
+            "cost of an asynchronous save ÷ that of a synchronous one",
+            "saves",
+        ),
+    )
     return [
-        (Bar(name=name, figure=figure, unit=name.rpartition("_")[2], bar=bar, direction=direction), meaning, stages)
+        (
+            Bar(
+                name=name,
+                figure=figure,
+                unit=name.rpartition("_")[2],
+                bar=bar,
+                direction=direction,
+            ),
+            meaning,
+            stages,
+        )
         for name, figure, direction, bar, meaning, stages in rows
     ]
 
@@ -613,11 +920,17 @@ def results(checks: Sequence[Mapping[str, Any]]) -> str:
         found, made_with = check["figures"], check["made_with"]
         rate = _number("flops_per_s", found["matmul_flops_per_s"])
         where = f"Driver {made_with['driver']}, torch {made_with['torch']}. Large bf16 matmuls reach {rate}."
-        blocks += [f"### {made_with['gpus']} x {made_with['gpu']}, {check['started_utc'][:10]}", where, _claims(found)]
+        blocks += [
+            f"### {made_with['gpus']} x {made_with['gpu']}, {check['started_utc'][:10]}",
+            where,
+            _claims(found),
+        ]
         for name in ("memory", "training", "baseline", "workers", "network"):
             if rows := found[name]:
                 head = [_headed(key) for key in rows[0]]
-                cells = [[_number(key, value) for key, value in row.items()] for row in rows]
+                cells = [
+                    [_number(key, value) for key, value in row.items()] for row in rows
+                ]
                 blocks.append(markdown_table(head, cells, align="l" + "r" * len(head)))
     return "\n\n".join(blocks) + "\n"
 
@@ -626,17 +939,26 @@ def _headed(key: str) -> str:
     """Show a key as a column's title; its unit stands in the cells."""
     for unit in ("_bytes", "_share", "_ratio"):
         key = key.removesuffix(unit)
-    key = key.replace("step_s", "step").replace("_per_s", "/s").replace("tuned_to_theirs", "speedup")
+    key = (
+        key.replace("step_s", "step")
+        .replace("_per_s", "/s")
+        .replace("tuned_to_theirs", "speedup")
+    )
     return key.replace("mfu", "MFU").replace("gpu", "GPU").replace("_", " ")
 
 
 def _claims(figures: Mapping[str, Any]) -> str:
-    rows = ["| claim | measured | target | | stages that measure it |", "|---|---:|---:|---|---|"]
+    rows = [
+        "| claim | measured | target | | stages that measure it |",
+        "|---|---:|---:|---|---|",
+    ]
     verdicts = {True: "ok", False: "**below target**", None: "not measured"}
     for bar, meaning, stages in claims_of(figures):
         target = f"{'≥' if bar.direction == '>=' else '≤'} {_number(bar.name, bar.bar)}"
         verdict = verdicts[bar.holds]
-        rows.append(f"| {meaning} | {_number(bar.name, bar.figure)} | {target} | {verdict} | `--only {stages}` |")
+        rows.append(
+            f"| {meaning} | {_number(bar.name, bar.figure)} | {target} | {verdict} | `--only {stages}` |"
+        )
     return "\n".join(rows)
 
 
@@ -648,7 +970,11 @@ def _number(name: str, value: str | float | None) -> str:
         return f"{value / 1e12:.4g} TFLOP/s"
     if name.endswith("_per_s") or "_per_s_" in name:
         return format_count(value)
-    for unit, show in (("_bytes", format_bytes), ("_share", format_share), ("_s", format_seconds)):
+    for unit, show in (
+        ("_bytes", format_bytes),
+        ("_share", format_share),
+        ("_s", format_seconds),
+    ):
         if name.endswith(unit):
             return show(value)
     return f"{value:,.4g}"

@@ -36,7 +36,11 @@ STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "bert-350m": ("bert-350m", 64, {}),
     "modernbert-base": ("modernbert-base", 64, {}),
     "bert-120m, 8 sequences": ("bert-120m", 8, {}),
-    "bert-120m, 8 sequences, CUDA graphs": ("bert-120m", 8, {"compile_mode": "reduce-overhead"}),
+    "bert-120m, 8 sequences, CUDA graphs": (
+        "bert-120m",
+        8,
+        {"compile_mode": "reduce-overhead"},
+    ),
     "bert-120m, eager": ("bert-120m", 64, {"compile": False}),
     "bert-120m, bf16 residual": ("bert-120m", 64, _NARROW),
     "bert-120m, float8": ("bert-120m", 64, _FLOAT8),
@@ -49,15 +53,28 @@ _ITEM = 2  # bytes of a bf16 number
 
 def main() -> int:
     """Measure, print progress, write JSON, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_kernels", description="Measure a GPU's kernels.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_kernels", description="Measure a GPU's kernels."
+    )
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=120.0, help="begin no step's profile after this")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="begin no step's profile after this",
+    )
     options = parser.parse_args()
     began_s = time.monotonic()
     ranks = join_ranks(config_of("bert-mini", 1, {"compile": False}), environment={})
-    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": {}}
+    found: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "steps": {},
+    }
 
-    def section(name: str, measure: Callable[[], Any], into: dict[str, Any] = found) -> None:
+    def section(
+        name: str, measure: Callable[[], Any], into: dict[str, Any] = found
+    ) -> None:
         try:
             into[name] = measure()
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
@@ -81,7 +98,9 @@ def seconds_of(work: Callable[[], object], repeats: int = 10) -> float:
     """Return the median time of a piece of work on the GPU, in seconds, after two that are not timed."""
     for _ in range(2):
         work()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    events = [
+        [torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)
+    ]
     for start, end in events:
         start.record()
         work()
@@ -92,7 +111,10 @@ def seconds_of(work: Callable[[], object], repeats: int = 10) -> float:
 
 def launches(number: int = 2000) -> dict[str, float]:
     """Return the host's time per operation, of the smallest ones: the GPU keeps up."""
-    small, square = torch.ones(16, device="cuda"), torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+    small, square = (
+        torch.ones(16, device="cuda"),
+        torch.ones(16, 16, device="cuda", dtype=torch.bfloat16),
+    )
     weight = torch.ones(16, device="cuda", requires_grad=True)
 
     def graph() -> None:
@@ -115,7 +137,9 @@ def launches(number: int = 2000) -> dict[str, float]:
         for _ in range(number // operations):
             work()
         torch.cuda.synchronize()
-        found[name] = (time.perf_counter() - began) / (number // operations * operations)
+        found[name] = (time.perf_counter() - began) / (
+            number // operations * operations
+        )
     return found
 
 
@@ -124,14 +148,27 @@ def bandwidths() -> list[dict[str, float]]:
     rows = []
     for mib in (1, 4, 16, 64, 256, 1024, 4096):
         count = mib * 2**20 // _ITEM
-        one, other = (torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        one, other = (
+            torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        )
         half = torch.empty(count // 2, device="cuda", dtype=torch.float32).normal_()
-        rows.append({
-            "mib": mib,
-            "copy_bytes_per_s": 2 * count * _ITEM / seconds_of(lambda one=one, other=other: other.copy_(one)),
-            "gelu_bytes_per_s": 2 * count * _ITEM / seconds_of(lambda one=one: functional.gelu(one)),
-            "cast_bytes_per_s": 1.5 * count * _ITEM / seconds_of(lambda half=half: half.to(torch.bfloat16)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "mib": mib,
+                "copy_bytes_per_s": 2
+                * count
+                * _ITEM
+                / seconds_of(lambda one=one, other=other: other.copy_(one)),
+                "gelu_bytes_per_s": 2
+                * count
+                * _ITEM
+                / seconds_of(lambda one=one: functional.gelu(one)),
+                "cast_bytes_per_s": 1.5
+                * count
+                * _ITEM
+                / seconds_of(lambda half=half: half.to(torch.bfloat16)),
+            }
+        )
         del one, other, half
     return rows
 
@@ -139,9 +176,26 @@ def bandwidths() -> list[dict[str, float]]:
 def matmuls() -> list[dict[str, Any]]:
     """Return FLOP/s of an encoder's matmuls, forward and both of the backward, by tokens and layer sizes."""
     rows = []
-    shapes = [(768, 768), (768, 2304), (768, 3072), (3072, 768), (1024, 1024), (1024, 3072), (1024, 4096), (4096, 1024)]
-    cases = [(tokens, *shape) for tokens in (2048, 4096, 16384, 32768, 131072) for shape in shapes]
-    cases += [(tokens, hidden, VOCAB_SIZE) for tokens in (640, 5120, 20480) for hidden in (768, 1024)]
+    shapes = [
+        (768, 768),
+        (768, 2304),
+        (768, 3072),
+        (3072, 768),
+        (1024, 1024),
+        (1024, 3072),
+        (1024, 4096),
+        (4096, 1024),
+    ]
+    cases = [
+        (tokens, *shape)
+        for tokens in (2048, 4096, 16384, 32768, 131072)
+        for shape in shapes
+    ]
+    cases += [
+        (tokens, hidden, VOCAB_SIZE)
+        for tokens in (640, 5120, 20480)
+        for hidden in (768, 1024)
+    ]
     for tokens, inner, outer in cases:
         value, weight, grad = (
             torch.randn(size, device="cuda", dtype=torch.bfloat16)
@@ -154,7 +208,10 @@ def matmuls() -> list[dict[str, Any]]:
             "input_gradient": lambda g=grad, w=weight: g @ w,
             "weight_gradient": lambda g=grad, v=value: g.t() @ v,
         }
-        rates = {f"{name}_flops_per_s": flops / seconds_of(work, 5) for name, work in works.items()}
+        rates = {
+            f"{name}_flops_per_s": flops / seconds_of(work, 5)
+            for name, work in works.items()
+        }
         rows.append({"tokens": tokens, "in": inner, "out": outer} | rates)
     return rows
 
@@ -166,12 +223,25 @@ def attentions(size: int = 64) -> list[dict[str, Any]]:
     rows = []
     for heads in (12, 16):
         parts = [
-            torch.randn(size, heads, SEQ_LENGTH, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            torch.randn(
+                size,
+                heads,
+                SEQ_LENGTH,
+                64,
+                device="cuda",
+                dtype=torch.bfloat16,
+                requires_grad=True,
+            )
             for _ in range(3)
         ]
         flops = 4 * size * heads * SEQ_LENGTH**2 * 64
 
-        def row(kernel: str, work: Callable[[], Any], flops: float = flops, heads: int = heads) -> None:
+        def row(
+            kernel: str,
+            work: Callable[[], Any],
+            flops: float = flops,
+            heads: int = heads,
+        ) -> None:
             with torch.no_grad():
                 forward_s = seconds_of(work)
 
@@ -179,12 +249,19 @@ def attentions(size: int = 64) -> list[dict[str, Any]]:
                 result = work()
                 result.backward(torch.ones_like(result))
 
-            rows.append({
-                "kernel": kernel, "heads": heads, "forward_s": forward_s, "both_s": seconds_of(both),
-                "forward_flops": flops,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "kernel": kernel,
+                    "heads": heads,
+                    "forward_s": forward_s,
+                    "both_s": seconds_of(both),
+                    "forward_flops": flops,
+                }
+            )
 
-        mask = torch.ones(size, 1, SEQ_LENGTH, SEQ_LENGTH, device="cuda", dtype=torch.bool).tril(255)
+        mask = torch.ones(
+            size, 1, SEQ_LENGTH, SEQ_LENGTH, device="cuda", dtype=torch.bool
+        ).tril(255)
         for backend, with_mask in (
             (SDPBackend.FLASH_ATTENTION, False),
             (SDPBackend.CUDNN_ATTENTION, False),
@@ -195,14 +272,28 @@ def attentions(size: int = 64) -> list[dict[str, Any]]:
                 given = mask if with_mask else None
                 row(
                     f"{backend.name}{'_MASK' if with_mask else ''}",
-                    lambda parts=parts, given=given: functional.scaled_dot_product_attention(*parts, attn_mask=given),
+                    lambda parts=parts, given=given: (
+                        functional.scaled_dot_product_attention(*parts, attn_mask=given)
+                    ),
                 )
         from torch.nn.attention.varlen import varlen_attn
 
         tokens = size * SEQ_LENGTH
-        flat = [torch.randn(tokens, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
+        flat = [
+            torch.randn(
+                tokens,
+                heads,
+                64,
+                device="cuda",
+                dtype=torch.bfloat16,
+                requires_grad=True,
+            )
+            for _ in "qkv"
+        ]
         for document in (512, 256, 128, 64):
-            edges = torch.arange(0, tokens + 1, document, device="cuda", dtype=torch.int32)
+            edges = torch.arange(
+                0, tokens + 1, document, device="cuda", dtype=torch.int32
+            )
             row(
                 f"varlen_{document}",
                 lambda flat=flat, edges=edges, longest=document: varlen_attn(
@@ -215,16 +306,23 @@ def attentions(size: int = 64) -> list[dict[str, Any]]:
 
 def adamw() -> dict[str, float]:
     """Return the time of fused AdamW and of clipping per parameter, on 100 fp32 tensors of 1.2 million numbers."""
-    weights = [torch.zeros(1_200_000, device="cuda", requires_grad=True) for _ in range(100)]
+    weights = [
+        torch.zeros(1_200_000, device="cuda", requires_grad=True) for _ in range(100)
+    ]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.AdamW(weights, fused=True)
     numbers = 120e6
     clip = seconds_of(lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0))
-    return {"adamw_s_per_parameter": seconds_of(optimizer.step) / numbers, "clip_s_per_parameter": clip / numbers}
+    return {
+        "adamw_s_per_parameter": seconds_of(optimizer.step) / numbers,
+        "clip_s_per_parameter": clip / numbers,
+    }
 
 
-def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[str, Any]:
+def step(
+    ranks: Ranks, model: str, size: int, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Return step times and the kernels of a step, of one micro-batch without accumulation."""
     torch._dynamo.reset()
     gc.collect()
@@ -233,7 +331,10 @@ def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[
     special = SpecialIds(pad=0, cls=1, sep=2, mask=3, unk=4)
     training = build_training(config, VOCAB_SIZE, special, ranks)
     batches = [
-        fullest_batch(config, VOCAB_SIZE, special, documents_per_sequence=DOCUMENTS).pin_memory() for _ in range(4)
+        fullest_batch(
+            config, VOCAB_SIZE, special, documents_per_sequence=DOCUMENTS
+        ).pin_memory()
+        for _ in range(4)
     ]
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
@@ -260,9 +361,13 @@ def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[
             kernels[event.name[:160]][0] += 1 / PROFILED
             kernels[event.name[:160]][1] += seconds / PROFILED
     step_s = statistics.median(whole for whole, _ in times)
-    flops = training.work.step_flops(batches[0].tokens_N.numpy(), batches[0].predicted_tokens)
+    flops = training.work.step_flops(
+        batches[0].tokens_N.numpy(), batches[0].predicted_tokens
+    )
     return {
-        "model": model, "micro_batch_size": size, "settings": settings,
+        "model": model,
+        "micro_batch_size": size,
+        "settings": settings,
         "warmup_s": warm_up_s,
         "step_s": step_s,
         "launched_s": statistics.median(launched for _, launched in times),
@@ -273,18 +378,29 @@ def step(ranks: Ranks, model: str, size: int, settings: dict[str, Any]) -> dict[
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "kernels": [
             {"name": name, "per_step": round(count, 1), "seconds": seconds}
-            for name, (count, seconds) in sorted(kernels.items(), key=lambda one: -one[1][1])
+            for name, (count, seconds) in sorted(
+                kernels.items(), key=lambda one: -one[1][1]
+            )
         ],
-    }  # fmt: skip
+    }
 
 
 def config_of(model: str, size: int, settings: dict[str, Any]) -> TrainConfig:
     """Return the settings of a step with one micro-batch of this size."""
-    return TrainConfig.model_validate({
-        "model": model_settings(model), "seq_length_tokens": SEQ_LENGTH, "micro_batch_size": size,
-        "global_batch_size": size, "layout": "packed", "precision": "bf16", "device": "cuda", "compile": True,
-        "attention_dropout": 0.0, **settings,
-    })  # fmt: skip
+    return TrainConfig.model_validate(
+        {
+            "model": model_settings(model),
+            "seq_length_tokens": SEQ_LENGTH,
+            "micro_batch_size": size,
+            "global_batch_size": size,
+            "layout": "packed",
+            "precision": "bf16",
+            "device": "cuda",
+            "compile": True,
+            "attention_dropout": 0.0,
+            **settings,
+        }
+    )
 
 
 if __name__ == "__main__":

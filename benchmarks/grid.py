@@ -38,16 +38,22 @@ from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.record.progress import progress
 
-GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"
+GRID = (
+    Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"
+)
 ROUNDS, MOST_ROUNDS = 2, 12
 """Of all cells, and of those that may be the best."""
 TOGETHER, WINDOW_S, SAMPLES = 4, 2.0, 4000
 MAY_BE_BEST_SIGMAS = 3.0
 MIN_STEPS = 2
 SMALL_MODERNBERT = {
-    "model_type": "modernbert", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2,
-    "intermediate_size": 192, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "model_type": "modernbert",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 192,
+    "max_position_embeddings": 8192,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,11 @@ class Case:
 
 
 CASES = (
-    Case(settings=model_settings("bert-mini"), seq_length_tokens=128, global_batch_tokens=4096),
+    Case(
+        settings=model_settings("bert-mini"),
+        seq_length_tokens=128,
+        global_batch_tokens=4096,
+    ),
     Case(
         settings=ModelSettings(name="modernbert-tiny", config=SMALL_MODERNBERT),
         seq_length_tokens=256,
@@ -86,11 +96,17 @@ class Grid:
 
     def mean_log_ratios(self) -> dict[Configuration, float]:
         """Return the mean of the logarithms of each cell's ratios."""
-        return {cell: location([math.log(one) for one in ratios]) for cell, ratios in self.ratios.items()}
+        return {
+            cell: location([math.log(one) for one in ratios])
+            for cell, ratios in self.ratios.items()
+        }
 
     def deviations(self) -> list[float]:
         """Return how far the logarithm of each ratio is from its cell's mean, scaled to single windows."""
-        every = [residuals_of([math.log(one) for one in ratios]) for ratios in self.ratios.values()]
+        every = [
+            residuals_of([math.log(one) for one in ratios])
+            for ratios in self.ratios.values()
+        ]
         return [one for some in every for one in some]
 
     def may_be_best(self) -> list[Configuration]:
@@ -99,14 +115,22 @@ class Grid:
         best = max(means, key=lambda cell: means[cell])
 
         def surely_off(cell: Configuration) -> float:
-            return MAY_BE_BEST_SIGMAS * sigma * math.hypot(*(len(self.ratios[one]) ** -0.5 for one in (cell, best)))
+            return (
+                MAY_BE_BEST_SIGMAS
+                * sigma
+                * math.hypot(*(len(self.ratios[one]) ** -0.5 for one in (cell, best)))
+            )
 
         return [cell for cell in means if means[best] - means[cell] <= surely_off(cell)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         cells = [
-            {"settings": cell.model_dump(), "ratios": ratios, "seconds": round(self.seconds[cell], 3)}
+            {
+                "settings": cell.model_dump(),
+                "ratios": ratios,
+                "seconds": round(self.seconds[cell], 3),
+            }
             for cell, ratios in self.ratios.items()
         ]
         return {
@@ -138,11 +162,30 @@ def read_grids(path: Path) -> list[Grid]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all cases, and write them after each."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.grid", description="Measure whole spaces of settings.")
-    parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="file for the measurements")
-    parser.add_argument("--place", type=Path, default=Path("grid"), help="directory of trial log and dataset")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.grid",
+        description="Measure whole spaces of settings.",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=GRID,
+        metavar="FILE",
+        help="file for the measurements",
+    )
+    parser.add_argument(
+        "--place",
+        type=Path,
+        default=Path("grid"),
+        help="directory of trial log and dataset",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every cell")
-    parser.add_argument("--most-rounds", type=int, default=MOST_ROUNDS, help="of those that may be the best")
+    parser.add_argument(
+        "--most-rounds",
+        type=int,
+        default=MOST_ROUNDS,
+        help="of those that may be the best",
+    )
     options = parser.parse_args(arguments)
     data = options.place / "data"
     if not (data / "manifest.json").is_file():
@@ -150,7 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     grids = []
     for case in CASES:
-        grids.append(measure(case, data, options.place, options.rounds, options.most_rounds))
+        grids.append(
+            measure(case, data, options.place, options.rounds, options.most_rounds)
+        )
         content = {"grids": [grid.to_json() for grid in grids]}
         write_atomically(options.json, json.dumps(content) + "\n")
     return 0
@@ -158,26 +203,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) -> Grid:
     """Probe a model, and read every cell around what the probe came to."""
-    step = {"seq_length_tokens": case.seq_length_tokens, "global_batch_tokens": case.global_batch_tokens}
+    step = {
+        "seq_length_tokens": case.seq_length_tokens,
+        "global_batch_tokens": case.global_batch_tokens,
+    }
     asked = ProbeRequest(
-        config=requested_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
+        config=requested_config(case.settings, **step),
+        data=data,
+        reports=place / "reports",
+        memory_bytes=2**30,
     )
     with open_session("cpu", data) as bench:
         (probed,) = probe_models(bench, [asked], place / "profiles")
         stored = read_profile(probed.path)
-        windows = SweepRequest(data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S)
+        windows = SweepRequest(
+            data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S
+        )
         request = explore_request(bench, stored, asked, windows)
         plain = [cell for cell in request.cells if not cell.compile]
         assert request.predict is not None
-        most = {kind: request.predict(kind)["max"] for kind in {cell.kind for cell in plain}}
-        cells = [cell for cell in plain if cell.micro_batch_size <= (most[cell.kind] or cell.micro_batch_size)]
+        most = {
+            kind: request.predict(kind)["max"] for kind in {cell.kind for cell in plain}
+        }
+        cells = [
+            cell
+            for cell in plain
+            if cell.micro_batch_size <= (most[cell.kind] or cell.micro_batch_size)
+        ]
         request = replace(request, cells=tuple(cells))
-        return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
+        return _read_all(
+            bench,
+            request,
+            place / "reports" / case.settings.name / "grid",
+            rounds,
+            most_rounds,
+        )
 
 
-def _read_all(bench: Session, request: ExploreRequest, trial_log: Path, rounds: int, most_rounds: int) -> Grid:
+def _read_all(
+    bench: Session,
+    request: ExploreRequest,
+    trial_log: Path,
+    rounds: int,
+    most_rounds: int,
+) -> Grid:
     training, starting = request.training, request.cells[0]
-    grid = Grid(model=training.config.model.name, starting=starting, window_s=training.request.window_s)
+    grid = Grid(
+        model=training.config.model.name,
+        starting=starting,
+        window_s=training.request.window_s,
+    )
     taken: dict[Configuration, list[float]] = {}
     here = bench.fingerprint(training.config.model)
     with progress(f"grid of {grid.model}") as update:
@@ -193,7 +268,9 @@ def _read_all(bench: Session, request: ExploreRequest, trial_log: Path, rounds: 
                 grid.reference_rates.append(round(rates[starting], 1))
                 for cell in group:
                     if cell in rates:
-                        grid.ratios.setdefault(cell, []).append(round(rates[cell] / rates[starting], 4))
+                        grid.ratios.setdefault(cell, []).append(
+                            round(rates[cell] / rates[starting], 4)
+                        )
     grid.ratios[starting] = [1.0]
     grid.seconds = {cell: statistics.median(taken[cell]) for cell in grid.ratios}
     return grid
@@ -217,7 +294,10 @@ def _read_group(
     for cell in cells if number % 2 == 0 else reversed(cells):
         config = request.config_of(cell)
         trial = training_trial(request.training, config, number, names, cached=True)
-        outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
+        outcome = runner.run(
+            replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}),
+            cell.name,
+        )
         if isinstance(outcome, Measured):
             rates[cell] = request.rate_of(cell, TrainingFigures.of(outcome))
             taken.setdefault(cell, []).append(runner.finished[-1].seconds)

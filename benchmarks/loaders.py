@@ -27,7 +27,9 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
 
 def sleeping(num_workers: int, sleep_s: float) -> Any:  # noqa: ANN401 - a DataLoader
     """Return a loader whose batches of one sample take ``sleep_s`` each."""
-    return torch.utils.data.DataLoader(Sleeping(sleep_s), batch_size=None, num_workers=num_workers)
+    return torch.utils.data.DataLoader(
+        Sleeping(sleep_s), batch_size=None, num_workers=num_workers
+    )
 
 
 class Tokenised(torch.utils.data.IterableDataset[torch.Tensor]):
@@ -44,14 +46,18 @@ class Tokenised(torch.utils.data.IterableDataset[torch.Tensor]):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         worker = torch.utils.data.get_worker_info()
         draw = random.Random(0 if worker is None else worker.id)
-        texts = [" ".join(f"w{draw.randrange(WORDS)}" for _ in range(512)) for _ in range(64)]
+        texts = [
+            " ".join(f"w{draw.randrange(WORDS)}" for _ in range(512)) for _ in range(64)
+        ]
         for text in itertools.cycle(texts):
             yield torch.tensor(tokenizer.encode(text).ids)
 
 
 def tokenised(num_workers: int) -> Any:  # noqa: ANN401 - a DataLoader
     """Return a loader of batches of eight tokenised texts."""
-    return torch.utils.data.DataLoader(Tokenised(), batch_size=8, num_workers=num_workers)
+    return torch.utils.data.DataLoader(
+        Tokenised(), batch_size=8, num_workers=num_workers
+    )
 
 
 def tokenised_rates(seconds: float = 3.0) -> dict[int, float]:

@@ -37,9 +37,13 @@ HOSTS = (2, 4)
 ERROR_BARS = {2: 0.08, 4: 0.12}
 GAIN_BAR, NODES_BAR = 1.8, 1
 MODEL = {
-    "model_type": "bert", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
-    "intermediate_size": 1024, "max_position_embeddings": 512,
-}  # fmt: skip
+    "model_type": "bert",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 512,
+}
 """Small enough that a core takes about as long for a step as 200 Mbit/s for its gradients."""
 VOCAB_SIZE, SEQ_LENGTH_TOKENS = 2048, 256
 ROWS = 2
@@ -71,7 +75,9 @@ class _Turn:
     @property
     def around(self) -> GradientSyncFigures:
         """Both of these together."""
-        ranks = zip(self.before.compute_s_by_rank, self.after.compute_s_by_rank, strict=True)
+        ranks = zip(
+            self.before.compute_s_by_rank, self.after.compute_s_by_rank, strict=True
+        )
         return replace(
             self.before,
             step_s=self.before.step_s + self.after.step_s,
@@ -84,11 +90,25 @@ def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("network", "Predicted against measured.")
     options_of.add_argument("--rounds", type=int, default=ROUNDS)
-    options_of.add_argument("--part", action="append", choices=PARTS, help="only this; the file keeps the others")
+    options_of.add_argument(
+        "--part",
+        action="append",
+        choices=PARTS,
+        help="only this; the file keeps the others",
+    )
     options = options_of.parse_args(arguments)
-    found: dict[str, Any] = {"predicted": [], "chosen": [], "useful_nodes": [], "far": []}
+    found: dict[str, Any] = {
+        "predicted": [],
+        "chosen": [],
+        "useful_nodes": [],
+        "far": [],
+    }
     if options.json is not None and options.json.is_file() and options.part:
-        found |= {name: value for name, value in json.loads(options.json.read_text()).items() if name in found}
+        found |= {
+            name: value
+            for name, value in json.loads(options.json.read_text()).items()
+            if name in found
+        }
     parts = options.part or list(PARTS)
     with tempfile.TemporaryDirectory(prefix="network-") as place:
         data = corpus(Path(place) / "data")
@@ -101,7 +121,8 @@ def main(arguments: Sequence[str] | None) -> int:
             ]
         if "choices" in parts:
             found["chosen"] = [
-                _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place)) for count, tokens in CHOICES
+                _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place))
+                for count, tokens in CHOICES
             ]
     if "simulated" in parts:
         found["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
@@ -115,27 +136,65 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
     bars = []
     for count, limit in ERROR_BARS.items():
         errors = [
-            abs(one["predicted_s"] / one["measured_s"] - 1) for one in found["predicted"] if one["hosts"] == count
+            abs(one["predicted_s"] / one["measured_s"] - 1)
+            for one in found["predicted"]
+            if one["hosts"] == count
         ]
         worst = max(errors, default=None)
         name = f"network_worst_step_error_{count}_hosts_share"
-        bars.append(Bar(name=name, figure=worst, unit="share", bar=limit, direction="<="))
-    gains = [one["gain"] or 1.0 for one in found["chosen"] if one["tokens_per_rank_and_step"] == BARRED_TOKENS]
+        bars.append(
+            Bar(name=name, figure=worst, unit="share", bar=limit, direction="<=")
+        )
+    gains = [
+        one["gain"] or 1.0
+        for one in found["chosen"]
+        if one["tokens_per_rank_and_step"] == BARRED_TOKENS
+    ]
     gain = min(gains, default=None)
-    bars.append(Bar(name="network_chosen_to_default_ratio", figure=gain, unit="ratio", bar=GAIN_BAR, direction=">="))
-    off = max((abs(one["predicted"] - one["true"]) for one in found["useful_nodes"]), default=None)
-    bars.append(Bar(name="network_useful_nodes_off_count", figure=off, unit="count", bar=NODES_BAR, direction="<="))
+    bars.append(
+        Bar(
+            name="network_chosen_to_default_ratio",
+            figure=gain,
+            unit="ratio",
+            bar=GAIN_BAR,
+            direction=">=",
+        )
+    )
+    off = max(
+        (abs(one["predicted"] - one["true"]) for one in found["useful_nodes"]),
+        default=None,
+    )
+    bars.append(
+        Bar(
+            name="network_useful_nodes_off_count",
+            figure=off,
+            unit="count",
+            bar=NODES_BAR,
+            direction="<=",
+        )
+    )
     return bars + golden_network.bars()
 
 
 def corpus(directory: Path) -> Path:
     """Sequences that a model can learn something of, so that the check of equal loss means something."""
-    write_learnable_corpus(directory, real_lengths(SAMPLES, seed=0), real_lengths(100, seed=1), vocab_size=VOCAB_SIZE)
+    write_learnable_corpus(
+        directory,
+        real_lengths(SAMPLES, seed=0),
+        real_lengths(100, seed=1),
+        vocab_size=VOCAB_SIZE,
+    )
     return directory
 
 
 def _tuning(
-    machine: MultirankMachine, place: Path, data: Path, *, count: int, rows: int, seq_length_tokens: int
+    machine: MultirankMachine,
+    place: Path,
+    data: Path,
+    *,
+    count: int,
+    rows: int,
+    seq_length_tokens: int,
 ) -> NetworkTuning:
     """Return the figures at this global batch per rank, in sequences."""
     config = TrainConfig(
@@ -146,35 +205,65 @@ def _tuning(
         layout="packed",
     )
     request = NetworkRequest(
-        config=config, data_dir=str(data), nodes=count, ranks_per_node=1, max_micro_batch_size=rows,
-        tokens_per_sequence=float(config.seq_length_tokens), budget_s=600.0, trial_timeout_s=300.0,
-    )  # fmt: skip
+        config=config,
+        data_dir=str(data),
+        nodes=count,
+        ranks_per_node=1,
+        max_micro_batch_size=rows,
+        tokens_per_sequence=float(config.seq_length_tokens),
+        budget_s=600.0,
+        trial_timeout_s=300.0,
+    )
     trial_log = TrialLog(Path(tempfile.mkdtemp(dir=place)), "network")
     return NetworkTuning(
-        request=request, runner=TrialRunner(machine=machine, trial_log=trial_log, site="lab", clock=SystemClock())
+        request=request,
+        runner=TrialRunner(
+            machine=machine, trial_log=trial_log, site="lab", clock=SystemClock()
+        ),
     )
 
 
-def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
-    with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count=count, rows=ROWS, seq_length_tokens=SEQ_LENGTH_TOKENS)
+def _predictions(
+    count: int, rate: int, data: Path, place: Path, rounds: int
+) -> list[dict[str, Any]]:
+    with (
+        hosts(count, rate) as found,
+        together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
+    ):
+        tuning = _tuning(
+            machine,
+            place,
+            data,
+            count=count,
+            rows=ROWS,
+            seq_length_tokens=SEQ_LENGTH_TOKENS,
+        )
         tuning.measure_links()
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
             before = tuning.steps(ROWS, steps=STEPS, number=2 * len(PREDICTED) * number)
-            for position, (kept, (micro_batches, sync)) in enumerate(zip(measured, PREDICTED, strict=True)):
+            for position, (kept, (micro_batches, sync)) in enumerate(
+                zip(measured, PREDICTED, strict=True)
+            ):
                 turn = 2 * (len(PREDICTED) * number + position) + 1
-                travelled = tuning.steps(ROWS, micro_batches, sync, steps=STEPS, number=turn)
+                travelled = tuning.steps(
+                    ROWS, micro_batches, sync, steps=STEPS, number=turn
+                )
                 after = tuning.steps(ROWS, steps=STEPS, number=turn + 1)
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
-            sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
+            sys.stderr.write(
+                f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n"
+            )
         fit = tuning.fits["between nodes"]
         rows = []
         for kept, (micro_batches, sync) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
             for one in kept:
-                compute = replace(compute_of(one.around, 0.0).of_rank, slowdown_share=tuning.slowdown_share)
+                compute = replace(
+                    compute_of(one.around, 0.0).of_rank,
+                    slowdown_share=tuning.slowdown_share,
+                )
                 time = step_time(compute, ROWS, micro_batches, sync, tuning.network())
                 steps.append(statistics.median(one.travelled.step_s))
                 withouts.append(statistics.median(one.around.step_s))
@@ -182,30 +271,47 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
             middle = statistics.median(steps)
             rows.append(
                 {
-                    "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches,
+                    "hosts": count,
+                    "bits_per_s": rate,
+                    "micro_batches": micro_batches,
                     "gradient_sync": sync.name,
-                    "latency_s": fit.latency_s, "bytes_per_s": fit.bytes_per_s,
-                    "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
-                    "measured_s": middle, "predicted_s": statistics.median(ratios) * middle,
+                    "latency_s": fit.latency_s,
+                    "bytes_per_s": fit.bytes_per_s,
+                    "without_s": statistics.median(withouts),
+                    "slowdown_share": tuning.slowdown_share,
+                    "measured_s": middle,
+                    "predicted_s": statistics.median(ratios) * middle,
                 }
-            )  # fmt: skip
+            )
             sys.stderr.write(f"  {json.dumps(rows[-1])}\n")
         return rows
 
 
-def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict[str, Any]:
+def _choice(
+    count: int, tokens: int, rate: int, data: Path, place: Path
+) -> dict[str, Any]:
     """What the tuning chooses where the network is the limit, against the default, rounds against each other."""
-    with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count=count, rows=1, seq_length_tokens=tokens)
+    with (
+        hosts(count, rate) as found,
+        together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
+    ):
+        tuning = _tuning(
+            machine, place, data, count=count, rows=1, seq_length_tokens=tokens
+        )
         tuning.run()
         chosen, gain = tuning.fastest()
         default = tuning.tried[0]
         row = {
-            "hosts": count, "bits_per_s": rate, "tokens_per_rank_and_step": tokens,
+            "hosts": count,
+            "bits_per_s": rate,
+            "tokens_per_rank_and_step": tokens,
             "chosen": chosen.candidate.sync.name,
-            "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
-            "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
-        }  # fmt: skip
+            "default_s": default.step_s,
+            "chosen_s": chosen.step_s,
+            "gain": None if gain is None else gain.value,
+            "gain_low": None if gain is None else gain.low,
+            "equal_loss": tuning.equal_loss,
+        }
         sys.stderr.write(f"  {json.dumps(row)}\n")
         return row
 

@@ -46,16 +46,45 @@ TOOLS = ("autotune", "lightning", "accelerate")
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("own_code", (__doc__ or "").splitlines()[0])
-    options_of.add_argument("--subjects", type=int, default=None, metavar="N", help="only the first N subjects")
-    options_of.add_argument("--without", nargs="*", default=[], choices=("gpu", "workers"), help="parts to leave out")
+    options_of.add_argument(
+        "--subjects",
+        type=int,
+        default=None,
+        metavar="N",
+        help="only the first N subjects",
+    )
+    options_of.add_argument(
+        "--without",
+        nargs="*",
+        default=[],
+        choices=("gpu", "workers"),
+        help="parts to leave out",
+    )
     options = options_of.parse_args(arguments)
     names = list(subjects())[: options.subjects]
     found = {name: measure(name) for name in names}
-    on_gpu = {} if "gpu" in options.without else {name: on_pretended_gpu(name) for name in names}
+    on_gpu = (
+        {}
+        if "gpu" in options.without
+        else {name: on_pretended_gpu(name) for name in names}
+    )
     workers = {} if "workers" in options.without else measure_workers()
-    lines = {path.stem: added_lines(path.read_text(encoding="utf-8")) for path in sorted(EXAMPLES.glob("*.py"))}
-    content = {"subjects": found, "pretended_gpu": on_gpu, "workers": workers, "added_lines": lines}
-    return finish(options.json, make_bars(found, on_gpu, workers, lines), content, _table(found, on_gpu))
+    lines = {
+        path.stem: added_lines(path.read_text(encoding="utf-8"))
+        for path in sorted(EXAMPLES.glob("*.py"))
+    }
+    content = {
+        "subjects": found,
+        "pretended_gpu": on_gpu,
+        "workers": workers,
+        "added_lines": lines,
+    }
+    return finish(
+        options.json,
+        make_bars(found, on_gpu, workers, lines),
+        content,
+        _table(found, on_gpu),
+    )
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -68,10 +97,19 @@ def measure(name: str) -> dict[str, Any]:
         for tool, one in answers.items():
             one["exact"] = False
             if one["size"] and tool == "autotune":
-                one["exact"] = _call("benchmarks.own_code", "prove", name, str(one["size"]), place=place)["exact"]
+                one["exact"] = _call(
+                    "benchmarks.own_code", "prove", name, str(one["size"]), place=place
+                )["exact"]
             elif one["size"]:
                 tried = [
-                    _call("benchmarks.own_code", "plain", name, str(one["size"] + more), place=place) for more in (0, 1)
+                    _call(
+                        "benchmarks.own_code",
+                        "plain",
+                        name,
+                        str(one["size"] + more),
+                        place=place,
+                    )
+                    for more in (0, 1)
                 ]
                 one["exact"] = [two.get("ran") for two in tried] == [True, False]
     return answers
@@ -87,13 +125,26 @@ def _call(module: str, *words: str, place: str, **environment: str) -> dict[str,
         **environment,
     }
     done = subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=place, env=variables, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", module, *words],
+        cwd=place,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=1200,
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - began_s
     lines = done.stdout.strip().splitlines()
-    told = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"size": None, "trials": 0}
-    return {"seconds": seconds, **told, **({} if done.returncode == 0 else {"note": done.stderr[-400:]})}
+    told = (
+        json.loads(lines[-1])
+        if lines and lines[-1].startswith("{")
+        else {"size": None, "trials": 0}
+    )
+    return {
+        "seconds": seconds,
+        **told,
+        **({} if done.returncode == 0 else {"note": done.stderr[-400:]}),
+    }
 
 
 def part(words: Sequence[str]) -> dict[str, Any]:
@@ -116,10 +167,16 @@ def _autotune(name: str) -> dict[str, Any]:
     step, arguments = own_code(name)
     module, _, function = step.partition(":")
     found = find_batch_size(
-        getattr(importlib.import_module(module), function), memory=subjects()[name].memory_bytes, device="cpu",
+        getattr(importlib.import_module(module), function),
+        memory=subjects()[name].memory_bytes,
+        device="cpu",
         arguments=arguments,
-    )  # fmt: skip
-    return {"size": found.feasible_max, "trials": found.trials, "next_failed": found.infeasible_min is not None}
+    )
+    return {
+        "size": found.feasible_max,
+        "trials": found.trials,
+        "next_failed": found.infeasible_min is not None,
+    }
 
 
 def _is_exact(name: str, size: int) -> bool:
@@ -133,15 +190,22 @@ def _is_exact(name: str, size: int) -> bool:
 
         def run(tried: int, limit_bytes: int | None) -> Any:  # noqa: ANN401 - an outcome
             asked = OwnStepRequest(
-                step=step, arguments={**arguments, "micro_batch_size": tried}, source_sha256="", device="cpu",
-                memory_budget_bytes=limit_bytes, steps=STEPS,
-            )  # fmt: skip
+                step=step,
+                arguments={**arguments, "micro_batch_size": tried},
+                source_sha256="",
+                device="cpu",
+                memory_budget_bytes=limit_bytes,
+                steps=STEPS,
+            )
             return bench.machine.run(bench.trial(asked, 300))
 
         assert isinstance(bench.server, ForkServerMachine)
         bench.server.load(run(1, None).figures["imported"])  # not memory of the step
         budget = subjects()[name].memory_bytes
-        kinds = {tried: {run(tried, budget).kind for _ in range(PROOFS)} for tried in (size, size + 1)}
+        kinds = {
+            tried: {run(tried, budget).kind for _ in range(PROOFS)}
+            for tried in (size, size + 1)
+        }
     return kinds == {size: {"measured"}, size + 1: {"out_of_memory"}}
 
 
@@ -153,8 +217,17 @@ def _limit(name: str) -> None:
     from trainer.distributed.ranks import Ranks
 
     keep_one_arena()
-    subjects()[name].loss(subjects()[name].model(), subjects()[name].batch(1)).backward()  # whatever they import
-    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
+    # Whatever they import.
+    subjects()[name].loss(
+        subjects()[name].model(), subjects()[name].batch(1)
+    ).backward()
+    alone = Ranks(
+        rank=0,
+        local_rank=0,
+        local_world_size=1,
+        world_size=1,
+        device=torch.device("cpu"),
+    )
     enforce(subjects()[name].memory_bytes, alone, None, large_block_bytes=32 * 1024)
 
 
@@ -178,7 +251,9 @@ def _lightning(name: str) -> dict[str, Any]:
             self.network, self.batch_size = subject.model(), 2
 
         def train_dataloader(self) -> Any:  # noqa: ANN401 - a loader
-            return torch.utils.data.DataLoader(Batches(), batch_size=self.batch_size, collate_fn=lambda batch: batch)
+            return torch.utils.data.DataLoader(
+                Batches(), batch_size=self.batch_size, collate_fn=lambda batch: batch
+            )
 
         def on_train_start(self) -> None:
             tried.append(self.batch_size)
@@ -191,10 +266,17 @@ def _lightning(name: str) -> dict[str, Any]:
 
     _limit(name)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    size = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=STEPS, margin=0.0, max_val=2**14)
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    size = Tuner(trainer).scale_batch_size(
+        Module(), mode="binsearch", steps_per_trial=STEPS, margin=0.0, max_val=2**14
+    )
     return {"size": size, "trials": len(tried)}
 
 
@@ -248,20 +330,36 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
     (given,) = arguments.items()
     with tempfile.TemporaryDirectory(prefix="own-code-") as place:
         machine = Machine(
-            environment=environment, folder=Path(place), memory=GPU_BYTES, variables={"PYTHONPATH": str(ROOT)}
+            environment=environment,
+            folder=Path(place),
+            memory=GPU_BYTES,
+            variables={"PYTHONPATH": str(ROOT)},
         )
-        words = ("probe", "--step", step, "--set", "=".join(given), "--memory", f"{GPU_BYTES}B", "--json")
+        words = (
+            "probe",
+            "--step",
+            step,
+            "--set",
+            "=".join(given),
+            "--memory",
+            f"{GPU_BYTES}B",
+            "--json",
+        )
         ended = machine.autotune(*words, "--out", place, "--reports", place)
         if ended.code:
             return {"size": None, "note": ended.err[-400:]}
         found = json.loads(ended.out)["steps"][0]["evidence"]["step"]
         said = [
-            machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given)).out.strip().splitlines()[-1:]
+            machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given))
+            .out.strip()
+            .splitlines()[-1:]
             for size in (found["feasible_max"], found["feasible_max"] + 1)
         ]
     told = {"size": found["feasible_max"], "trials": len(found["rows"]), "said": said}
     sys.stderr.write(f"{name} on a pretended GPU: {told}\n")
-    return told | {"exact": said[0] == ["ran"] and said[1] in (["out of memory"], ["retried"])}
+    return told | {
+        "exact": said[0] == ["ran"] and said[1] in (["out of memory"], ["retried"])
+    }
 
 
 def measure_workers() -> dict[str, Any]:
@@ -273,14 +371,25 @@ def measure_workers() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="own-code-") as place:
         for answer, sleep_s in SLEEPS_S.items():
             said = find_num_workers(
-                loaders.sleeping, step_time=STEP_TIME_S, arguments={"sleep_s": sleep_s}, max_workers=8,
-                time_limit="3min", window="1s", reports=place,
-            )  # fmt: skip
+                loaders.sleeping,
+                step_time=STEP_TIME_S,
+                arguments={"sleep_s": sleep_s},
+                max_workers=8,
+                time_limit="3min",
+                window="1s",
+                reports=place,
+            )
             found[f"sleeping, {answer}"] = _judged(answer, said)
         rates = loaders.tokenised_rates()
-        step_s = 1 / (0.9 * rates[1])  # which one worker keeps up with, and this process alone does not
+        # Which one worker keeps up with, and this process alone does not.
+        step_s = 1 / (0.9 * rates[1])
         said = find_num_workers(
-            loaders.tokenised, step_time=step_s, max_workers=2, time_limit="3min", window="1s", reports=place
+            loaders.tokenised,
+            step_time=step_s,
+            max_workers=2,
+            time_limit="3min",
+            window="1s",
+            reports=place,
         )
         found["tokenised"] = _judged(1, said) | {"batches_per_s": rates}
     return found
@@ -288,8 +397,15 @@ def measure_workers() -> dict[str, Any]:
 
 def _judged(answer: int, said: Any) -> dict[str, Any]:  # noqa: ANN401 - NumWorkers
     within = said.undecided_between or (said.value, said.value)
-    right = within[0] <= answer <= within[-1] and (bool(said.undecided_between) or said.value == answer)
-    told = {"answer": answer, "said": said.value, "undecided_between": list(said.undecided_between), "right": right}
+    right = within[0] <= answer <= within[-1] and (
+        bool(said.undecided_between) or said.value == answer
+    )
+    told = {
+        "answer": answer,
+        "said": said.value,
+        "undecided_between": list(said.undecided_between),
+        "right": right,
+    }
     sys.stderr.write(f"workers: {told}\n")
     return told
 
@@ -298,32 +414,60 @@ def added_lines(source: str) -> int:
     """Return the lines of a script that are there for autotune: its imports, and the functions that it calls."""
     tree = ast.parse(source)
     lines = {
-        node.lineno for node in tree.body if isinstance(node, ast.ImportFrom) and "autotune" in (node.module or "")
+        node.lineno
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and "autotune" in (node.module or "")
     }
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in ("build_step", "build_loader"):
-            code = [one for one in node.body if not isinstance(one, ast.Expr)]  # its docstring is not needed
-            lines |= {node.lineno, *(line for one in code for line in range(one.lineno, (one.end_lineno or 0) + 1))}
+        if isinstance(node, ast.FunctionDef) and node.name in (
+            "build_step",
+            "build_loader",
+        ):
+            # Its docstring is not needed.
+            code = [one for one in node.body if not isinstance(one, ast.Expr)]
+            lines |= {
+                node.lineno,
+                *(
+                    line
+                    for one in code
+                    for line in range(one.lineno, (one.end_lineno or 0) + 1)
+                ),
+            }
     return len(lines)
 
 
 def make_bars(
-    found: Mapping[str, Any], on_gpu: Mapping[str, Any], workers: Mapping[str, Any], lines: Mapping[str, int]
+    found: Mapping[str, Any],
+    on_gpu: Mapping[str, Any],
+    workers: Mapping[str, Any],
+    lines: Mapping[str, int],
 ) -> list[Bar]:
     """Return ratios of ours to each reference, medians over the subjects it answered, and counts."""
 
     def ratio(figure: str, tool: str) -> float | None:
-        known = [one["autotune"][figure] / one[tool][figure] for one in found.values() if one[tool]["size"]]
+        known = [
+            one["autotune"][figure] / one[tool][figure]
+            for one in found.values()
+            if one[tool]["size"]
+        ]
         return statistics.median(known) if known else None
 
     figures: dict[str, float | None] = {
-        "own_code_exact_count": sum(bool(one["autotune"].get("exact")) for one in found.values()),
+        "own_code_exact_count": sum(
+            bool(one["autotune"].get("exact")) for one in found.values()
+        ),
         "own_code_trials_against_lightning_ratio": ratio("trials", "lightning"),
         "own_code_trials_against_accelerate_ratio": ratio("trials", "accelerate"),
         "own_code_seconds_against_lightning_ratio": ratio("seconds", "lightning"),
         "own_code_added_lines_count": max(lines.values()),
-        "own_code_workers_right_count": sum(one["right"] for one in workers.values()) if workers else None,
-        "own_code_exact_on_gpu_count": sum(bool(one.get("exact")) for one in on_gpu.values()) if on_gpu else None,
+        "own_code_workers_right_count": sum(one["right"] for one in workers.values())
+        if workers
+        else None,
+        "own_code_exact_on_gpu_count": sum(
+            bool(one.get("exact")) for one in on_gpu.values()
+        )
+        if on_gpu
+        else None,
     }
     return bars_of(BARS, figures)
 
@@ -333,17 +477,49 @@ def _table(found: Mapping[str, Any], on_gpu: Mapping[str, Any]) -> str:
     for name, answers in found.items():
         for tool in TOOLS:
             one = answers[tool]
-            exact = "exact" if one.get("exact") else "not exact" if one["size"] else "no answer"
-            rows.append([name, tool, str(one["size"] or ""), exact, str(one["trials"]), f"{one['seconds']:.1f} s"])
+            exact = (
+                "exact"
+                if one.get("exact")
+                else "not exact"
+                if one["size"]
+                else "no answer"
+            )
+            rows.append(
+                [
+                    name,
+                    tool,
+                    str(one["size"] or ""),
+                    exact,
+                    str(one["trials"]),
+                    f"{one['seconds']:.1f} s",
+                ]
+            )
         if name in on_gpu:
             gpu = on_gpu[name]
             exact = "exact" if gpu.get("exact") else "not exact"
-            rows.append([name, "autotune, pretended GPU", str(gpu["size"]), exact, str(gpu.get("trials", "")), None])
-    return text_table(("subject", "tool", "size", "", "trials", "time"), rows, align="llrlrr")
+            rows.append(
+                [
+                    name,
+                    "autotune, pretended GPU",
+                    str(gpu["size"]),
+                    exact,
+                    str(gpu.get("trials", "")),
+                    None,
+                ]
+            )
+    return text_table(
+        ("subject", "tool", "size", "", "trials", "time"), rows, align="llrlrr"
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and re.fullmatch(r"autotune|lightning|accelerate|prove|plain", sys.argv[1]):
-        sys.stdout.write("\n" + json.dumps(part(sys.argv[1:]), allow_nan=False, default=math.floor) + "\n")
+    if len(sys.argv) > 1 and re.fullmatch(
+        r"autotune|lightning|accelerate|prove|plain", sys.argv[1]
+    ):
+        sys.stdout.write(
+            "\n"
+            + json.dumps(part(sys.argv[1:]), allow_nan=False, default=math.floor)
+            + "\n"
+        )
         sys.exit(0)
     run(main)

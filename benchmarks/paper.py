@@ -19,9 +19,17 @@ class _Head(nn.Module):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(hidden, width) for _ in range(3))
 
-    def forward(self, hidden_BSD: torch.Tensor, allowed_BS: torch.Tensor) -> torch.Tensor:
-        query_BSE, key_BSE, value_BSE = self.query(hidden_BSD), self.key(hidden_BSD), self.value(hidden_BSD)
-        scores_BSS = torch.bmm(query_BSE, key_BSE.transpose(1, 2)) / query_BSE.shape[-1] ** 0.5
+    def forward(
+        self, hidden_BSD: torch.Tensor, allowed_BS: torch.Tensor
+    ) -> torch.Tensor:
+        query_BSE, key_BSE, value_BSE = (
+            self.query(hidden_BSD),
+            self.key(hidden_BSD),
+            self.value(hidden_BSD),
+        )
+        scores_BSS = (
+            torch.bmm(query_BSE, key_BSE.transpose(1, 2)) / query_BSE.shape[-1] ** 0.5
+        )
         scores_BSS = scores_BSS.masked_fill(~allowed_BS[:, None, :], -torch.inf)
         return torch.bmm(functional.softmax(scores_BSS, dim=-1), value_BSE)
 
@@ -34,14 +42,21 @@ class _Layer(nn.Module):
         self.joined = nn.Linear(hidden, hidden)
         self.wide = nn.Linear(hidden, config.intermediate_size)
         self.narrow = nn.Linear(config.intermediate_size, hidden)
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=config.layer_norm_eps) for _ in range(2))
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(hidden, eps=config.layer_norm_eps) for _ in range(2)
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden_BSD: torch.Tensor, allowed_BS: torch.Tensor) -> torch.Tensor:
-        attended_BSD = torch.cat([head(hidden_BSD, allowed_BS) for head in self.heads], dim=-1)
+    def forward(
+        self, hidden_BSD: torch.Tensor, allowed_BS: torch.Tensor
+    ) -> torch.Tensor:
+        attended_BSD = torch.cat(
+            [head(hidden_BSD, allowed_BS) for head in self.heads], dim=-1
+        )
         hidden_BSD = self.norms[0](hidden_BSD + self.dropout(self.joined(attended_BSD)))
         fed_BSD: torch.Tensor = self.norms[1](
-            hidden_BSD + self.dropout(self.narrow(functional.gelu(self.wide(hidden_BSD))))
+            hidden_BSD
+            + self.dropout(self.narrow(functional.gelu(self.wide(hidden_BSD))))
         )
         return fed_BSD
 
@@ -60,8 +75,12 @@ class PaperModel(nn.Module):
         self.positions = nn.Embedding(config.max_position_embeddings, hidden)
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.transform = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden))
+        self.layers = nn.ModuleList(
+            _Layer(config) for _ in range(config.num_hidden_layers)
+        )
+        self.transform = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden)
+        )
         self.decoder = nn.Linear(hidden, config.vocab_size)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -77,7 +96,9 @@ class PaperModel(nn.Module):
         logits_BSV: torch.Tensor = self.decoder(self.transform(hidden_BSD))
         return logits_BSV
 
-    def _positions(self, ids_BS: torch.Tensor, allowed_BS: torch.Tensor) -> torch.Tensor:
+    def _positions(
+        self, ids_BS: torch.Tensor, allowed_BS: torch.Tensor
+    ) -> torch.Tensor:
         width = ids_BS.shape[1]
         rows = []
         for allowed_S in allowed_BS:

@@ -54,12 +54,22 @@ def main(arguments: Sequence[str] | None) -> int:
     options = parser("paper_case", "Predict the paper's case.").parse_args(arguments)
     cases = {name: predicted(flags) for name, flags in SETTINGS.items()}
     rows = [
-        [name, model, str(one["micro_batch_size"]), f"{one['micro_batch_size_low']} to {one['micro_batch_size_high']}"]
+        [
+            name,
+            model,
+            str(one["micro_batch_size"]),
+            f"{one['micro_batch_size_low']} to {one['micro_batch_size_high']}",
+        ]
         for name, models in cases.items()
         for model, one in models.items()
     ]
     shown = text_table(["settings", "model", "rows (predicted)", "range"], rows)
-    finish(options.json, [], {"gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()}, shown)
+    finish(
+        options.json,
+        [],
+        {"gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()},
+        shown,
+    )
     return 0
 
 
@@ -86,12 +96,20 @@ def arithmetic() -> dict[str, Any]:
     lengths, counts = np.load(LENGTHS_FILE)
     return {
         "scaling": [
-            {"name": name, "efficiency": [round(efficiency(of, rows, batches, gradient_sync, one), 4) for one in NODES]}
+            {
+                "name": name,
+                "efficiency": [
+                    round(efficiency(of, rows, batches, gradient_sync, one), 4)
+                    for one in NODES
+                ],
+            }
             for name, of, rows, batches, gradient_sync in cases
         ],
         "functions": {
             "mean_tokens": float(np.average(lengths, weights=counts)),
-            "mean_tokens_cut": float(np.average(np.minimum(lengths, ROW_TOKENS), weights=counts)),
+            "mean_tokens_cut": float(
+                np.average(np.minimum(lengths, ROW_TOKENS), weights=counts)
+            ),
         },
     }
 
@@ -99,7 +117,17 @@ def arithmetic() -> dict[str, Any]:
 def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the estimate says of each model, without where its memory goes."""
     models = [word for model in REPORTED_ROWS for word in ("--model", model)]
-    command = [sys.executable, "-m", "autotune", "estimate", *models, "--gpu", GPU, "--ranks", str(RANKS)]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "estimate",
+        *models,
+        "--gpu",
+        GPU,
+        "--ranks",
+        str(RANKS),
+    ]
     told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
     kept = (
         "parameters",
@@ -110,7 +138,8 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
         "attention",
     )
     return {
-        one["model"]: {key: one[key] for key in kept} | {"peak_bytes": one["breakdown"]["peak_bytes"]}
+        one["model"]: {key: one[key] for key in kept}
+        | {"peak_bytes": one["breakdown"]["peak_bytes"]}
         for one in json.loads(told)["models"]
     }
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 H100 = "reports/gpu/h100-80gb-hbm3/2026-11-26"
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"  # told apart without red-green vision
+# Told apart without red-green vision.
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
 _STYLE: Any = {  # keys are literals in matplotlib's types
     "svg.hashsalt": "encoder-autotune",  # the same chart has the same bytes
     "svg.fonttype": "none",  # text stays text
@@ -30,8 +31,16 @@ def draw(root: Path) -> None:
     profile = tomllib.loads((root / H100 / "profiles" / "bert-120m.toml").read_text())
     paper = json.loads((root / "reports/benchmarks/paper_case.json").read_text())
     assets = root / "docs" / "assets"
-    _save(assets / "throughput.svg", 3.2, lambda axes: _throughput(axes, profile["evidence"]["probe"]))
-    _save(assets / "memory.svg", 2.9, lambda axes: _memory(axes, profile["evidence"]["probe"]))
+    _save(
+        assets / "throughput.svg",
+        3.2,
+        lambda axes: _throughput(axes, profile["evidence"]["probe"]),
+    )
+    _save(
+        assets / "memory.svg",
+        2.9,
+        lambda axes: _memory(axes, profile["evidence"]["probe"]),
+    )
     _save(assets / "scaling.svg", 3.2, lambda axes: _scaling(axes, paper))
 
 
@@ -48,16 +57,28 @@ def _save(path: Path, height: float, fill: Any) -> None:  # noqa: ANN401 - any f
 
 
 def _throughput(axes: "Axes", probe: Mapping[str, Any]) -> None:
-    curve = [(one["micro_batch_size"], one["padded_tokens_per_s"] / 1e3) for one in probe["curve"]]
+    curve = [
+        (one["micro_batch_size"], one["padded_tokens_per_s"] / 1e3)
+        for one in probe["curve"]
+    ]
     chosen = probe["sustained"]
-    axes.plot(*zip(*curve, strict=True), "o-", color=_BLUE, label="measured, 10 steps each")
+    axes.plot(
+        *zip(*curve, strict=True), "o-", color=_BLUE, label="measured, 10 steps each"
+    )
     point = chosen["micro_batch_size"], chosen["padded_tokens_per_s"] / 1e3
-    axes.plot(*point, "D", color=_ORANGE, markersize=8, label=f"chosen: {point[0]}, warm")
+    axes.plot(
+        *point, "D", color=_ORANGE, markersize=8, label=f"chosen: {point[0]}, warm"
+    )
     axes.axvline(
-        probe["infeasible_min"], color=_GREY, linestyle="--", label=f"{probe['infeasible_min']}: out of memory"
+        probe["infeasible_min"],
+        color=_GREY,
+        linestyle="--",
+        label=f"{probe['infeasible_min']}: out of memory",
     )
     axes.set_xscale("log", base=2)
-    axes.set_xticks([2**power for power in range(9)], [str(2**power) for power in range(9)])
+    axes.set_xticks(
+        [2**power for power in range(9)], [str(2**power) for power in range(9)]
+    )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("micro-batch size (sequences of 512 tokens)")
     axes.set_ylabel("thousand tokens/s, with padding")
@@ -79,20 +100,39 @@ def _memory(axes: "Axes", probe: Mapping[str, Any]) -> None:
     grouped = {name: sum(terms[one] for one in ones) for name, ones in _GROUPS.items()}
     rest = sum(terms.values()) - sum(grouped.values())
     rows = sorted({"activations": rest, **grouped}.items(), key=lambda row: row[1])
-    bars = axes.barh([name for name, _ in rows], [size / _GIB for _, size in rows], color=_BLUE)
+    bars = axes.barh(
+        [name for name, _ in rows], [size / _GIB for _, size in rows], color=_BLUE
+    )
     axes.bar_label(bars, labels=[f"{size / _GIB:.1f}" for _, size in rows], padding=3)
     axes.grid(visible=False, axis="y")
-    predicted, peak = probe["traced_peak_bytes"] / _GIB, probe["feasible_peak_bytes"] / _GIB
-    axes.set_xlabel(f"GiB at {probe['feasible_max']} sequences: {predicted:.1f} predicted, {peak:.1f} measured")
+    predicted, peak = (
+        probe["traced_peak_bytes"] / _GIB,
+        probe["feasible_peak_bytes"] / _GIB,
+    )
+    axes.set_xlabel(
+        f"GiB at {probe['feasible_max']} sequences: {predicted:.1f} predicted, {peak:.1f} measured"
+    )
 
 
 def _scaling(axes: "Axes", paper: Mapping[str, Any]) -> None:
     nodes = (1, 2, 8, 32, 128)
     first = [one["efficiency"] for one in paper["scaling"][:4]]
-    names = ("fp32 (the paper's setting)", "bf16", "bf16, 16-bit gradients", "… and 4 accumulation steps")
+    names = (
+        "fp32 (the paper's setting)",
+        "bf16",
+        "bf16, 16-bit gradients",
+        "… and 4 accumulation steps",
+    )
     lines = ("s-", _GREY, 9), ("^-", _ORANGE, 6), ("o-", _BLUE, 6), ("D--", _GREEN, 5)
     for name, shares, (line, colour, size) in zip(names, first, lines, strict=True):
-        axes.plot(nodes, [100 * share for share in shares], line, color=colour, markersize=size, label=name)
+        axes.plot(
+            nodes,
+            [100 * share for share in shares],
+            line,
+            color=colour,
+            markersize=size,
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [str(one) for one in nodes])
     axes.set_ylim(0, 104)

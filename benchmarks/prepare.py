@@ -28,8 +28,12 @@ TIMEOUT_S = 1800.0
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("prepare", "Time data prepare.")
-    options_of.add_argument("--source", default=SOURCE, help=f"what to prepare; default {SOURCE}")
-    options_of.add_argument("--pairs", type=int, default=PAIRS, help="runs with either number of processes")
+    options_of.add_argument(
+        "--source", default=SOURCE, help=f"what to prepare; default {SOURCE}"
+    )
+    options_of.add_argument(
+        "--pairs", type=int, default=PAIRS, help="runs with either number of processes"
+    )
     options = options_of.parse_args(arguments)
     if len(os.sched_getaffinity(0)) < 2:
         raise CannotMeasure("two processes need two processors")
@@ -39,23 +43,49 @@ def main(arguments: Sequence[str] | None) -> int:
         for number in range(options.pairs):
             # The order alternates, so that a drift of the machine's speed falls on both.
             for workers in (1, 2) if number % 2 == 0 else (2, 1):
-                run_s, dataset_hash = _run(options.source, Path(place) / "data", workers)
+                run_s, dataset_hash = _run(
+                    options.source, Path(place) / "data", workers
+                )
                 seconds[workers].append(run_s)
                 hashes.add(dataset_hash)
                 sys.stderr.write(f"{workers} processes: {run_s:.1f} s\n")
     if len(hashes) != 1:
         raise CannotMeasure(f"{len(hashes)} different datasets")
     ratio = statistics.median(seconds[1]) / statistics.median(seconds[2])
-    bars = [Bar(name="prepare_two_processes_ratio", figure=ratio, unit="ratio", bar=RATIO_BAR, direction=">=")]
-    rows = [[str(workers), f"{statistics.median(times):.1f} s"] for workers, times in seconds.items()]
+    bars = [
+        Bar(
+            name="prepare_two_processes_ratio",
+            figure=ratio,
+            unit="ratio",
+            bar=RATIO_BAR,
+            direction=">=",
+        )
+    ]
+    rows = [
+        [str(workers), f"{statistics.median(times):.1f} s"]
+        for workers, times in seconds.items()
+    ]
     shown = text_table(["processes", f"median of {options.pairs}"], rows)
-    return finish(options.json, bars, {"source": options.source, "seconds": seconds}, shown)
+    return finish(
+        options.json, bars, {"source": options.source, "seconds": seconds}, shown
+    )
 
 
 def _run(source: str, out: Path, workers: int) -> tuple[float, str]:
-    command = [sys.executable, "-m", "autotune", "data", "prepare", source, "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "data",
+        "prepare",
+        source,
+        "--out",
+        str(out),
+    ]
     started_s = time.perf_counter()
-    told = run_program([*command, "--workers", str(workers), "--json"], timeout_s=TIMEOUT_S)
+    told = run_program(
+        [*command, "--workers", str(workers), "--json"], timeout_s=TIMEOUT_S
+    )
     run_s = time.perf_counter() - started_s
     shutil.rmtree(out)
     return run_s, str(json.loads(told)["dataset_hash"])

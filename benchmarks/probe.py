@@ -26,7 +26,13 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
+from benchmarks.finders import (
+    Case,
+    Found,
+    cases,
+    find_with_accelerate,
+    find_with_lightning,
+)
 from tests.simulators.corpora import synthetic_manifest
 from trainer.config.train_config import TrainConfig
 
@@ -48,7 +54,9 @@ RIVALS: dict[str, Callable[[Case], Found]] = {
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("probe", (__doc__ or "").splitlines()[0])
-    options_of.add_argument("--cases", type=int, default=None, metavar="N", help="only the first N cases")
+    options_of.add_argument(
+        "--cases", type=int, default=None, metavar="N", help="only the first N cases"
+    )
     options = options_of.parse_args(arguments)
     import accelerate  # noqa: F401
     import lightning  # noqa: F401
@@ -63,7 +71,8 @@ def measure(case: Case) -> dict[str, Any]:
     with ForkServerMachine() as machine:
         machine.start()
         job: Any = "tests.failing_job"
-        machine.run(Trial(job=job, measured={"fault": "none"}, timeout_s=60))  # it has forked once
+        # It has forked once.
+        machine.run(Trial(job=job, measured={"fault": "none"}, timeout_s=60))
         probe = _probe(case)
         ours, search = _ours(probe, machine)
         sys.stderr.write(f"{case.name}: ours {ours}\n")
@@ -82,7 +91,10 @@ def measure(case: Case) -> dict[str, Any]:
 def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
     with tempfile.TemporaryDirectory(prefix="probe-") as place:
         runner = TrialRunner(
-            machine=machine, trial_log=TrialLog(Path(place), "bench"), site="bench", clock=SystemClock()
+            machine=machine,
+            trial_log=TrialLog(Path(place), "bench"),
+            site="bench",
+            clock=SystemClock(),
         )
         search = Search(probe=probe, runner=runner)
         started_s = time.perf_counter()
@@ -98,24 +110,39 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
         "seconds": seconds,
         "tracing_s": traced_s,
     }
-    return ours, [[one.micro_batch_size, one.fits, one.peak_bytes] for one in search.tried]
+    return ours, [
+        [one.micro_batch_size, one.fits, one.peak_bytes] for one in search.tried
+    ]
 
 
 def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
     outcomes = {
-        size: [machine.run(step_trial(probe, size, FIT_STEPS, probe.memory_budget_bytes)).kind for _ in range(PROOFS)]
+        size: [
+            machine.run(
+                step_trial(probe, size, FIT_STEPS, probe.memory_budget_bytes)
+            ).kind
+            for _ in range(PROOFS)
+        ]
         for size in (rows, rows + 1)
     }
-    return set(outcomes[rows]) == {"measured"} and set(outcomes[rows + 1]) == {"out_of_memory"}
+    return set(outcomes[rows]) == {"measured"} and set(outcomes[rows + 1]) == {
+        "out_of_memory"
+    }
 
 
 def _probe(case: Case) -> Probe:
-    config = TrainConfig.model_validate({"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"})
+    config = TrainConfig.model_validate(
+        {"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"}
+    )
     request = ProbeRequest(
-        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0,
+        config=config,
+        data=Path(),
+        reports=Path(),
+        accumulate=False,
+        headroom_share=0.0,
         max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
         trial_timeout_s=TRIAL_TIMEOUT_S,
-    )  # fmt: skip
+    )
     return Probe(
         request=request,
         config=config,
@@ -145,7 +172,15 @@ def make_bars(found: Mapping[str, Any]) -> list[Bar]:
                 )
             )
     inexact = sum(not one["ours"]["exact"] for one in found.values())
-    bars.append(Bar(name="probe_inexact_count", figure=inexact, unit="count", bar=0, direction="<="))
+    bars.append(
+        Bar(
+            name="probe_inexact_count",
+            figure=inexact,
+            unit="count",
+            bar=0,
+            direction="<=",
+        )
+    )
     return bars
 
 
@@ -165,7 +200,11 @@ def _table(found: Mapping[str, Any]) -> str:
                     f"{figures['seconds']:.1f} s",
                 ]
             )
-    return text_table(("case", "finder", "rows", "", "trials", "refused", "time"), rows, align="llrlrrr")
+    return text_table(
+        ("case", "finder", "rows", "", "trials", "refused", "time"),
+        rows,
+        align="llrlrrr",
+    )
 
 
 if __name__ == "__main__":

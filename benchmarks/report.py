@@ -31,7 +31,11 @@ from tests.simulators.programs import run_program
 TRIALS, REPEATS, HOSTILE_TRIALS = 2000, 5, 40
 TIMEOUT_S = 120.0
 WIDTHS = (360, 1400, 1600)
-LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((360, "light"), (1400, "light"), (1400, "dark"))
+LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
+    (360, "light"),
+    (1400, "light"),
+    (1400, "dark"),
+)
 BARS: dict[str, tuple[str, Direction, float]] = {
     "report_size_bytes": ("bytes", "<=", 1_500_000),
     "report_build_s": ("s", "<=", 8),
@@ -50,8 +54,12 @@ Figures = dict[str, Any]
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
     options_of = parser("report", "Reports in files and browsers.")
-    options_of.add_argument("--trials", type=int, default=TRIALS, help="in the trial log")
-    options_of.add_argument("--repeats", type=int, default=REPEATS, help="processes that are timed")
+    options_of.add_argument(
+        "--trials", type=int, default=TRIALS, help="in the trial log"
+    )
+    options_of.add_argument(
+        "--repeats", type=int, default=REPEATS, help="processes that are timed"
+    )
     options = options_of.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="report-") as directory:
         figures = {
@@ -65,20 +73,33 @@ def make_bars(figures: Figures) -> list[Bar]:
     """All of them, in their order."""
     built_, browser = figures["built"], figures["browser"]
     values = (
-        max(built_["bytes"]["html"], browser["full_bytes"]), statistics.median(built_["seconds"]), browser["requests"],
-        browser["console_errors"], browser["page_errors"], browser["overflow_px"], sum(browser["hostile"].values()),
+        max(built_["bytes"]["html"], browser["full_bytes"]),
+        statistics.median(built_["seconds"]),
+        browser["requests"],
+        browser["console_errors"],
+        browser["page_errors"],
+        browser["overflow_px"],
+        sum(browser["hostile"].values()),
         len(browser["violations"]),
-    )  # fmt: skip
+    )
     return bars_of(BARS, dict(zip(BARS, values, strict=True)))
 
 
 def table(figures: Figures) -> str:
     """What was looked at, for people."""
     built_, browser = figures["built"], figures["browser"]
-    rows = [[f"report.{name}", format_bytes(size)] for name, size in built_["bytes"].items()]
+    rows = [
+        [f"report.{name}", format_bytes(size)] for name, size in built_["bytes"].items()
+    ]
     rows += [
-        ["the same with advice and a second profile", format_bytes(browser["full_bytes"])],
-        ["processes timed", ", ".join(f"{seconds:.2f} s" for seconds in built_["seconds"])],
+        [
+            "the same with advice and a second profile",
+            format_bytes(browser["full_bytes"]),
+        ],
+        [
+            "processes timed",
+            ", ".join(f"{seconds:.2f} s" for seconds in built_["seconds"]),
+        ],
         ["pages opened", str(browser["visits"])],
         ["of any impact, axe-core", str(browser["violations_of_any_impact"])],
     ]
@@ -93,13 +114,27 @@ def built(directory: Path, trials: int, repeats: int) -> Figures:
     """
     profile, reports, run = write_example(directory, trials)
     out = directory / "built" / "report.html"
-    command = [sys.executable, "-m", "autotune", "report", str(profile), "--run", str(run)]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "report",
+        str(profile),
+        "--run",
+        str(run),
+    ]
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
-        run_program([*command, "--reports", str(reports), "--out", str(out)], timeout_s=TIMEOUT_S)
+        run_program(
+            [*command, "--reports", str(reports), "--out", str(out)],
+            timeout_s=TIMEOUT_S,
+        )
         seconds.append(time.perf_counter() - started)
-    sizes = {name: out.with_suffix(f".{name}").stat().st_size for name in ("html", "md", "json")}
+    sizes = {
+        name: out.with_suffix(f".{name}").stat().st_size
+        for name in ("html", "md", "json")
+    }
     return {"trials": trials, "seconds": seconds, "bytes": sizes}
 
 
@@ -110,8 +145,13 @@ def browsed(directory: Path, trials: int) -> Figures:
         CannotMeasure: If there is none.
     """
     page, hostile = directory / "full.html", directory / "hostile.html"
-    page.write_text(report_html(report_document(*example_inputs(trials))), encoding="utf-8")
-    hostile.write_text(report_html(report_document(*example_inputs(HOSTILE_TRIALS, HOSTILE))), encoding="utf-8")
+    page.write_text(
+        report_html(report_document(*example_inputs(trials))), encoding="utf-8"
+    )
+    hostile.write_text(
+        report_html(report_document(*example_inputs(HOSTILE_TRIALS, HOSTILE))),
+        encoding="utf-8",
+    )
     plain = [visit(page, width=width) for width in WIDTHS]
     plain += [visit(page, colours="dark"), visit(page, width=PAPER_PX, media="print")]
     attacked = [visit(hostile, width=width) for width in WIDTHS]
@@ -130,7 +170,9 @@ def browsed(directory: Path, trials: int) -> Figures:
         "page_errors": sum(len(one.page_errors) for one in every),
         "overflow_px": max(one.wider_by_px for one in every),
         "hostile": taken_in(attacked[0]),
-        "violations": [f"{one.rule}: {one.example}" for one in found if one.impact in SERIOUS],
+        "violations": [
+            f"{one.rule}: {one.example}" for one in found if one.impact in SERIOUS
+        ],
         "violations_of_any_impact": len(found),
     }
 

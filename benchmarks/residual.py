@@ -23,7 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from autotune.base.tables import text_table
-from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
+from benchmarks.bars import (
+    Bar,
+    Direction,
+    bars_of,
+    finish,
+    keep,
+    measuring,
+    parser,
+    run,
+)
 from tests.simulators.programs import run_program
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
@@ -46,78 +55,169 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "residual_validation_loss_difference_share": ("share", "<=", 0.01),
 }
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-_ROUNDED = [getattr(torch.ops.aten, one).default for one in ("mm", "addmm", _ATTENTION, f"{_ATTENTION}_backward")]
+_ROUNDED = [
+    getattr(torch.ops.aten, one).default
+    for one in ("mm", "addmm", _ATTENTION, f"{_ATTENTION}_backward")
+]
 _SAMPLES = (
-    "elf:/usr/bin", "--max-samples", "5000", "--vocab-size", "8192", "--max-tokens", str(SEQ_LENGTH_TOKENS - 2),
-    "--long", "split", "--validation-share", "0.05",
-)  # fmt: skip
+    "elf:/usr/bin",
+    "--max-samples",
+    "5000",
+    "--vocab-size",
+    "8192",
+    "--max-tokens",
+    str(SEQ_LENGTH_TOKENS - 2),
+    "--long",
+    "split",
+    "--validation-share",
+    "0.05",
+)
 
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
     """Train, print, and return the exit code; runs of another dataset in the file are not used."""
-    options = parser("residual", "Compare residual streams in bf16 and fp32.").parse_args(arguments)
+    options = parser(
+        "residual", "Compare residual streams in bf16 and fp32."
+    ).parse_args(arguments)
     first, second, reference = STREAMS
     with tempfile.TemporaryDirectory(prefix="residual-") as place:
         data = Path(place) / "data"
-        run_program([sys.executable, "-m", "autotune", "data", "prepare", *_SAMPLES, "--out", str(data)])
-        content: dict[str, Any] = {"dataset_hash": read_manifest(data).dataset_hash, "steps": STEPS, "runs": []}
+        run_program(
+            [
+                sys.executable,
+                "-m",
+                "autotune",
+                "data",
+                "prepare",
+                *_SAMPLES,
+                "--out",
+                str(data),
+            ]
+        )
+        content: dict[str, Any] = {
+            "dataset_hash": read_manifest(data).dataset_hash,
+            "steps": STEPS,
+            "runs": [],
+        }
         if options.json is not None and options.json.is_file():
             known = json.loads(options.json.read_text())
             if known["dataset_hash"] == content["dataset_hash"]:
                 content["runs"] = known["runs"]
         runs: list[dict[str, Any]] = content["runs"]
-        for name, seed in [*((name, seed) for seed in range(SEEDS) for name in (first, second)), (reference, 0)]:
+        for name, seed in [
+            *((name, seed) for seed in range(SEEDS) for name in (first, second)),
+            (reference, 0),
+        ]:
             if not any((one["name"], one["seed"]) == (name, seed) for one in runs):
-                runs.append({"name": name, "seed": seed} | losses(Path(place) / f"{name}-{seed}", data, name, seed))
+                runs.append(
+                    {"name": name, "seed": seed}
+                    | losses(Path(place) / f"{name}-{seed}", data, name, seed)
+                )
                 keep(options.json, [], content)
                 sys.stderr.write(f"{runs[-1]}\n")
-    rows = [[one["name"], str(one["seed"]), *(f"{one[kind]:.4f}" for kind in KINDS)] for one in runs]
+    rows = [
+        [one["name"], str(one["seed"]), *(f"{one[kind]:.4f}" for kind in KINDS)]
+        for one in runs
+    ]
     return finish(
-        options.json, make_bars(runs), content, text_table(["", "seed", "validation loss", "train loss"], rows)
+        options.json,
+        make_bars(runs),
+        content,
+        text_table(["", "seed", "validation loss", "train loss"], rows),
     )
 
 
 def make_bars(runs: Iterable[dict[str, Any]]) -> list[Bar]:
     """Return the bars; a difference is between means over the seeds."""
-    pairs = [[[one[kind] for one in runs if one["name"] == name] for name in tuple(STREAMS)[:2]] for kind in KINDS]
-    differences = [abs(statistics.fmean(narrow) - statistics.fmean(wide)) for wide, narrow in pairs]
-    errors = [((statistics.variance(wide) + statistics.variance(narrow)) / SEEDS) ** 0.5 for wide, narrow in pairs]
-    figures = [difference / error for difference, error in zip(differences, errors, strict=True)]
-    return bars_of(BARS, dict(zip(BARS, [*figures, differences[0] / statistics.fmean(pairs[0][0])], strict=True)))
+    pairs = [
+        [
+            [one[kind] for one in runs if one["name"] == name]
+            for name in tuple(STREAMS)[:2]
+        ]
+        for kind in KINDS
+    ]
+    differences = [
+        abs(statistics.fmean(narrow) - statistics.fmean(wide)) for wide, narrow in pairs
+    ]
+    errors = [
+        ((statistics.variance(wide) + statistics.variance(narrow)) / SEEDS) ** 0.5
+        for wide, narrow in pairs
+    ]
+    figures = [
+        difference / error
+        for difference, error in zip(differences, errors, strict=True)
+    ]
+    return bars_of(
+        BARS,
+        dict(
+            zip(
+                BARS,
+                [*figures, differences[0] / statistics.fmean(pairs[0][0])],
+                strict=True,
+            )
+        ),
+    )
 
 
-def losses(place: Path, data: Path, name: str, seed: int, steps: int = STEPS) -> dict[str, float]:
+def losses(
+    place: Path, data: Path, name: str, seed: int, steps: int = STEPS
+) -> dict[str, float]:
     """Train on one thread; return the validation loss at the end and the mean train loss of the last steps, in nats."""
     shape = {
-        "model_type": "bert", "num_hidden_layers": 12, "hidden_size": HIDDEN, "num_attention_heads": 2,
-        "intermediate_size": 4 * HIDDEN, "max_position_embeddings": SEQ_LENGTH_TOKENS, "hidden_dropout_prob": 0.0,
+        "model_type": "bert",
+        "num_hidden_layers": 12,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * HIDDEN,
+        "max_position_embeddings": SEQ_LENGTH_TOKENS,
+        "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-    }  # fmt: skip
-    config = TrainConfig.model_validate({
-        "model": {"name": "deep", "config": shape}, "seq_length_tokens": SEQ_LENGTH_TOKENS, "layout": "packed",
-        "micro_batch_size": 8, "global_batch_size": 8, "max_steps": steps, "learning_rate": 1e-3, "seed": seed,
-        "checkpoint": {"enabled": False}, **STREAMS[name],
-    })  # fmt: skip
+    }
+    config = TrainConfig.model_validate(
+        {
+            "model": {"name": "deep", "config": shape},
+            "seq_length_tokens": SEQ_LENGTH_TOKENS,
+            "layout": "packed",
+            "micro_batch_size": 8,
+            "global_batch_size": 8,
+            "max_steps": steps,
+            "learning_rate": 1e-3,
+            "seed": seed,
+            "checkpoint": {"enabled": False},
+            **STREAMS[name],
+        }
+    )
     ranks = join_ranks(config, environment={})
     torch.set_num_threads(1)
-    resolved = ResolvedConfig(config=config, sources={}, data_dir=data, profile_sha256="0" * 64)
+    resolved = ResolvedConfig(
+        config=config, sources={}, data_dir=data, profile_sha256="0" * 64
+    )
     with _TensorCores():  # type: ignore[no-untyped-call]  # torch declares no types
         train(resolved, ranks, RunWriter(place, active=True), lambda row: None)
     found = read_run(place)
     last = [one.loss for one in found.steps[-LAST_STEPS:] if one.loss is not None]
-    return {"validation_loss": found.evaluations[-1].loss, "train_loss": statistics.fmean(last)}
+    return {
+        "validation_loss": found.evaluations[-1].loss,
+        "train_loss": statistics.fmean(last),
+    }
 
 
 class _TensorCores(TorchDispatchMode):
     """Compute matmuls and attention of bf16 tensors in fp32, and round their results to bf16."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # noqa: ANN401
         if func not in _ROUNDED or args[0].dtype != torch.bfloat16:
             return func(*args, **kwargs or {})
         args, kwargs = tree_map_only(torch.Tensor, _widened, (args, kwargs or {}))
         # Attention's log-sum-exp, of three dimensions, stays in fp32.
-        return tree_map_only(torch.Tensor, lambda one: one if one.ndim == 3 else one.bfloat16(), func(*args, **kwargs))
+        return tree_map_only(
+            torch.Tensor,
+            lambda one: one if one.ndim == 3 else one.bfloat16(),
+            func(*args, **kwargs),
+        )
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,12 @@ class Contender(ABC):
         """End this turn, and wait for the next."""
         if self.match.ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        self._done.put(Turn(seconds=time.perf_counter() - self._began_s, non_padding_tokens=non_padding_tokens))
+        self._done.put(
+            Turn(
+                seconds=time.perf_counter() - self._began_s,
+                non_padding_tokens=non_padding_tokens,
+            )
+        )
         self._wait()
 
     def finish(self, *, abandon: bool = True) -> None:
@@ -157,7 +162,10 @@ class Ours(Contender):
     def run(self) -> None:
         """Train from a configuration as ``python -m trainer`` would."""
         resolved = ResolvedConfig(
-            config=self.match.config, sources={}, data_dir=self.match.data_dir, profile_sha256="0" * 64
+            config=self.match.config,
+            sources={},
+            data_dir=self.match.data_dir,
+            profile_sha256="0" * 64,
         )
         writer = RunWriter(self.directory, active=True)
         train(resolved, self.match.ranks, writer, self._watch)
@@ -180,7 +188,10 @@ class Paper(Contender):
         torch.manual_seed(config.seed)
         model = PaperModel(self.match.bert_config()).to(device)
         optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=False
+            model.parameters(),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            fused=False,
         )
         micro_batches = self.match.samples_per_step // config.micro_batch_size
         batches = collated(self.match, padded_to=config.seq_length_tokens)
@@ -192,8 +203,16 @@ class Paper(Contender):
                 batch = next(batches)
                 non_padding_tokens += int(batch["attention_mask"].sum())
                 labels_BS = batch["labels"].to(device)
-                logits_BSV = model(batch["input_ids"].to(device), batch["attention_mask"].to(device).bool())
-                loss = functional.cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten()) / micro_batches
+                logits_BSV = model(
+                    batch["input_ids"].to(device),
+                    batch["attention_mask"].to(device).bool(),
+                )
+                loss = (
+                    functional.cross_entropy(
+                        logits_BSV.flatten(0, 1), labels_BS.flatten()
+                    )
+                    / micro_batches
+                )
                 loss.backward()
                 logged.append(loss.item())
             _update(model, optimizer, config, step)
@@ -211,7 +230,12 @@ class HuggingFace(Contender):
 
     def run(self) -> None:
         """Train with its own loop."""
-        from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+        from transformers import (
+            BertForMaskedLM,
+            Trainer,
+            TrainerCallback,
+            TrainingArguments,
+        )
 
         config, contender = self.match.config, self
         device = self.match.ranks.device
@@ -220,13 +244,18 @@ class HuggingFace(Contender):
         non_padding_tokens: list[torch.Tensor] = []
 
         class Counting(Trainer):
-            def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - theirs
+            def training_step(
+                self, model: Any, inputs: Any, *args: Any, **kwargs: Any
+            ) -> Any:  # noqa: ANN401 - theirs
                 non_padding_tokens.append(inputs["attention_mask"].sum())
                 return super().training_step(model, inputs, *args, **kwargs)
 
         class Baton(TrainerCallback):
-            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401 - theirs
-                for group in kwargs["optimizer"].param_groups:  # its own warm-up would begin with a step at rate 0
+            def on_step_begin(
+                self, args: Any, state: Any, control: Any, **kwargs: Any
+            ) -> None:  # noqa: ANN401 - theirs
+                # Its own warm-up would begin with a step at rate 0.
+                for group in kwargs["optimizer"].param_groups:
                     group["lr"] = learning_rate(config, state.global_step)
 
             def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature
@@ -237,7 +266,8 @@ class HuggingFace(Contender):
         arguments = TrainingArguments(
             output_dir=str(self.match.place / "hf"),
             per_device_train_batch_size=config.micro_batch_size,
-            gradient_accumulation_steps=self.match.samples_per_step // config.micro_batch_size,
+            gradient_accumulation_steps=self.match.samples_per_step
+            // config.micro_batch_size,
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
             warmup_steps=config.warmup_steps,
@@ -284,7 +314,9 @@ class Samples(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
 
 
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
+def _update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int
+) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
@@ -313,6 +345,9 @@ def _collator(data_dir: Path, padded_to: int | None = None) -> Any:  # noqa: ANN
 
     names = ("pad", "unk", "cls", "sep", "mask")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(data_dir / TOKENIZER_NAME), **{f"{name}_token": f"[{name.upper()}]" for name in names}
+        tokenizer_file=str(data_dir / TOKENIZER_NAME),
+        **{f"{name}_token": f"[{name.upper()}]" for name in names},
     )
-    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, pad_to_multiple_of=padded_to)
+    return DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.15, pad_to_multiple_of=padded_to
+    )

@@ -12,7 +12,13 @@ import torch
 
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.build import build_training
-from trainer.checkpoint.format import MANIFEST_FILE, CheckpointManifest, TrainingState, manifest_text, parse_manifest
+from trainer.checkpoint.format import (
+    MANIFEST_FILE,
+    CheckpointManifest,
+    TrainingState,
+    manifest_text,
+    parse_manifest,
+)
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.config.presets import model_settings
 from trainer.config.resolve import resolve
@@ -56,10 +62,18 @@ class SavingTrainer:
     """
 
     def __init__(
-        self, place: Path, model: str, device: Literal["cpu", "cuda"], *, seq_length_tokens: int, rows: int
+        self,
+        place: Path,
+        model: str,
+        device: Literal["cpu", "cuda"],
+        *,
+        seq_length_tokens: int,
+        rows: int,
     ) -> None:
         lengths = np.minimum(real_lengths(2000, seed=0), seq_length_tokens)
-        data = write_learnable_corpus(place / "data", lengths, lengths[:10], vocab_size=22_016)
+        data = write_learnable_corpus(
+            place / "data", lengths, lengths[:10], vocab_size=22_016
+        )
         settings: ModelSettings = model_settings(model)
         config = TrainConfig(
             model=settings,
@@ -74,10 +88,17 @@ class SavingTrainer:
         dataset = TokenDataset.open(data)
         ranks = join_ranks(config, environment={})
         plan = make_plan(config, len(dataset), 1)
-        self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+        self._training = build_training(
+            config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
+        )
         source = MicroBatchSource(dataset, config, plan)
-        self._loader = make_loader(source, config, micro_batch_plans(dataset, config, plan, 0))
-        kept = {way: CheckpointSettings(asynchronous=way, keep_last=1) for way in (False, True)}
+        self._loader = make_loader(
+            source, config, micro_batch_plans(dataset, config, plan, 0)
+        )
+        kept = {
+            way: CheckpointSettings(asynchronous=way, keep_last=1)
+            for way in (False, True)
+        }
         self._managers = {
             way: CheckpointManager(
                 place / f"asynchronous-{way}",
@@ -116,7 +137,10 @@ class SavingTrainer:
 
     def torch_save(self) -> None:
         """The usual way: a pickle, synced."""
-        state = {"model": self._training.module.state_dict(), "optimizer": self._training.optimizer.state_dict()}
+        state = {
+            "model": self._training.module.state_dict(),
+            "optimizer": self._training.optimizer.state_dict(),
+        }
         with self._file.open("wb") as file:
             torch.save(state, file)
             file.flush()
@@ -172,6 +196,8 @@ def move_to_middle(checkpoint: Path, data: Path, out: Path) -> Path:
         rows=manifest.state.position.rows,
         lanes=tuple(place + lane for lane in range(plan.lanes)),
     )
-    moved = manifest.model_copy(update={"state": manifest.state.model_copy(update={"position": position})})
+    moved = manifest.model_copy(
+        update={"state": manifest.state.model_copy(update={"position": position})}
+    )
     (out / MANIFEST_FILE).write_text(json.dumps(json.loads(manifest_text(moved))))
     return out

@@ -43,11 +43,19 @@ def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("scale", "Feed from 202 million samples.")
     options_of.add_argument(
-        "--dir", type=Path, help="where to make the datasets (1.7 GB); default: a temporary directory"
+        "--dir",
+        type=Path,
+        help="where to make the datasets (1.7 GB); default: a temporary directory",
     )
-    options_of.add_argument("--samples", type=int, default=SAMPLES, help="samples of the large dataset")
-    options_of.add_argument("--read", type=Path, metavar="DATASET", help=argparse.SUPPRESS)
-    options_of.add_argument("--batches", type=int, default=BATCHES, help=argparse.SUPPRESS)
+    options_of.add_argument(
+        "--samples", type=int, default=SAMPLES, help="samples of the large dataset"
+    )
+    options_of.add_argument(
+        "--read", type=Path, metavar="DATASET", help=argparse.SUPPRESS
+    )
+    options_of.add_argument(
+        "--batches", type=int, default=BATCHES, help=argparse.SUPPRESS
+    )
     options = options_of.parse_args(arguments)
     if options.read:
         print(json.dumps(read(options.read, options.batches)))
@@ -76,7 +84,13 @@ def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
             runs[name].append(_read_in_child(place / name, long))
             sys.stderr.write(f"{name} dataset, start {number + 1} of {REPEATS}\n")
     shards = len(list((place / "large").glob("*-tokens-*")))
-    return {"samples": sizes, "shards": shards, "page_cache": sorted(caches), "batches": batches, "runs": runs}
+    return {
+        "samples": sizes,
+        "shards": shards,
+        "page_cache": sorted(caches),
+        "batches": batches,
+        "runs": runs,
+    }
 
 
 def make_bars(figures: dict[str, Any]) -> list[Bar]:
@@ -86,7 +100,9 @@ def make_bars(figures: dict[str, Any]) -> list[Bar]:
     ratio = first_s / statistics.median(run["first_batch_s"] for run in small)
     opened_s = statistics.median(run["open_s"] for run in large)
     growth = large[-1]["rss_growth_bytes"]
-    return bars_of(BARS, dict(zip(BARS, (opened_s, first_s, growth, ratio), strict=True)))
+    return bars_of(
+        BARS, dict(zip(BARS, (opened_s, first_s, growth, ratio), strict=True))
+    )
 
 
 def read(directory: Path, batches: int) -> dict[str, Any]:
@@ -108,22 +124,32 @@ def read(directory: Path, batches: int) -> dict[str, Any]:
     dataset = TokenDataset.open(directory)
     opened_s = time.perf_counter()
     plan = make_plan(config, len(dataset), world_size=1)
-    loader = make_loader(MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0))
+    loader = make_loader(
+        MicroBatchSource(dataset, config, plan),
+        config,
+        micro_batch_plans(dataset, config, plan, 0),
+    )
     next(loader)
     first_s = time.perf_counter()
-    non_padding_tokens = sum(batch.non_padding_tokens for batch in islice(loader, batches - 1))
+    non_padding_tokens = sum(
+        batch.non_padding_tokens for batch in islice(loader, batches - 1)
+    )
     ended_s = time.perf_counter()
     return {
         "open_s": opened_s - started_s,
         "first_batch_s": first_s - opened_s,
         "rss_growth_bytes": _rss_bytes() - before_bytes,
-        "rest_real_tokens_per_s": non_padding_tokens / (ended_s - first_s) if batches > 1 else None,
+        "rest_real_tokens_per_s": non_padding_tokens / (ended_s - first_s)
+        if batches > 1
+        else None,
     }
 
 
 def _rss_bytes() -> int:
     """Resident memory of this process, mapped file pages included."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def drop_caches(place: Path) -> str:
@@ -140,7 +166,15 @@ def drop_caches(place: Path) -> str:
 
 
 def _read_in_child(directory: Path, batches: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.scale", "--read", str(directory), "--batches", str(batches)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scale",
+        "--read",
+        str(directory),
+        "--batches",
+        str(batches),
+    ]
     result: dict[str, Any] = json.loads(run_program(command))
     return result
 
@@ -155,7 +189,10 @@ def _table(figures: dict[str, Any]) -> str:
         rows.append([format_count(count), f"{opened:.3f} s", f"{first:.3f} s", growth])
     cache = ", ".join(figures["page_cache"])
     title = f"samples (page cache {cache})"
-    return text_table([title, "open", "first batch", f"memory after {figures['batches']:,} batches"], rows)
+    return text_table(
+        [title, "open", "first batch", f"memory after {figures['batches']:,} batches"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -78,10 +78,13 @@ class Published:
     def config(self) -> TrainConfig:
         """Return the settings of the trainer that come closest."""
         shape: dict[str, Any] = {
-            "model_type": self.model_type, "num_hidden_layers": self.layers, "hidden_size": self.hidden,
-            "num_attention_heads": self.heads, "intermediate_size": self.intermediate,
+            "model_type": self.model_type,
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.intermediate,
             "max_position_embeddings": self.seq_length,
-        }  # fmt: skip
+        }
         flash = self.attention == "flash"
         if self.model_type == "bert":
             shape |= {
@@ -89,13 +92,20 @@ class Published:
                 "attention_probs_dropout_prob": 0.0 if flash else self.dropout,
             }
         dense = self.predicted_share is None
-        return TrainConfig.model_validate({
-            "model": ModelSettings(name="published", config=shape), "device": "cuda", "precision": self.precision,
-            "seq_length_tokens": self.seq_length, "layout": "packed" if flash else "padded",
-            "attention": "varlen" if flash else "sdpa", "compile": self.compile,
-            "mlm_head": "dense" if dense else "sparse", "last_layer": "dense",
-            **({} if dense else {"masking_probability": self.predicted_share}),
-        })  # fmt: skip
+        return TrainConfig.model_validate(
+            {
+                "model": ModelSettings(name="published", config=shape),
+                "device": "cuda",
+                "precision": self.precision,
+                "seq_length_tokens": self.seq_length,
+                "layout": "packed" if flash else "padded",
+                "attention": "varlen" if flash else "sdpa",
+                "compile": self.compile,
+                "mlm_head": "dense" if dense else "sparse",
+                "last_layer": "dense",
+                **({} if dense else {"masking_probability": self.predicted_share}),
+            }
+        )
 
 
 _DLE = "NVIDIA DeepLearningExamples, PyTorch BERT README at a07d20a1"
@@ -103,67 +113,271 @@ _LAMBDA = "lambdal/deeplearning-benchmark at aa5addb6, SQuAD"
 _FLAGPERF = "FlagOpen/FlagPerf at 1b5a0303, training/nvidia/bert_hf-pytorch"
 _FOUNDRY = "mosaicml/llm-foundry at 8c8dd48f, scripts/train/benchmarking"
 _MODDED = "KellerJordan/modded-nanogpt at f411b3d3, records/track_1_short"
-_A100, _A100_40, _H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+_A100, _A100_40, _H100 = (
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA H100 80GB HBM3",
+)
 
 
 def _large(**more: Any) -> Published:  # noqa: ANN401 - fields of the class
-    return Published(**{"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096} | more)
+    return Published(
+        **{"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096} | more
+    )
 
 
 def _decoder(shape: tuple[int, int, int, int], **more: Any) -> Published:  # noqa: ANN401 - fields of the class
-    named: dict[str, Any] = dict(zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True))
-    return Published(**{**named, "causal": True, "attention": "flash", "dropout": 0.0, "vocab_size": 50_368, **more})
+    named: dict[str, Any] = dict(
+        zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True)
+    )
+    return Published(
+        **{
+            **named,
+            "causal": True,
+            "attention": "flash",
+            "dropout": 0.0,
+            "vocab_size": 50_368,
+            **more,
+        }
+    )
 
 
 _125M, _350M, _760M = (12, 768, 12, 3072), (24, 1024, 16, 4096), (24, 1536, 12, 6144)
 _1B = (24, 2048, 16, 8192)
 PUBLISHED = (
-    _large(name="BERT-large, NVIDIA, fp16", gpu=_A100, tokens_per_s=74_240, source=_DLE, seq_length=128,
-           micro_batch=256, accumulation=32, predicted_share=0.15),
-    _large(name="BERT-large, NVIDIA, TF32", gpu=_A100, tokens_per_s=40_576, source=_DLE, seq_length=128,
-           micro_batch=128, accumulation=64, predicted_share=0.15, precision="fp32"),
-    _large(name="BERT-large, MosaicML", gpu=_A100, tokens_per_s=35_962, seq_length=512, micro_batch=56, dropout=0.0,
-           source="MLPerf Training 2.1 results at 158189d4, MosaicML 8xA100_80GB-baseline"),
-    _large(name="BERT-large, FlagPerf, fp16", gpu=_A100_40, tokens_per_s=26_291, source=_FLAGPERF, seq_length=512,
-           micro_batch=20),
-    _large(name="BERT-large, FlagPerf, TF32", gpu=_A100_40, tokens_per_s=21_555, source=_FLAGPERF, seq_length=512,
-           micro_batch=12, precision="fp32"),
-    Published(name="BERT-base, MosaicML", gpu=_A100, tokens_per_s=110_810, layers=12, hidden=768, heads=12,
-              intermediate=3072, seq_length=128, micro_batch=128, accumulation=4,
-              source="mosaicml/examples at daddaeff, benchmarks/bert"),
-    _large(name="BERT-large, SQuAD, NVIDIA", gpu=_A100, tokens_per_s=42_432, source=_DLE, seq_length=384,
-           micro_batch=32, predicted_share=0.001),
-    _large(name="BERT-large, SQuAD, Lambda", gpu=_A100, tokens_per_s=58_696, source=_LAMBDA, seq_length=384,
-           micro_batch=112, predicted_share=0.001),
-    Published(name="BERT-base, SQuAD, Lambda", gpu=_A100, tokens_per_s=170_387, source=_LAMBDA, layers=12, hidden=768,
-              heads=12, intermediate=3072, seq_length=384, micro_batch=320, predicted_share=0.001),
-    _large(name="BERT-large, SQuAD, Lambda", gpu=_H100, tokens_per_s=119_441, source=_LAMBDA, seq_length=384,
-           micro_batch=112, predicted_share=0.001),
-    Published(name="BERT-base, SQuAD, Lambda", gpu=_H100, tokens_per_s=336_818, source=_LAMBDA, layers=12, hidden=768,
-              heads=12, intermediate=3072, seq_length=384, micro_batch=320, predicted_share=0.001),
-    Published(name="ModernBERT-base", gpu=_H100, tokens_per_s=312_336, source="arXiv 2412.13663, table 3", layers=22,
-              hidden=768, heads=12, intermediate=1152, model_type="modernbert", seq_length=1024, micro_batch=96,
-              accumulation=6, vocab_size=50_368, compile=True, attention="flash", predicted_share=0.3),
-    Published(name="ModernBERT-large", gpu=_H100, tokens_per_s=141_978, source="arXiv 2412.13663, table 3", layers=28,
-              hidden=1024, heads=16, intermediate=2624, model_type="modernbert", seq_length=1024, micro_batch=56,
-              accumulation=11, vocab_size=50_368, compile=True, attention="flash", predicted_share=0.3),
-    _decoder(_125M, name="MPT-125m", gpu=_A100, tokens_per_s=165_681, source=_FOUNDRY, seq_length=512,
-             micro_batch=128, accumulation=2),
-    _decoder(_125M, name="MPT-125m", gpu=_A100, tokens_per_s=141_737, source=_FOUNDRY, seq_length=2048,
-             micro_batch=32, accumulation=2),
-    _decoder(_350M, name="MPT-350m", gpu=_A100, tokens_per_s=69_330, source=_FOUNDRY, seq_length=512,
-             micro_batch=128, accumulation=2),
-    _decoder(_350M, name="MPT-350m", gpu=_A100_40, tokens_per_s=66_284, source=_FOUNDRY, seq_length=512,
-             micro_batch=64, accumulation=4),
-    _decoder(_760M, name="MPT-760m", gpu=_H100, tokens_per_s=83_749, source=_FOUNDRY, seq_length=512, micro_batch=96,
-             accumulation=2),
-    _decoder(_1B, name="MPT-1b", gpu=_H100, tokens_per_s=52_275, source=_FOUNDRY, seq_length=512, micro_batch=56,
-             accumulation=4),
-    _decoder((12, 768, 6, 3072), name="GPT-2 124M, modded-nanogpt", gpu=_H100, tokens_per_s=472_809, source=_MODDED,
-             seq_length=1024, micro_batch=64, vocab_size=50_304, compile=True),
-    _decoder((52, 1536, 12, 6144), name="GPT 1.5B, modded-nanogpt", gpu=_H100, tokens_per_s=36_065, source=_MODDED,
-             seq_length=1024, micro_batch=10, accumulation=6, vocab_size=50_304, compile=True),
-)  # fmt: skip
+    _large(
+        name="BERT-large, NVIDIA, fp16",
+        gpu=_A100,
+        tokens_per_s=74_240,
+        source=_DLE,
+        seq_length=128,
+        micro_batch=256,
+        accumulation=32,
+        predicted_share=0.15,
+    ),
+    _large(
+        name="BERT-large, NVIDIA, TF32",
+        gpu=_A100,
+        tokens_per_s=40_576,
+        source=_DLE,
+        seq_length=128,
+        micro_batch=128,
+        accumulation=64,
+        predicted_share=0.15,
+        precision="fp32",
+    ),
+    _large(
+        name="BERT-large, MosaicML",
+        gpu=_A100,
+        tokens_per_s=35_962,
+        seq_length=512,
+        micro_batch=56,
+        dropout=0.0,
+        source="MLPerf Training 2.1 results at 158189d4, MosaicML 8xA100_80GB-baseline",
+    ),
+    _large(
+        name="BERT-large, FlagPerf, fp16",
+        gpu=_A100_40,
+        tokens_per_s=26_291,
+        source=_FLAGPERF,
+        seq_length=512,
+        micro_batch=20,
+    ),
+    _large(
+        name="BERT-large, FlagPerf, TF32",
+        gpu=_A100_40,
+        tokens_per_s=21_555,
+        source=_FLAGPERF,
+        seq_length=512,
+        micro_batch=12,
+        precision="fp32",
+    ),
+    Published(
+        name="BERT-base, MosaicML",
+        gpu=_A100,
+        tokens_per_s=110_810,
+        layers=12,
+        hidden=768,
+        heads=12,
+        intermediate=3072,
+        seq_length=128,
+        micro_batch=128,
+        accumulation=4,
+        source="mosaicml/examples at daddaeff, benchmarks/bert",
+    ),
+    _large(
+        name="BERT-large, SQuAD, NVIDIA",
+        gpu=_A100,
+        tokens_per_s=42_432,
+        source=_DLE,
+        seq_length=384,
+        micro_batch=32,
+        predicted_share=0.001,
+    ),
+    _large(
+        name="BERT-large, SQuAD, Lambda",
+        gpu=_A100,
+        tokens_per_s=58_696,
+        source=_LAMBDA,
+        seq_length=384,
+        micro_batch=112,
+        predicted_share=0.001,
+    ),
+    Published(
+        name="BERT-base, SQuAD, Lambda",
+        gpu=_A100,
+        tokens_per_s=170_387,
+        source=_LAMBDA,
+        layers=12,
+        hidden=768,
+        heads=12,
+        intermediate=3072,
+        seq_length=384,
+        micro_batch=320,
+        predicted_share=0.001,
+    ),
+    _large(
+        name="BERT-large, SQuAD, Lambda",
+        gpu=_H100,
+        tokens_per_s=119_441,
+        source=_LAMBDA,
+        seq_length=384,
+        micro_batch=112,
+        predicted_share=0.001,
+    ),
+    Published(
+        name="BERT-base, SQuAD, Lambda",
+        gpu=_H100,
+        tokens_per_s=336_818,
+        source=_LAMBDA,
+        layers=12,
+        hidden=768,
+        heads=12,
+        intermediate=3072,
+        seq_length=384,
+        micro_batch=320,
+        predicted_share=0.001,
+    ),
+    Published(
+        name="ModernBERT-base",
+        gpu=_H100,
+        tokens_per_s=312_336,
+        source="arXiv 2412.13663, table 3",
+        layers=22,
+        hidden=768,
+        heads=12,
+        intermediate=1152,
+        model_type="modernbert",
+        seq_length=1024,
+        micro_batch=96,
+        accumulation=6,
+        vocab_size=50_368,
+        compile=True,
+        attention="flash",
+        predicted_share=0.3,
+    ),
+    Published(
+        name="ModernBERT-large",
+        gpu=_H100,
+        tokens_per_s=141_978,
+        source="arXiv 2412.13663, table 3",
+        layers=28,
+        hidden=1024,
+        heads=16,
+        intermediate=2624,
+        model_type="modernbert",
+        seq_length=1024,
+        micro_batch=56,
+        accumulation=11,
+        vocab_size=50_368,
+        compile=True,
+        attention="flash",
+        predicted_share=0.3,
+    ),
+    _decoder(
+        _125M,
+        name="MPT-125m",
+        gpu=_A100,
+        tokens_per_s=165_681,
+        source=_FOUNDRY,
+        seq_length=512,
+        micro_batch=128,
+        accumulation=2,
+    ),
+    _decoder(
+        _125M,
+        name="MPT-125m",
+        gpu=_A100,
+        tokens_per_s=141_737,
+        source=_FOUNDRY,
+        seq_length=2048,
+        micro_batch=32,
+        accumulation=2,
+    ),
+    _decoder(
+        _350M,
+        name="MPT-350m",
+        gpu=_A100,
+        tokens_per_s=69_330,
+        source=_FOUNDRY,
+        seq_length=512,
+        micro_batch=128,
+        accumulation=2,
+    ),
+    _decoder(
+        _350M,
+        name="MPT-350m",
+        gpu=_A100_40,
+        tokens_per_s=66_284,
+        source=_FOUNDRY,
+        seq_length=512,
+        micro_batch=64,
+        accumulation=4,
+    ),
+    _decoder(
+        _760M,
+        name="MPT-760m",
+        gpu=_H100,
+        tokens_per_s=83_749,
+        source=_FOUNDRY,
+        seq_length=512,
+        micro_batch=96,
+        accumulation=2,
+    ),
+    _decoder(
+        _1B,
+        name="MPT-1b",
+        gpu=_H100,
+        tokens_per_s=52_275,
+        source=_FOUNDRY,
+        seq_length=512,
+        micro_batch=56,
+        accumulation=4,
+    ),
+    _decoder(
+        (12, 768, 6, 3072),
+        name="GPT-2 124M, modded-nanogpt",
+        gpu=_H100,
+        tokens_per_s=472_809,
+        source=_MODDED,
+        seq_length=1024,
+        micro_batch=64,
+        vocab_size=50_304,
+        compile=True,
+    ),
+    _decoder(
+        (52, 1536, 12, 6144),
+        name="GPT 1.5B, modded-nanogpt",
+        gpu=_H100,
+        tokens_per_s=36_065,
+        source=_MODDED,
+        seq_length=1024,
+        micro_batch=10,
+        accumulation=6,
+        vocab_size=50_304,
+        compile=True,
+    ),
+)
 
 
 _TINY = "docs/assets/modernbert-tiny/config.json"
@@ -176,25 +390,42 @@ CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "bert-mini, dense last layer": {"last_layer": "dense"},
     "bert-mini, attention dropout": {"attention_dropout": 0.1},
     "bert-mini, attention dropout, 512 tokens": {
-        "attention_dropout": 0.1, "micro_batch_size": 8, "seq_length_tokens": 512,
+        "attention_dropout": 0.1,
+        "micro_batch_size": 8,
+        "seq_length_tokens": 512,
     },
     "bert-mini, full checkpointing": {"activation_checkpointing": "full"},
     "bert-mini, 4 micro-batches": {"micro_batches": 4},
     "bert-mini, large vocabulary": {"vocab_size": 32_000},
     "bert-small": {"model": "bert-small", "micro_batch_size": 8},
-    "bert-small, 512 tokens": {"model": "bert-small", "micro_batch_size": 4, "seq_length_tokens": 512},
+    "bert-small, 512 tokens": {
+        "model": "bert-small",
+        "micro_batch_size": 4,
+        "seq_length_tokens": 512,
+    },
     "modernbert-tiny": {"model": _TINY},
     "modernbert-tiny, 64 sequences": {"model": _TINY, "micro_batch_size": 64},
-    "modernbert-tiny, 512 tokens": {"model": _TINY, "micro_batch_size": 8, "seq_length_tokens": 512},
-}  # fmt: skip
+    "modernbert-tiny, 512 tokens": {
+        "model": _TINY,
+        "micro_batch_size": 8,
+        "seq_length_tokens": 512,
+    },
+}
 
 
 @measuring
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict, measure, print both tables and the bars, and return the exit code."""
     asked = parser("speed", "Predicted step times beside published and measured ones.")
-    asked.add_argument("--only", choices=("published", "gpu", "cpu"), help="one of the comparisons")
-    asked.add_argument("--rounds", type=int, default=3, help="interleaved rounds of measurements on this machine")
+    asked.add_argument(
+        "--only", choices=("published", "gpu", "cpu"), help="one of the comparisons"
+    )
+    asked.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="interleaved rounds of measurements on this machine",
+    )
     options = asked.parse_args(arguments)
     content: dict[str, Any] = {}
     figures: dict[str, float | None] = {}
@@ -203,18 +434,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [compare_published(one) for one in PUBLISHED]
         content["published"] = rows
         errors = [abs(row["error_%"]) for row in rows]
-        figures |= {"published_figures": len(rows), "published_error_median_%": statistics.median(errors)}
-        shown.append(_table(rows, ("name", "gpu", "published_tokens_per_s", "predicted_tokens_per_s", "error_%")))
+        figures |= {
+            "published_figures": len(rows),
+            "published_error_median_%": statistics.median(errors),
+        }
+        shown.append(
+            _table(
+                rows,
+                (
+                    "name",
+                    "gpu",
+                    "published_tokens_per_s",
+                    "predicted_tokens_per_s",
+                    "error_%",
+                ),
+            )
+        )
     if options.only in (None, "gpu"):
         content["gpu"] = rows = list(compare_gpu())
-        names = ("name", "measured_s", "predicted_s", "error_%", "kernels_s", "predicted_kernels_s", "kernels_error_%")
+        names = (
+            "name",
+            "measured_s",
+            "predicted_s",
+            "error_%",
+            "kernels_s",
+            "predicted_kernels_s",
+            "kernels_error_%",
+        )
         shown.append(_table(rows, names))
     if options.only in (None, "cpu"):
         content["cpu"], content["rates"] = compare_cpu(options.rounds)
         rows = content["cpu"]
         errors = [abs(row["error_%"]) for row in rows]
         order = rank_order_share(
-            [row["predicted_s"] for row in rows], [row["measured_s"] for row in rows], differ_share=DIFFER_SHARE
+            [row["predicted_s"] for row in rows],
+            [row["measured_s"] for row in rows],
+            differ_share=DIFFER_SHARE,
         )
         figures |= {
             "cpu_configurations": len(rows),
@@ -235,13 +490,22 @@ def compare_published(one: Published) -> dict[str, Any]:
     config = one.config()
     seconds = []
     for micro_batches in (1, 2) if one.accumulation > 1 else (1,):
-        sizes = {"micro_batch_size": one.micro_batch, "global_batch_size": one.micro_batch * micro_batches}
-        with _explicit_attention() if one.attention == "explicit" else contextlib.nullcontext():
+        sizes = {
+            "micro_batch_size": one.micro_batch,
+            "global_batch_size": one.micro_batch * micro_batches,
+        }
+        with (
+            _explicit_attention()
+            if one.attention == "explicit"
+            else contextlib.nullcontext()
+        ):
             # A causal query sees half of the positions, like one in documents of half the length.
             trace, _ = trace_steps(
-                config.model_copy(update=sizes), one.vocab_size, DEFAULT_SPECIAL_IDS,
+                config.model_copy(update=sizes),
+                one.vocab_size,
+                DEFAULT_SPECIAL_IDS,
                 documents_per_sequence=2.0 if one.causal else 1.0,
-            )  # fmt: skip
+            )
         seconds.append(predict_speed(trace.work, rates, config).step_s.value)
     further = seconds[1] - seconds[0] if len(seconds) > 1 else 0.0
     step_s = seconds[0] + (one.accumulation - 1) * further
@@ -267,21 +531,36 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
         assert rates is not None
         for name, one in found["steps"].items():
             config = config_of(one["model"], one["micro_batch_size"], one["settings"])
-            trace, _ = trace_steps(config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS)
+            trace, _ = trace_steps(
+                config,
+                VOCAB_SIZE,
+                DEFAULT_SPECIAL_IDS,
+                documents_per_sequence=DOCUMENTS,
+            )
             speed = predict_speed(trace.work, rates, config)
             predicted_s = speed.step_s.value
-            row = {key: one[key] for key in ("kernels_s", "launched_s", "peak_bytes", "model_flops")}
+            row = {
+                key: one[key]
+                for key in ("kernels_s", "launched_s", "peak_bytes", "model_flops")
+            }
             yield row | {
-                "name": name, "gpu": found["gpu"], "torch": found["torch"], "measured_s": one["step_s"],
-                "predicted_s": predicted_s, "predicted_kernels_s": predicted_s - speed.parts_s["host"],
+                "name": name,
+                "gpu": found["gpu"],
+                "torch": found["torch"],
+                "measured_s": one["step_s"],
+                "predicted_s": predicted_s,
+                "predicted_kernels_s": predicted_s - speed.parts_s["host"],
                 "error_%": 100 * (predicted_s / one["step_s"] - 1),
-                "kernels_error_%": 100 * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1),
-            }  # fmt: skip
+                "kernels_error_%": 100
+                * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1),
+            }
 
 
 def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return predicted and measured step times of the trainer on this machine, and the machine's constants."""
-    requests = {name: _settings(**changes) for name, changes in CPU_CONFIGURATIONS.items()}
+    requests = {
+        name: _settings(**changes) for name, changes in CPU_CONFIGURATIONS.items()
+    }
     measured: dict[str, list[float]] = {name: [] for name in requests}
     predicted = {}
     with ForkServerMachine() as machine:
@@ -290,17 +569,30 @@ def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rates = measure_rates(machine, "cpu", cpu, when_utc=utc_now())
         for name, (config, more) in requests.items():
             micro_batches = config.global_batch_size // config.micro_batch_size
-            request = TraceRequest(config=config, micro_batches=micro_batches, ranks=1, **more)
-            predicted[name] = predict_speed(traced_work(request, machine), rates, config).step_s.value
-        for _, (name, (config, more)) in itertools.product(range(rounds), requests.items()):
+            request = TraceRequest(
+                config=config, micro_batches=micro_batches, ranks=1, **more
+            )
+            predicted[name] = predict_speed(
+                traced_work(request, machine), rates, config
+            ).step_s.value
+        for _, (name, (config, more)) in itertools.product(
+            range(rounds), requests.items()
+        ):
             step = StepRequest(
-                config=config, memory_budget_bytes=None, warmup_steps=2, timed_steps=5, local_ranks=1, **more
+                config=config,
+                memory_budget_bytes=None,
+                warmup_steps=2,
+                timed_steps=5,
+                local_ranks=1,
+                **more,
             )
             outcome = machine.run(step.trial(timeout_s=TIMEOUT_S))
             if not isinstance(outcome, Measured):
                 raise CannotMeasure(f"{name}: {outcome}")
             measured[name].append(statistics.median(outcome.figures["step_s"]))
-            sys.stderr.write(f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n")
+            sys.stderr.write(
+                f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n"
+            )
     rows_found = [
         {
             "name": name,
@@ -322,10 +614,22 @@ def _settings(
 ) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the trainer's settings, and what else its trials and traces ask for."""
     config = TrainConfig.model_validate(
-        {"model": model_settings(model), "layout": "packed", "micro_batch_size": 16, "seq_length_tokens": 128} | changes
+        {
+            "model": model_settings(model),
+            "layout": "packed",
+            "micro_batch_size": 16,
+            "seq_length_tokens": 128,
+        }
+        | changes
     )
-    config = config.model_copy(update={"global_batch_size": config.micro_batch_size * micro_batches})
-    return config, {"vocab_size": vocab_size, "special_ids": DEFAULT_SPECIAL_IDS, "documents_per_sequence": 2.0}
+    config = config.model_copy(
+        update={"global_batch_size": config.micro_batch_size * micro_batches}
+    )
+    return config, {
+        "vocab_size": vocab_size,
+        "special_ids": DEFAULT_SPECIAL_IDS,
+        "documents_per_sequence": 2.0,
+    }
 
 
 @contextlib.contextmanager
@@ -333,10 +637,14 @@ def _explicit_attention() -> Iterator[None]:
     """Let a trace compute attention as matmuls and a softmax, without a kernel for all of it."""
     import torch
 
-    def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def attend(
+        query: Any, key: Any, value: Any, mask: Any, dropout: float, *_: Any, **__: Any
+    ) -> Any:  # noqa: ANN401
         scores = torch.matmul(query, key.transpose(-1, -2)) / query.shape[-1] ** 0.5
         weights = (scores if mask is None else scores + mask).softmax(-1)
-        dropped = torch.native_dropout(weights, dropout, True)[0] if dropout else weights
+        dropped = (
+            torch.native_dropout(weights, dropout, True)[0] if dropout else weights
+        )
         return torch.matmul(dropped.to(value.dtype), value)
 
     with mock.patch("autotune.memory.jobs.device_rules.attend", attend):
@@ -344,11 +652,19 @@ def _explicit_attention() -> Iterator[None]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    cells = [[f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
+    cells = [
+        [
+            f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name])
+            for name in names
+        ]
+        for row in rows
+    ]
     return text_table(list(names), cells)
 
 
-def rank_order_share(predicted: Sequence[float], measured: Sequence[float], *, differ_share: float) -> float:
+def rank_order_share(
+    predicted: Sequence[float], measured: Sequence[float], *, differ_share: float
+) -> float:
     """Return the share of pairs that differ by more than ``differ_share`` measured and are predicted in that order."""
     right = pairs = 0
     for first in range(len(measured)):

@@ -18,7 +18,9 @@ from benchmarks.bars import Bar
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURE = Path("docs/architecture.md")
-ANATOMY = frozenset({"__init__", "values", "decide", "measure", "stage", "job", "command", "sections"})
+ANATOMY = frozenset(
+    {"__init__", "values", "decide", "measure", "stage", "job", "command", "sections"}
+)
 """Module names that mean the same in every package."""
 FOUNDATION = frozenset({"base", "errors"})
 SMALL_FILE_LINES = 50
@@ -41,13 +43,23 @@ class ImportEdge:
 def tracked(root: Path = ROOT) -> list[str]:
     """Return the paths of all files that git tracks and that exist, relative to ``root``; without git, of all files."""
     command = ["git", "ls-files", "-z"]
-    said = subprocess.run(command, cwd=root, capture_output=True, check=False, text=True)
+    said = subprocess.run(
+        command, cwd=root, capture_output=True, check=False, text=True
+    )
     if said.returncode:
-        every = (path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file())
+        every = (
+            path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()
+        )
         return [
-            str(path) for path in every if not any(part.startswith((".", "__", "build")) for part in path.parts[:-1])
+            str(path)
+            for path in every
+            if not any(
+                part.startswith((".", "__", "build")) for part in path.parts[:-1]
+            )
         ]
-    return [path for path in said.stdout.split("\0") if path and (root / path).is_file()]
+    return [
+        path for path in said.stdout.split("\0") if path and (root / path).is_file()
+    ]
 
 
 class Sources:
@@ -56,13 +68,22 @@ class Sources:
     def __init__(self, paths: Sequence[str], root: Path = ROOT) -> None:
         """Read the files below ``autotune/`` and ``trainer/`` among ``paths``, which are relative to ``root``."""
         self.root = root
-        self.paths = [path for path in paths if path.startswith(("autotune/", "trainer/")) and path.endswith(".py")]
-        self.trees = {path: ast.parse((root / path).read_text(encoding="utf-8")) for path in self.paths}
+        self.paths = [
+            path
+            for path in paths
+            if path.startswith(("autotune/", "trainer/")) and path.endswith(".py")
+        ]
+        self.trees = {
+            path: ast.parse((root / path).read_text(encoding="utf-8"))
+            for path in self.paths
+        }
 
     @cached_property
     def layers(self) -> list[list[str]]:
         """The packages of ``autotune`` from the top down, as the import contract declares them."""
-        contracts = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+        contracts = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"][
+            "importlinter"
+        ]["contracts"]
         layers = next(one["layers"] for one in contracts if one["type"] == "layers")
         return [[name.strip() for name in layer.split("|")] for layer in layers]
 
@@ -81,13 +102,21 @@ class Sources:
     @property
     def inside_share(self) -> float:
         """Share of imports that stay inside one package, the foundation left out."""
-        counted = [edge for edge in self.edges if edge.source and edge.target[0] not in FOUNDATION]
-        return sum(edge.source[0] == edge.target[0] for edge in counted) / max(1, len(counted))
+        counted = [
+            edge
+            for edge in self.edges
+            if edge.source and edge.target[0] not in FOUNDATION
+        ]
+        return sum(edge.source[0] == edge.target[0] for edge in counted) / max(
+            1, len(counted)
+        )
 
     @property
     def against_direction(self) -> list[ImportEdge]:
         """Imports that point up or sideways; commands stand above all packages, values below."""
-        rank = {name: number for number, layer in enumerate(self.layers) for name in layer}
+        rank = {
+            name: number for number, layer in enumerate(self.layers) for name in layer
+        }
         return [
             edge
             for edge in self.edges
@@ -104,7 +133,9 @@ class Sources:
         names = Counter(
             Path(path).stem
             for path in self.paths
-            if path.startswith("autotune/") and Path(path).stem not in ANATOMY and "/jobs/" not in path
+            if path.startswith("autotune/")
+            and Path(path).stem not in ANATOMY
+            and "/jobs/" not in path
         )
         return sorted(name for name, count in names.items() if count > 1)
 
@@ -112,7 +143,10 @@ class Sources:
     def repeated_classes(self) -> list[str]:
         """Class names that modules declare more than once at their top level."""
         names = Counter(
-            node.name for tree in self.trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
+            node.name
+            for tree in self.trees.values()
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
         )
         return sorted(name for name, count in names.items() if count > 1)
 
@@ -130,10 +164,19 @@ class Sources:
     def bars(self) -> list[Bar]:
         """Return all figures of the layout against their targets."""
         folders = Counter(str(Path(path).parent) for path in self.paths)
-        lines = {path: len((self.root / path).read_text(encoding="utf-8").splitlines()) for path in self.paths}
-        small = [path for path, count in lines.items() if count < SMALL_FILE_LINES and not path.endswith("__init__.py")]
+        lines = {
+            path: len((self.root / path).read_text(encoding="utf-8").splitlines())
+            for path in self.paths
+        }
+        small = [
+            path
+            for path, count in lines.items()
+            if count < SMALL_FILE_LINES and not path.endswith("__init__.py")
+        ]
         fragments, docs = self.fragments
-        tops = {path.split("/")[1] for path in self.paths if path.startswith("autotune/")} | {"py.typed"}
+        tops = {
+            path.split("/")[1] for path in self.paths if path.startswith("autotune/")
+        } | {"py.typed"}
         stations = stations_of((self.root / ARCHITECTURE).read_text(encoding="utf-8"))
         most = {"micro_batch_size": 12, "num_workers": 10, "term": 10}
         return [
@@ -144,8 +187,17 @@ class Sources:
             _bar("repeated_module_names_count", len(self.repeated_modules), 8),
             _bar("repeated_class_names_count", len(self.repeated_classes), 0),
             _bar("imports_against_the_direction_count", len(self.against_direction), 0),
-            Bar(name="fragment_docstrings_share", figure=len(fragments) / docs, unit="share", bar=0.01, direction="<="),
-            *(_bar(f"stations_of_{name}_files", len(stations[name]), count) for name, count in most.items()),
+            Bar(
+                name="fragment_docstrings_share",
+                figure=len(fragments) / docs,
+                unit="share",
+                bar=0.01,
+                direction="<=",
+            ),
+            *(
+                _bar(f"stations_of_{name}_files", len(stations[name]), count)
+                for name, count in most.items()
+            ),
         ]
 
     def house(self) -> str:
@@ -154,7 +206,10 @@ class Sources:
         docs = {name: self._sentence(name) for layer in layers for name in layer}
         width = max(map(len, docs)) + 2
         rule = "├" + "─" * (width + 1)
-        rows = ["\n".join(f"│ {name:<{width}}{docs[name]}" for name in layer) for layer in layers]
+        rows = [
+            "\n".join(f"│ {name:<{width}}{docs[name]}" for name in layer)
+            for layer in layers
+        ]
         return "\n```text\n" + f"\n{rule}\n".join(rows) + "\n```\n"
 
     def _sentence(self, name: str) -> str:
@@ -165,10 +220,14 @@ class Sources:
 
 def stations_of(page: str) -> dict[str, list[tuple[str, str]]]:
     """Return the files on the way of each value that a page describes, with what each does."""
-    return {name: _STATION.findall(table) for name, table in _STATION_TABLE.findall(page)}
+    return {
+        name: _STATION.findall(table) for name, table in _STATION_TABLE.findall(page)
+    }
 
 
-def wrong_stations(page: str, words: Mapping[str, str], root: Path = ROOT) -> Iterator[str]:
+def wrong_stations(
+    page: str, words: Mapping[str, str], root: Path = ROOT
+) -> Iterator[str]:
     """Yield what is wrong with the stations of a page.
 
     Args:
@@ -183,7 +242,9 @@ def wrong_stations(page: str, words: Mapping[str, str], root: Path = ROOT) -> It
         for file, does in stations:
             if not (root / file).is_file():
                 yield f"{name}: {file} does not exist"
-            elif CARRIES not in does and not re.search(words[name], (root / file).read_text(encoding="utf-8")):
+            elif CARRIES not in does and not re.search(
+                words[name], (root / file).read_text(encoding="utf-8")
+            ):
                 yield f"{name}: {file} does not name it"
 
 
@@ -192,9 +253,15 @@ def _module(path: str) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def _imported(tree: ast.Module, modules: set[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def _imported(
+    tree: ast.Module, modules: set[tuple[str, ...]]
+) -> Iterator[tuple[str, ...]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("autotune."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("autotune.")
+        ):
             target = tuple(node.module.split(".")[1:])
             for alias in node.names:
                 deeper = (*target, alias.name)
@@ -202,18 +269,25 @@ def _imported(tree: ast.Module, modules: set[tuple[str, ...]]) -> Iterator[tuple
 
 
 def _is_command(module: tuple[str, ...]) -> bool:
-    return module[0] in ("cli", "__main__", "console") or module[-1] in ("command", "job_commands")
+    return module[0] in ("cli", "__main__", "console") or module[-1] in (
+        "command",
+        "job_commands",
+    )
 
 
 def _docs(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield every docstring and field doc with its line."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
             continue
         if (text := ast.get_docstring(node)) is not None:
             yield node.body[0].lineno, text
         for before, after in zip(node.body, node.body[1:], strict=False):
-            if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+            if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(
+                after, ast.Expr
+            ):
                 value = after.value
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     yield after.lineno, value.value

@@ -47,7 +47,9 @@ def build_step(micro_batch_size: int, device: str, kind: str) -> Callable[[], No
     return step
 
 
-def example_step(micro_batch_size: int, device: str, example: str) -> Callable[[], None]:
+def example_step(
+    micro_batch_size: int, device: str, example: str
+) -> Callable[[], None]:
     """Return the step of one of the examples."""
     if device == "cuda":
         torch.backends.cudnn.enabled = False
@@ -64,7 +66,11 @@ def _example(name: str) -> Any:  # noqa: ANN401 - a module
 
 
 def _to(batch: Any, device: str) -> Any:  # noqa: ANN401 - of any form
-    return {name: value.to(device) for name, value in batch.items()} if isinstance(batch, dict) else batch.to(device)
+    return (
+        {name: value.to(device) for name, value in batch.items()}
+        if isinstance(batch, dict)
+        else batch.to(device)
+    )
 
 
 class Recurrent(nn.Module):
@@ -72,7 +78,10 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.cells = nn.Embedding(WORDS, WIDTH), nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+        self.words, self.cells = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.LSTM(WIDTH, WIDTH, 2, batch_first=True),
+        )
         self.head = nn.Linear(WIDTH, WORDS)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -87,36 +96,63 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(WIDTH, WORDS)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True
+        )
+        self.layers, self.head = (
+            nn.TransformerEncoder(layer, 3, enable_nested_tensor=False),
+            nn.Linear(WIDTH, WORDS),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next word."""
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
-        logits: torch.Tensor = self.head(self.layers(self.words(ids), mask=mask, is_causal=True))
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            ids.shape[1], device=ids.device
+        )
+        logits: torch.Tensor = self.head(
+            self.layers(self.words(ids), mask=mask, is_causal=True)
+        )
         return logits
 
 
 def _perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Linear(256, 1024),
+        nn.GELU(),
+        nn.Linear(1024, 1024),
+        nn.GELU(),
+        nn.Linear(1024, 10),
+    )
 
 
 def _convolutional() -> nn.Module:
-    layers = [nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(), nn.MaxPool2d(2)) for i, o in
-              ((3, 24), (24, 48), (48, 96))]  # fmt: skip
+    layers = [
+        nn.Sequential(
+            nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        for i, o in ((3, 24), (24, 48), (48, 96))
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96 * 64, 10))
 
 
 def _vision() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    shape = ViTConfig(hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=4, intermediate_size=4 * WIDTH,
-                      image_size=64, patch_size=8)  # fmt: skip
+    shape = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=4 * WIDTH,
+        image_size=64,
+        patch_size=8,
+    )
     return ViTForImageClassification(shape)
 
 
 def _next_word(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    return functional.cross_entropy(
+        model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    )
 
 
 def _images(size: int) -> torch.Tensor:
@@ -132,12 +168,23 @@ def _squares(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], Callable[[nn.Module, Any], torch.Tensor]]] = {
+PLAIN: dict[
+    str,
+    tuple[
+        Callable[[], nn.Module],
+        Callable[[int], Any],
+        Callable[[nn.Module, Any], torch.Tensor],
+    ],
+] = {
     "perceptron": (_perceptron, lambda size: torch.randn(size, 16, 256), _squares),
     "CNN": (_convolutional, _images, _squares),
     "LSTM": (Recurrent, _ids, _next_word),
     "decoder": (Decoder, _ids, _next_word),
-    "ViT": (_vision, _images, lambda model, images: model(images).logits.square().mean()),
+    "ViT": (
+        _vision,
+        _images,
+        lambda model, images: model(images).logits.square().mean(),
+    ),
 }
 
 
@@ -154,9 +201,12 @@ def _causal_lm() -> Subject:
         return _example(example).collate(list(Longest(_example(example).Lines(), size)))
 
     return Subject(
-        step=example, model=lambda: _example(example).make_trainer().model, batch=batch,
-        loss=lambda model, inputs: model(**inputs).loss, memory_bytes=400_000_000,
-    )  # fmt: skip
+        step=example,
+        model=lambda: _example(example).make_trainer().model,
+        batch=batch,
+        loss=lambda model, inputs: model(**inputs).loss,
+        memory_bytes=400_000_000,
+    )
 
 
 def _token_classifier() -> Subject:
@@ -165,36 +215,50 @@ def _token_classifier() -> Subject:
     def batch(size: int) -> Any:  # noqa: ANN401 - a dictionary of tensors
         from autotune.integrations.accelerate import longest_batch
 
-        return longest_batch(_example(example).Sentences(), _example(example).collate, size)
+        return longest_batch(
+            _example(example).Sentences(), _example(example).collate, size
+        )
 
     return Subject(
-        step=example, model=lambda: _example(example).make_parts()[1], batch=batch,
-        loss=lambda model, inputs: model(**inputs).loss, memory_bytes=400_000_000,
-    )  # fmt: skip
+        step=example,
+        model=lambda: _example(example).make_parts()[1],
+        batch=batch,
+        loss=lambda model, inputs: model(**inputs).loss,
+        memory_bytes=400_000_000,
+    )
 
 
 def _classifier() -> Subject:
     example = "lightning_vision"
 
     def loss(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model(images), torch.zeros(len(images), dtype=torch.long))
+        return functional.cross_entropy(
+            model(images), torch.zeros(len(images), dtype=torch.long)
+        )
 
     return Subject(
-        step=example, model=lambda: _example(example).Classifier().network, batch=_images, loss=loss,
+        step=example,
+        model=lambda: _example(example).Classifier().network,
+        batch=_images,
+        loss=loss,
         memory_bytes=200_000_000,
-    )  # fmt: skip
+    )
 
 
 def subjects() -> dict[str, Subject]:
     """Return the subjects by name."""
     plain = {
-        name: Subject(step=name, model=model, batch=batch, loss=loss, memory_bytes=_PLAIN_BYTES)
+        name: Subject(
+            step=name, model=model, batch=batch, loss=loss, memory_bytes=_PLAIN_BYTES
+        )
         for name, (model, batch, loss) in PLAIN.items()
     }
     return {
-        "Trainer: causal LM": _causal_lm(), "Lightning: CNN": _classifier(),
-        "Accelerate: token classifier": _token_classifier(), **plain,
-    }  # fmt: skip
+        "Trainer: causal LM": _causal_lm(),
+        "Lightning: CNN": _classifier(),
+        "Accelerate: token classifier": _token_classifier(),
+        **plain,
+    }
 
 
 def own_code(name: str, *, on_gpu: bool = False) -> tuple[str, dict[str, Any]]:
@@ -202,4 +266,8 @@ def own_code(name: str, *, on_gpu: bool = False) -> tuple[str, dict[str, Any]]:
     step = subjects()[name].step
     if step in PLAIN:
         return "benchmarks.subjects:build_step", {"kind": step}
-    return ("benchmarks.subjects:example_step", {"example": step}) if on_gpu else (f"{step}:build_step", {})
+    return (
+        ("benchmarks.subjects:example_step", {"example": step})
+        if on_gpu
+        else (f"{step}:build_step", {})
+    )

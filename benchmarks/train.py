@@ -39,8 +39,11 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "train_step_overhead_share": ("share", "<=", 0.03),
 }
 _SIZES = {
-    "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": INTERMEDIATE,
-}  # fmt: skip
+    "num_hidden_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "intermediate_size": INTERMEDIATE,
+}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "esm": _NO_DROPOUT | {"position_embedding_type": "rotary", "token_dropout": True},
@@ -86,9 +89,20 @@ class Found:
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
     options_of = parser("train", "The step against its references.")
-    options_of.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
-    options_of.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
-    options_of.add_argument("--families", action="store_true", help="only packed ESM and EuroBERT against padded ones")
+    options_of.add_argument(
+        "--steps", type=int, default=30, help="optimizer steps of the runs that learn"
+    )
+    options_of.add_argument(
+        "--turns",
+        type=int,
+        default=6,
+        help="optimizer steps of each contender that are timed",
+    )
+    options_of.add_argument(
+        "--families",
+        action="store_true",
+        help="only packed ESM and EuroBERT against padded ones",
+    )
     options = options_of.parse_args(arguments)
     families = _families(options.turns)
     bars = make_family_bars(families)
@@ -108,7 +122,10 @@ def main(arguments: Sequence[str] | None) -> int:
             found[setting.name] = measure(Path(place), setting, options.steps)
     bars += make_bars(found[settings[0].name])
     shown += [f"{name}\n{_table(one)}" for name, one in found.items()]
-    content = {"settings": {name: _json(one) for name, one in found.items()}, "families": families}
+    content = {
+        "settings": {name: _json(one) for name, one in found.items()},
+        "families": families,
+    }
     return finish(options.json, bars, content, "\n\n".join(shown))
 
 
@@ -120,7 +137,9 @@ def _families(turns: int) -> dict[str, dict[str, list[float]]]:
     for name, shape in SHAPES.items():
         with tempfile.TemporaryDirectory(prefix="train-") as place:
             setting = Setting(dropout=0.0, vocab_size=22_016, turns=turns)
-            match = make_match(Path(place), setting, turns + 2, {"model_type": name} | _SIZES | shape)
+            match = make_match(
+                Path(place), setting, turns + 2, {"model_type": name} | _SIZES | shape
+            )
             padded = {"layout": "padded", "mlm_head": "dense", "last_layer": "dense"}
             before = replace(match, config=match.config.model_copy(update=padded))
             contenders = {"packed": Ours(match), "padded": Ours(before)}
@@ -130,9 +149,14 @@ def _families(turns: int) -> dict[str, dict[str, list[float]]]:
     return rates
 
 
-def make_family_bars(families: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Bar]:
+def make_family_bars(
+    families: Mapping[str, Mapping[str, Sequence[float]]],
+) -> list[Bar]:
     """Compare packed with padded sequences."""
-    figures = (statistics.median(one["packed"]) / statistics.median(one["padded"]) for one in families.values())
+    figures = (
+        statistics.median(one["packed"]) / statistics.median(one["padded"])
+        for one in families.values()
+    )
     return bars_of(FAMILY_BARS, dict(zip(FAMILY_BARS, figures, strict=True)))
 
 
@@ -144,7 +168,9 @@ def _families_table(families: Mapping[str, Mapping[str, Sequence[float]]]) -> st
     return text_table(["", "packed, tokens/s", "padded, tokens/s"], rows)
 
 
-def _interleave(name: str, contenders: Mapping[str, Any], turns: int) -> dict[str, list[float]]:
+def _interleave(
+    name: str, contenders: Mapping[str, Any], turns: int
+) -> dict[str, list[float]]:
     """Return the non-padding tokens per second of each contender's steps, the first left out, as it warms caches."""
     rates: dict[str, list[float]] = {contender: [] for contender in contenders}
     for turn in range(turns + 1):
@@ -164,8 +190,13 @@ def make_bars(found: Found) -> list[Bar]:
     )
     difference = abs(found.losses["ours"] / found.losses["HF Trainer"] - 1)
     figures = (
-        ours / paper, ours / theirs, paper_recipe / paper, abs(hf_recipe / theirs - 1), difference, found.overhead,
-    )  # fmt: skip
+        ours / paper,
+        ours / theirs,
+        paper_recipe / paper,
+        abs(hf_recipe / theirs - 1),
+        difference,
+        found.overhead,
+    )
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
@@ -200,13 +231,21 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
     rows = ours.rows[setting.turns + 2 :] if setting.learned else []
     shares = [1 - (row.compute_s + row.optimizer_s) / row.step_s for row in rows]
     overhead = statistics.median(shares) if shares else None
-    return Found(tokens_per_s=rates, ceiling=flop_ratio(match), overhead=overhead, losses=losses)
+    return Found(
+        tokens_per_s=rates, ceiling=flop_ratio(match), overhead=overhead, losses=losses
+    )
 
 
-def make_match(place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - a Match, which needs torch
+def make_match(
+    place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None
+) -> Any:  # noqa: ANN401 - a Match, which needs torch
     """A dataset and what the contenders have in common; without a ``shape`` they train BERT."""
     from benchmarks.rivals import Match
-    from trainer.config.train_config import EvaluationSettings, ModelSettings, TrainConfig
+    from trainer.config.train_config import (
+        EvaluationSettings,
+        ModelSettings,
+        TrainConfig,
+    )
     from trainer.distributed.ranks import join_ranks
 
     data_dir = write_learnable_corpus(
@@ -215,9 +254,14 @@ def make_match(place: Path, setting: Setting, steps: int, shape: dict[str, Any] 
         real_lengths(VALIDATION_SAMPLES, seed=1),
         vocab_size=setting.vocab_size,
     )
-    dropout = {"hidden_dropout_prob": setting.dropout, "attention_probs_dropout_prob": setting.dropout}
+    dropout = {
+        "hidden_dropout_prob": setting.dropout,
+        "attention_probs_dropout_prob": setting.dropout,
+    }
     config = TrainConfig(
-        model=ModelSettings(name="bench", config=shape or {"model_type": "bert"} | _SIZES | dropout),
+        model=ModelSettings(
+            name="bench", config=shape or {"model_type": "bert"} | _SIZES | dropout
+        ),
         evaluation=EvaluationSettings(max_sequences=VALIDATION_SAMPLES),
         layout="packed",
         seq_length_tokens=ROW_TOKENS,
@@ -238,9 +282,17 @@ def make_match(place: Path, setting: Setting, steps: int, shape: dict[str, Any] 
 
 def recipes(match: Any) -> list[Any]:  # noqa: ANN401 - matches
     """Return the same for our trainer with the settings of the paper's trainer and of transformers'."""
-    recipes = decide.paper(match.config, 1, most_workers=0, limit=""), decide.hf_trainer(match.config, 1)
-    samples = {"global_batch_tokens": None, "global_batch_samples": match.samples_per_step}
-    return [replace(match, config=one.config.model_copy(update=samples)) for one in recipes]
+    recipes = (
+        decide.paper(match.config, 1, most_workers=0, limit=""),
+        decide.hf_trainer(match.config, 1),
+    )
+    samples = {
+        "global_batch_tokens": None,
+        "global_batch_samples": match.samples_per_step,
+    }
+    return [
+        replace(match, config=one.config.model_copy(update=samples)) for one in recipes
+    ]
 
 
 def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
@@ -268,15 +320,22 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]: 
     ours.finish(abandon=False)
     validation = TokenDataset.open(match.data_dir, "validation")
     manifest = validation.manifest
-    training = build_training(match.config, manifest.vocab_size, manifest.special_ids, match.ranks)
+    training = build_training(
+        match.config, manifest.vocab_size, manifest.special_ids, match.ranks
+    )
     training.module.model.load_state_dict(theirs.model.state_dict())
     found = evaluate(training.module, validation, match.config, match.ranks, 0)
-    return {"ours": read_run(ours.directory).evaluations[-1].loss, "HF Trainer": found.loss}
+    return {
+        "ours": read_run(ours.directory).evaluations[-1].loss,
+        "HF Trainer": found.loss,
+    }
 
 
 def _json(found: Found) -> dict[str, Any]:
     return {
-        "tokens_per_s": {name: list(rates) for name, rates in found.tokens_per_s.items()},
+        "tokens_per_s": {
+            name: list(rates) for name, rates in found.tokens_per_s.items()
+        },
         "flop_ratio_ceiling": found.ceiling,
         "step_overhead_share": found.overhead,
         "validation_loss": dict(found.losses),
@@ -289,8 +348,18 @@ def _table(found: Found) -> str:
     for name, rates in found.tokens_per_s.items():
         median = statistics.median(rates)
         loss = f"{found.losses[name]:.3f}" if name in found.losses else ""
-        rows.append([name, f"{median:,.0f}", f"{ours / median:.2f}", f"{(max(rates) - min(rates)) / median:.0%}", loss])
-    table = text_table(["", "tokens/s", "ours is faster by", "spread", "validation loss"], rows)
+        rows.append(
+            [
+                name,
+                f"{median:,.0f}",
+                f"{ours / median:.2f}",
+                f"{(max(rates) - min(rates)) / median:.0%}",
+                loss,
+            ]
+        )
+    table = text_table(
+        ["", "tokens/s", "ours is faster by", "spread", "validation loss"], rows
+    )
     return f"{table}\nratio of operations, padded and dense over needed: {found.ceiling:.2f}\n"
 
 

@@ -50,9 +50,13 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "tune_explore_most_trials_share": ("share", "<=", 0.35),
 }
 TINY = {
-    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2,
-    "intermediate_size": 512, "max_position_embeddings": 512,
-}  # fmt: skip
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+}
 TUNE_MINUTES, SAMPLES = 3.0, 3000
 
 
@@ -89,17 +93,26 @@ def main(arguments: Sequence[str] | None) -> int:
     """Measure, replay, print and return the exit code."""
     options_of = parser("tune", "Measure what tuning costs and finds.")
     options_of.add_argument("--replays", type=int, default=REPLAYS, help="of each grid")
-    options_of.add_argument("--minutes", type=float, default=TUNE_MINUTES, help="of the real tuning")
-    options_of.add_argument("--grid", type=Path, default=GRID, help="what benchmarks.grid recorded")
+    options_of.add_argument(
+        "--minutes", type=float, default=TUNE_MINUTES, help="of the real tuning"
+    )
+    options_of.add_argument(
+        "--grid", type=Path, default=GRID, help="what benchmarks.grid recorded"
+    )
     options = options_of.parse_args(arguments)
     grids = read_grids(options.grid)
-    replays = {grid.model: [replay(grid, seed) for seed in range(options.replays)] for grid in grids}
+    replays = {
+        grid.model: [replay(grid, seed) for seed in range(options.replays)]
+        for grid in grids
+    }
     overhead = measure_overhead(options.minutes)
     bars = make_bars(replays, overhead)
     content = {
         "overhead": asdict(overhead) | {"share": overhead.share},
         "grids": summary(grids),
-        "replays": {model: [asdict(one) for one in some] for model, some in replays.items()},
+        "replays": {
+            model: [asdict(one) for one in some] for model, some in replays.items()
+        },
     }
     return finish(options.json, bars, content)
 
@@ -110,7 +123,9 @@ def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]
     regret = min(statistics.fmean(one.of_best_share for one in some) for some in every)
     least = min(one.to_unexplored for some in every for one in some)
     most = max(one.trials_share for some in every for one in some)
-    return bars_of(BARS, dict(zip(BARS, (overhead.share, regret, least, most), strict=True)))
+    return bars_of(
+        BARS, dict(zip(BARS, (overhead.share, regret, least, most), strict=True))
+    )
 
 
 def replay(grid: Grid, seed: int) -> Replay:
@@ -118,7 +133,10 @@ def replay(grid: Grid, seed: int) -> Replay:
     clock = FakeClock()
     with tempfile.TemporaryDirectory() as place:
         runner = TrialRunner(
-            machine=_machine(grid, clock, seed), trial_log=TrialLog(Path(place), "replay"), site="grid", clock=clock
+            machine=_machine(grid, clock, seed),
+            trial_log=TrialLog(Path(place), "replay"),
+            site="grid",
+            clock=clock,
         )
         search = Exploration(request=_request(grid), runner=runner)
         search.run()
@@ -145,33 +163,62 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
         cell = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         # A recorded ratio deviates by what both of its windows do, so all of it is the cell's.
-        deviation = 0.0 if cell == grid.starting else rng.choice(deviations) * (2 if short else 1)
+        deviation = (
+            0.0
+            if cell == grid.starting
+            else rng.choice(deviations) * (2 if short else 1)
+        )
         clock.sleep(grid.seconds[cell])
-        here_and_now = random.Random(f"{seed} {trial.measured['round']}").choice(grid.reference_rates)
+        here_and_now = random.Random(f"{seed} {trial.measured['round']}").choice(
+            grid.reference_rates
+        )
         rate = here_and_now * math.exp(means[cell] + deviation)
         losses = [4 - step / 100 for step in range(trial.measured["min_steps"])]
-        return Measured(figures=_figures(rate) | ({"losses": losses} if trial.measured.get("losses") else {}))
+        return Measured(
+            figures=_figures(rate)
+            | ({"losses": losses} if trial.measured.get("losses") else {})
+        )
 
     return FakeMachine(simulate)
 
 
 def _figures(tokens_per_s: float) -> dict[str, Any]:
     return {
-        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "tokens_per_s": tokens_per_s,
-        "padded_tokens_per_s": tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
-        "local_ranks": 1, "gradient_accumulation_steps": 1, "memory_bytes": None, "worker_bytes": None,
+        "optimizer_steps": 4,
+        "discarded_batches": 0,
+        "steps": 2,
+        "tokens_per_s": tokens_per_s,
+        "padded_tokens_per_s": tokens_per_s,
+        "data_wait_share": 0.0,
+        "window_start_s": 0.0,
+        "window_end_s": 1.0,
+        "local_ranks": 1,
+        "gradient_accumulation_steps": 1,
+        "memory_bytes": None,
+        "worker_bytes": None,
         "storage_bytes_per_s": None,
-    }  # fmt: skip
+    }
 
 
 def _request(grid: Grid) -> ExploreRequest:
     """The grid's space; rates are read as they were recorded, what rows hold included."""
-    limits = LoaderLimits(host=SystemHost().facts([Path()]), local_ranks=1, batch_bytes=2**20, prefetch_factor=2)
+    limits = LoaderLimits(
+        host=SystemHost().facts([Path()]),
+        local_ranks=1,
+        batch_bytes=2**20,
+        prefetch_factor=2,
+    )
     model = ModelSettings(name=grid.model, config={"model_type": "bert"})
     request = SweepRequest(
-        data=Path("grid"), reports=Path("grid"), minutes=MINUTES, window_s=grid.window_s, trial_timeout_s=600.0
+        data=Path("grid"),
+        reports=Path("grid"),
+        minutes=MINUTES,
+        window_s=grid.window_s,
+        trial_timeout_s=600.0,
     )
-    training = TrainingWindows(request=request, config=TrainConfig(model=model), limits=limits)
+    training = TrainingWindows(
+        request=request, config=TrainConfig(model=model), limits=limits
+    )
     # Global batches of which every micro-batch is useful in full: the recorded rates have it in them already.
     whole = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
     rows = {cell.layout: whole for cell in grid.ratios}
@@ -191,14 +238,36 @@ def measure_overhead(minutes: float) -> Overhead:
         (place / "tiny.json").write_text(json.dumps(TINY))
         data = write_corpus(place / "data", real_lengths(SAMPLES, seed=0))
         command = [
-            sys.executable, "-m", "autotune", "tune", "--model", "tiny.json", "--data", str(data), "--device", "cpu",
-            "--memory", "400MiB", "--seq-length", "128", "--global-batch-tokens", "4096",
-            "--time-limit", f"{minutes:g}min", "--window", "0.5s", "--explore", "--here", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "autotune",
+            "tune",
+            "--model",
+            "tiny.json",
+            "--data",
+            str(data),
+            "--device",
+            "cpu",
+            "--memory",
+            "400MiB",
+            "--seq-length",
+            "128",
+            "--global-batch-tokens",
+            "4096",
+            "--time-limit",
+            f"{minutes:g}min",
+            "--window",
+            "0.5s",
+            "--explore",
+            "--here",
+            "--json",
+        ]
         began_s = time.monotonic()
         said = run_program(command, timeout_s=3600.0, cwd=place, stderr=None)
         seconds = time.monotonic() - began_s
-    return Overhead(seconds=seconds, seconds_in_children=json.loads(said)["seconds_in_children"])
+    return Overhead(
+        seconds=seconds, seconds_in_children=json.loads(said)["seconds_in_children"]
+    )
 
 
 def summary(grids: Sequence[Grid]) -> dict[str, Any]:

@@ -11,10 +11,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import BUCKET_CAPS_BYTES, Load, ScalingModel, gradient_syncs, useful_nodes
+from autotune.network.decide.scaling_model import (
+    BUCKET_CAPS_BYTES,
+    Load,
+    ScalingModel,
+    gradient_syncs,
+    useful_nodes,
+)
 from autotune.network.decide.step_model import step_time
-from autotune.network.values import MIB, GradientPart, GradientSync, Network, RankCompute
-from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
+from autotune.network.values import (
+    MIB,
+    GradientPart,
+    GradientSync,
+    Network,
+    RankCompute,
+)
+from tests.simulators.cluster import (
+    CLUSTERS,
+    MODELS,
+    Recipe,
+    SimulatedCluster,
+    SimulatedModel,
+    Simulator,
+)
 
 GLOBAL_TOKENS = 4 * 2**20
 ROW_TOKENS = 512
@@ -41,7 +60,10 @@ class Case:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def run(models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedCluster] = CLUSTERS) -> list[Case]:
+def run(
+    models: Sequence[SimulatedModel] = MODELS,
+    clusters: Sequence[SimulatedCluster] = CLUSTERS,
+) -> list[Case]:
     """Every model on every cluster."""
     return [_case(model, cluster) for model in models for cluster in clusters]
 
@@ -54,7 +76,8 @@ MANY_GPUS = 16_384
 
 
 def run_far(
-    models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedCluster] = CLUSTERS
+    models: Sequence[SimulatedModel] = MODELS,
+    clusters: Sequence[SimulatedCluster] = CLUSTERS,
 ) -> list[dict[str, Any]]:
     """The step on all nodes of the paper's cluster, as predicted from two and as simulated; and on 16,384 GPUs.
 
@@ -67,31 +90,49 @@ def run_far(
             load, network = observed(simulator)
             tokens = load.max_micro_batch_size * ROW_TOKENS * cluster.ranks_per_node
 
-            def predicted(nodes: int, load: Load = load, network: Network = network) -> float:
+            def predicted(
+                nodes: int, load: Load = load, network: Network = network
+            ) -> float:
                 time = step_time(
-                    load.compute, load.max_micro_batch_size, 1, GradientSync(), replace(network, nodes=nodes)
+                    load.compute,
+                    load.max_micro_batch_size,
+                    1,
+                    GradientSync(),
+                    replace(network, nodes=nodes),
                 )
                 return time.step_s
 
-            recipe = Recipe(nodes=PAPERS_NODES, global_tokens=tokens * PAPERS_NODES, micro_batches=1)
+            recipe = Recipe(
+                nodes=PAPERS_NODES, global_tokens=tokens * PAPERS_NODES, micro_batches=1
+            )
             many = MANY_GPUS // cluster.ranks_per_node
             found.append(
                 {
-                    "model": model.name, "cluster": cluster.name, "predicted_s": predicted(PAPERS_NODES),
+                    "model": model.name,
+                    "cluster": cluster.name,
+                    "predicted_s": predicted(PAPERS_NODES),
                     "simulated_s": simulator.step_s(recipe, steps=20),
                     "efficiency": predicted(1) / predicted(PAPERS_NODES),
                     "efficiency_at_16384_gpus": predicted(1) / predicted(many),
                 }
-            )  # fmt: skip
+            )
     return found
 
 
 def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
     load, network = observed(Simulator(model, cluster, seed=1))
-    known = ScalingModel(load=load, network=network, gradient_syncs=gradient_syncs(sixteen_bit=True))
+    known = ScalingModel(
+        load=load, network=network, gradient_syncs=gradient_syncs(sixteen_bit=True)
+    )
     predicted = useful_nodes(known.efficiency, MOST_NODES)
     true, efficiency = _brute_force(Simulator(model, cluster, seed=2), predicted)
-    return Case(model=model.name, cluster=cluster.name, predicted=predicted, true=true, efficiency_at_true=efficiency)
+    return Case(
+        model=model.name,
+        cluster=cluster.name,
+        predicted=predicted,
+        true=true,
+        efficiency_at_true=efficiency,
+    )
 
 
 def observed(simulator: Simulator) -> tuple[Load, Network]:
@@ -101,48 +142,83 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
 
     within = None
     if ranks > 1:
-        within = fit_link([(size, simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=ranks).link
+        within = fit_link(
+            [(size, simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES],
+            members=ranks,
+        ).link
     between = fit_link(
-        [(size, simulator.all_reduce_s(size, 2) - simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=2
+        [
+            (size, simulator.all_reduce_s(size, 2) - simulator.all_reduce_s(size, 1))
+            for size in SIZES_BYTES
+        ],
+        members=2,
     )
-    network = Network(nodes=2, ranks_per_node=ranks, between=between.link, within=within)
+    network = Network(
+        nodes=2, ranks_per_node=ranks, between=between.link, within=within
+    )
     compute = _compute(simulator, most)
-    compute = replace(compute, slowdown_share=_slowdown(simulator, compute, network, most))
+    compute = replace(
+        compute, slowdown_share=_slowdown(simulator, compute, network, most)
+    )
     rows = GLOBAL_TOKENS // ROW_TOKENS
     return Load(
-        compute=compute, global_batch_size=rows, tokens_per_sequence=ROW_TOKENS, max_micro_batch_size=most
+        compute=compute,
+        global_batch_size=rows,
+        tokens_per_sequence=ROW_TOKENS,
+        max_micro_batch_size=most,
     ), network
 
 
 def _compute(simulator: Simulator, most: int) -> RankCompute:
     """From one rank's steps at two sizes of the micro-batch."""
-    one_rank = Simulator(simulator.model, replace(simulator.cluster, ranks_per_node=1), seed=3)
+    one_rank = Simulator(
+        simulator.model, replace(simulator.cluster, ranks_per_node=1), seed=3
+    )
 
     def single(rows: int) -> list[float]:
         recipe = Recipe(nodes=1, global_tokens=rows * ROW_TOKENS, micro_batches=1)
         return [one_rank.step_s(recipe, steps=1, sync=False) for _ in range(STEPS)]
 
     at_most, fewer = single(most), single(max(1, most // 4))
-    optimizer_step_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
-    sequence_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (most - max(1, most // 4))
+    # Timed by itself in a step.
+    optimizer_step_s = (
+        simulator.model.elements / simulator.cluster.update_elements_per_s
+    )
+    sequence_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (
+        most - max(1, most // 4)
+    )
     return RankCompute(
         sequence_s=sequence_s,
-        micro_batch_s=max(0.0, statistics.fmean(at_most) - optimizer_step_s - most * sequence_s),
+        micro_batch_s=max(
+            0.0, statistics.fmean(at_most) - optimizer_step_s - most * sequence_s
+        ),
         optimizer_step_s=optimizer_step_s,
-        gradients=tuple(GradientPart(elements=n, ready_share=at) for n, at in simulator.model.gradients()),
-        jitter_share=statistics.stdev(at_most) / (statistics.fmean(at_most) - optimizer_step_s),
+        gradients=tuple(
+            GradientPart(elements=n, ready_share=at)
+            for n, at in simulator.model.gradients()
+        ),
+        jitter_share=statistics.stdev(at_most)
+        / (statistics.fmean(at_most) - optimizer_step_s),
     )
 
 
-def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most: int) -> float:
+def _slowdown(
+    simulator: Simulator, compute: RankCompute, network: Network, most: int
+) -> float:
     """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
     sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
     backward_s = step_time(compute, most, 1, sync, network).sync_s * 1.2
-    rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)))
+    rows = max(
+        1,
+        min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)),
+    )
     recipe = Recipe(
-        nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
-        gradient_dtype="bf16", bucket_cap_bytes=sync.bucket_cap_bytes,
-    )  # fmt: skip
+        nodes=2,
+        global_tokens=rows * ROW_TOKENS * network.ranks,
+        micro_batches=1,
+        gradient_dtype="bf16",
+        bucket_cap_bytes=sync.bucket_cap_bytes,
+    )
     seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(STEPS))
     without = step_time(compute, rows, 1, sync, network)
     hidden = without.sync_s - without.exposed_s
@@ -160,7 +236,11 @@ def _brute_force(simulator: Simulator, near: int) -> tuple[int, float]:
             efficiency = _best_rate(simulator, nodes) / (nodes * alone)
             if efficiency >= USEFUL:
                 return nodes, efficiency
-        nodes -= max(1, int(nodes * (USEFUL - 0.03 - rough) / 4)) if rough < USEFUL - 0.05 else 1
+        nodes -= (
+            max(1, int(nodes * (USEFUL - 0.03 - rough) / 4))
+            if rough < USEFUL - 0.05
+            else 1
+        )
     return 1, 1.0
 
 

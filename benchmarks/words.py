@@ -21,7 +21,9 @@ CHECKED_SINCE = "8a8fcbd"
 SUBJECT_CHARACTERS, SENTENCE_WORDS, SUMMARY_CHARACTERS = 72, 40, 50
 CODE = ("autotune/", "trainer/", "benchmarks/")
 
-IMPERSONAL = r"go(?:es|ing)? on|went on|anew|afresh|nobody|somebody|whoever|someone else"
+IMPERSONAL = (
+    r"go(?:es|ing)? on|went on|anew|afresh|nobody|somebody|whoever|someone else"
+)
 BANNED = re.compile(
     rf"\b(?:{IMPERSONAL}|by itself|by themselves|held against|holds? .{{1,30}} against|in turns"
     r"|of (?:its|their|his|one's) own"
@@ -38,20 +40,38 @@ _FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ADDRESS = re.compile(r"\]\([^)]*\)|https?://\S+|<[^>\n]+>")
 _INLINE = re.compile(r"`+[^`\n]*`+")
-_BLOCK_START = re.compile(r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$|[\w, ]{1,40}:(?: |$)|\S.*\S {2,}\S)")
+_BLOCK_START = re.compile(
+    r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$|[\w, ]{1,40}:(?: |$)|\S.*\S {2,}\S)"
+)
 """Lines with which a paragraph, an item of a list, an argument's description or a line of a drawing begins."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*_]*\s+(?=[A-Z`\"“(*\[])")
-_ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|et al|approx|no|max|min)\.", re.IGNORECASE)
+_ABBREVIATION = re.compile(
+    r"\b(e\.g|i\.e|vs|cf|et al|approx|no|max|min)\.", re.IGNORECASE
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Count, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.words", description="Check the project's words.")
-    parser.add_argument("paths", nargs="*", help="check only these files or folders for phrases and long sentences")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.words", description="Check the project's words."
+    )
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        help="check only these files or folders for phrases and long sentences",
+    )
     options = parser.parse_args(arguments)
     paths = tracked()
-    found = list(findings([path for path in paths if not options.paths or path.startswith(tuple(options.paths))]))
+    found = list(
+        findings(
+            [
+                path
+                for path in paths
+                if not options.paths or path.startswith(tuple(options.paths))
+            ]
+        )
+    )
     sys.stdout.writelines(f"{one}\n" for one in found)
     if options.paths:
         return int(bool(found))
@@ -64,11 +84,17 @@ def bars(paths: Sequence[str], found: Sequence[str]) -> list[Bar]:
     """Return the figures of all pages together, and the number of findings."""
     pages = [path for path in paths if is_page(path)]
     prose = "\n\n".join(prose_of((ROOT / path).read_text()) for path in pages)
-    told = "\n".join(one for one in sentences(prose) if not one.rstrip(" *)").endswith("?"))
+    told = "\n".join(
+        one for one in sentences(prose) if not one.rstrip(" *)").endswith("?")
+    )
     words = len(_WORD.findall(prose))
 
     def per_thousand(pattern: str, text: str) -> float:
-        return 1000 * len(re.findall(rf"\b(?:{pattern})\b", text, re.IGNORECASE)) / max(words, 1)
+        return (
+            1000
+            * len(re.findall(rf"\b(?:{pattern})\b", text, re.IGNORECASE))
+            / max(words, 1)
+        )
 
     readme = (ROOT / "README.md").read_text().count("\n")
     rows: tuple[tuple[str, float, Direction, float], ...] = (
@@ -83,14 +109,22 @@ def bars(paths: Sequence[str], found: Sequence[str]) -> list[Bar]:
         ("long_commit_subjects_count", len(long_subjects()), "<=", 0),
     )
     return [
-        Bar(name=name, figure=figure, unit=name.rpartition("_")[2], bar=bar, direction=direction)
+        Bar(
+            name=name,
+            figure=figure,
+            unit=name.rpartition("_")[2],
+            bar=bar,
+            direction=direction,
+        )
         for name, figure, direction, bar in rows
     ]
 
 
 def is_page(path: str) -> bool:
     """Tell whether people write this page, unlike the generated reference."""
-    return path == "README.md" or (path.startswith("docs/") and path.endswith(".md") and path.count("/") == 1)
+    return path == "README.md" or (
+        path.startswith("docs/") and path.endswith(".md") and path.count("/") == 1
+    )
 
 
 def findings(paths: Sequence[str]) -> Iterator[str]:
@@ -99,7 +133,11 @@ def findings(paths: Sequence[str]) -> Iterator[str]:
         if is_page(path):
             for line, text in blocks((ROOT / path).read_text()):
                 yield from _findings_in(path, line, text)
-        elif path.startswith(CODE) and path.endswith(".py") and path != "benchmarks/words.py":
+        elif (
+            path.startswith(CODE)
+            and path.endswith(".py")
+            and path != "benchmarks/words.py"
+        ):
             for line, text in texts_of(ast.parse((ROOT / path).read_text())):
                 yield from _findings_in(path, line, text)
 
@@ -108,22 +146,39 @@ def _findings_in(path: str, line: int, text: str) -> Iterator[str]:
     for phrase in BANNED.finditer(" ".join(text.split())):
         yield f"{path}:{line}: say it in the field's words: {phrase.group().strip()!r}"
     for sentence in sentences(text):
-        if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS and re.search("[.,;:]", sentence):
+        if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS and re.search(
+            "[.,;:]", sentence
+        ):
             yield f"{path}:{line}: {number} words in a sentence: {' '.join(sentence.split())[:60]} …"
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield docstrings and messages with their lines: string constants of two words or more, in pieces of prose."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Constant)]
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+    }
+    nodes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr | ast.Constant)
+    ]
     for node in sorted(nodes, key=lambda one: one.lineno):
         text = None
         if isinstance(node, ast.JoinedStr):
             text = "".join(
-                part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "N"
+                part.value
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                else "N"
                 for part in node.values
             )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in inside
+        ):
             text = node.value
         if text is not None and len(text.split()) > 1:
             for offset, block in blocks(text):
@@ -139,7 +194,9 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
     starts = [number for number, row in enumerate(rows) if _BLOCK_START.match(row)]
     for start, end in pairwise([0, *starts, len(rows)]):
         block = "\n".join(rows[start:end])
-        for cell in re.split(r" \| |^\| | \|$", block) if block.startswith("|") else [block]:
+        for cell in (
+            re.split(r" \| |^\| | \|$", block) if block.startswith("|") else [block]
+        ):
             if cell.strip():
                 yield start + 1 + (not rows[start].strip()), cell
 
@@ -152,15 +209,23 @@ def prose_of(text: str) -> str:
 def sentences(text: str) -> list[str]:
     """Split a text into sentences; paragraphs end one as well."""
     whole = _ABBREVIATION.sub(r"\1", text)
-    return [one for block in whole.split("\n\n") for one in _SENTENCE_END.split(block) if one.strip()]
+    return [
+        one
+        for block in whole.split("\n\n")
+        for one in _SENTENCE_END.split(block)
+        if one.strip()
+    ]
 
 
 def long_subjects() -> list[str]:
     """Return the subjects of newer commits that are too long; none without a history."""
     listed = subprocess.run(
         ["git", "log", "--no-merges", "--format=%s", f"{CHECKED_SINCE}..HEAD"],
-        cwd=Path(ROOT), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=Path(ROOT),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return [one for one in listed.stdout.splitlines() if len(one) > SUBJECT_CHARACTERS]
 
 

@@ -29,7 +29,13 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.decide.worker_count import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
+from autotune.workers.decide.worker_count import (
+    ENOUGH_SHARE,
+    Count,
+    Round,
+    WindowFigures,
+    WorkersRule,
+)
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
@@ -92,16 +98,25 @@ class Verdict:
 def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
     options_of = parser("workers", (__doc__ or "").splitlines()[0])
-    options_of.add_argument("--trainings", type=int, default=TRAININGS, help="simulated trainings")
-    options_of.add_argument("--first-seed", type=int, default=0, help="of the simulated trainings")
+    options_of.add_argument(
+        "--trainings", type=int, default=TRAININGS, help="simulated trainings"
+    )
+    options_of.add_argument(
+        "--first-seed", type=int, default=0, help="of the simulated trainings"
+    )
     options_of.add_argument("--processes", type=int, default=2)
-    options_of.add_argument("--no-real", action="store_true", help="leave the real datasets out")
+    options_of.add_argument(
+        "--no-real", action="store_true", help="leave the real datasets out"
+    )
     options = options_of.parse_args(arguments)
     seeds = range(options.first_seed, options.first_seed + options.trainings)
     simulated = simulate(seeds, options.processes)
     real = {} if options.no_real else measure_real()
     bars = make_bars(simulated, real, with_real=not options.no_real)
-    content = {"simulated": {name: summary(found) for name, found in simulated.items()}, "real": real}
+    content = {
+        "simulated": {name: summary(found) for name, found in simulated.items()},
+        "real": real,
+    }
     wrong = [one for one in simulated["ours"] if not (one.right or one.borderline)]
     told = [f"wrong: {one}" for one in wrong]
     told += [
@@ -119,13 +134,18 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
     with ProcessPoolExecutor(processes) as pool:
         ours = list(pool.map(sweep, seeds, chunksize=10))
         sys.stderr.write("simulated: ours\n")
-        short = list(pool.map(partial(sweep, most_windows=DEFAULT_WINDOWS), seeds, chunksize=10))
+        short = list(
+            pool.map(partial(sweep, most_windows=DEFAULT_WINDOWS), seeds, chunksize=10)
+        )
         part = seeds[: max(1, len(seeds) // ALONE_PART)]
         alone = list(pool.map(partial(sweep, by_wait=False), part, chunksize=10))
         sys.stderr.write("simulated: by throughput alone\n")
     once = [ladder_rule(seed, 1) for seed in seeds]
     # As many windows as ours, spread over the counts that it tries.
-    often = [ladder_rule(one.seed, max(1, round(one.windows / LADDER_COUNTS))) for one in ours]
+    often = [
+        ladder_rule(one.seed, max(1, round(one.windows / LADDER_COUNTS)))
+        for one in ours
+    ]
     return {
         "ours": ours,
         f"ours, at most {DEFAULT_WINDOWS} windows": short,
@@ -135,7 +155,9 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
     }
 
 
-def sweep(seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS) -> Verdict:
+def sweep(
+    seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS
+) -> Verdict:
     """Our rule on one training; without ``by_wait`` every window says that it waits for ever."""
     feed = SimulatedFeed(seed)
     rounds: list[Round] = []
@@ -144,12 +166,22 @@ def sweep(seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS) 
         if todo is None:
             break
         for _ in range(todo.rounds):
-            found = _round(feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1])
-            waiting = {count: one._replace(data_wait_share=1.0) for count, one in found.items()}
+            found = _round(
+                feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1]
+            )
+            waiting = {
+                count: one._replace(data_wait_share=1.0) for count, one in found.items()
+            }
             rounds.append(found if by_wait else waiting)
     choice = WorkersRule(rounds, feed.max_workers).choose()
     repeats = sum(choice.workers in one for one in rounds)
-    return _verdict(seed, feed, choice.workers, choice.undecided_between, (feed.max_workers + 2) * repeats)
+    return _verdict(
+        seed,
+        feed,
+        choice.workers,
+        choice.undecided_between,
+        (feed.max_workers + 2) * repeats,
+    )
 
 
 LADDER_COUNTS = 6
@@ -174,7 +206,11 @@ def ladder_rule(seed: int, repeats: int) -> Verdict:
     else:
         counts = set() if wait <= HEALTHY else {2}
     rates |= {count: median(count)[0] for count in sorted(counts) if count <= cpus}
-    chosen = min(count for count, rate in rates.items() if rate >= (1 - TOLERANCE) * max(rates.values()))
+    chosen = min(
+        count
+        for count, rate in rates.items()
+        if rate >= (1 - TOLERANCE) * max(rates.values())
+    )
     return _verdict(seed, feed, chosen, (), 0)
 
 
@@ -182,11 +218,19 @@ def _round(feed: SimulatedFeed, counts: Sequence[Count]) -> Round:
     found = {}
     for count in counts:
         reading = feed.read(count)
-        found[count] = WindowFigures(tokens_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share)
+        found[count] = WindowFigures(
+            tokens_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share
+        )
     return found
 
 
-def _verdict(seed: int, feed: SimulatedFeed, chosen: int, undecided: tuple[int, ...], exhaustive: int) -> Verdict:
+def _verdict(
+    seed: int,
+    feed: SimulatedFeed,
+    chosen: int,
+    undecided: tuple[int, ...],
+    exhaustive: int,
+) -> Verdict:
     return Verdict(
         seed=seed,
         noise=feed.noise,
@@ -207,15 +251,24 @@ def summary(found: Sequence[Verdict]) -> dict[str, float]:
     return {
         "within_share": sum(one.within or one.borderline for one in found) / total,
         "right_share": sum(one.right or one.borderline for one in found) / total,
-        "undecided_share": sum(bool(one.undecided_between) and not one.borderline for one in found) / total,
-        "undecided_share_with_borderline": sum(bool(one.undecided_between) for one in found) / total,
+        "undecided_share": sum(
+            bool(one.undecided_between) and not one.borderline for one in found
+        )
+        / total,
+        "undecided_share_with_borderline": sum(
+            bool(one.undecided_between) for one in found
+        )
+        / total,
         "borderline_share": sum(one.borderline for one in found) / total,
         "right_share_without_borderline": (
-            sum(one.right for one in found if not one.borderline) / max(1, sum(not one.borderline for one in found))
+            sum(one.right for one in found if not one.borderline)
+            / max(1, sum(not one.borderline for one in found))
         ),
         "windows_median": statistics.median(one.windows for one in found),
         "windows_mean": statistics.fmean(one.windows for one in found),
-        "windows_of_exhaustive_share": sum(one.windows for one in found) / exhaustive if exhaustive else 0.0,
+        "windows_of_exhaustive_share": sum(one.windows for one in found) / exhaustive
+        if exhaustive
+        else 0.0,
     }
 
 
@@ -225,16 +278,33 @@ def summary(found: Sequence[Verdict]) -> dict[str, float]:
 def measure_real() -> dict[str, dict[str, Any]]:
     """Sleeping datasets, and the tokenised one, on this machine."""
     found = {}
-    with tempfile.TemporaryDirectory(prefix="workers-") as place, ForkServerMachine() as machine:
+    with (
+        tempfile.TemporaryDirectory(prefix="workers-") as place,
+        ForkServerMachine() as machine,
+    ):
         data = write_corpus(Path(place) / "data", real_lengths(SAMPLES, seed=0))
         host = SystemHost().facts([data])
         manifest = read_manifest(data)
         tiny = ModelSettings(name="unused", config={"model_type": "bert"})
         cases: list[tuple[str, list[int], ModelSettings, float | None, float]] = [
-            (f"sleeping {steps:g} steps a batch", [answer], tiny, STEP_S, steps * STEP_S / ROWS)
+            (
+                f"sleeping {steps:g} steps a batch",
+                [answer],
+                tiny,
+                STEP_S,
+                steps * STEP_S / ROWS,
+            )
             for answer, steps in SLEEPS.items()
         ]
-        cases.append(("tokenised dataset", list(TOKENISED_ANSWERS), model_settings("bert-mini"), None, 0.0))
+        cases.append(
+            (
+                "tokenised dataset",
+                list(TOKENISED_ANSWERS),
+                model_settings("bert-mini"),
+                None,
+                0.0,
+            )
+        )
         for name, expected, model, step_s, delay_s in cases:
             config = TrainConfig(
                 model=model,
@@ -243,12 +313,19 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 micro_batch_size=ROWS,
             )
             request = SweepRequest(
-                data=data, reports=data, minutes=REAL_BUDGET_S / 60, window_s=1.0, trial_timeout_s=120.0,
-                replayed_step_s=step_s, sample_delay_s=delay_s,
-            )  # fmt: skip
+                data=data,
+                reports=data,
+                minutes=REAL_BUDGET_S / 60,
+                window_s=1.0,
+                trial_timeout_s=120.0,
+                replayed_step_s=step_s,
+                sample_delay_s=delay_s,
+            )
             limits = _limits(host, MAX_WORKERS if delay_s else None)
             trial_log = TrialLog(Path(place) / "trials", name.replace(" ", "-"))
-            runner = TrialRunner(machine=machine, trial_log=trial_log, site=name, clock=SystemClock())
+            runner = TrialRunner(
+                machine=machine, trial_log=trial_log, site=name, clock=SystemClock()
+            )
             training = TrainingWindows(request=request, config=config, limits=limits)
             swept = Sweep(training=training, runner=runner, budget_s=request.budget_s)
             choice = swept.run()
@@ -260,23 +337,37 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 "next_smaller": choice.next_smaller,
                 "windows": swept.reading.windows,
                 "seconds": swept.reading.seconds,
-                "ratios": {str(count): ratio.value for count, ratio in choice.ratios.items()},
+                "ratios": {
+                    str(count): ratio.value for count, ratio in choice.ratios.items()
+                },
             }
             sys.stderr.write(f"real: {name}: {choice.workers}\n")
     return found
 
 
 def _limits(host: HostFacts, asked: int | None) -> LoaderLimits:
-    return LoaderLimits(host=host, local_ranks=1, batch_bytes=ROWS * ROW_TOKENS * 4, prefetch_factor=2, asked=asked)
+    return LoaderLimits(
+        host=host,
+        local_ranks=1,
+        batch_bytes=ROWS * ROW_TOKENS * 4,
+        prefetch_factor=2,
+        asked=asked,
+    )
 
 
 # What comes out.
 
 
-def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with_real: bool) -> list[Bar]:
+def make_bars(
+    simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with_real: bool
+) -> list[Bar]:
     """The bars; the rival's is its better figure of the two."""
     ours = summary(simulated["ours"])
-    rival = max(summary(found)["right_share"] for name, found in simulated.items() if name.startswith("loadtune"))
+    rival = max(
+        summary(found)["right_share"]
+        for name, found in simulated.items()
+        if name.startswith("loadtune")
+    )
     ratio = ours["right_share"] / rival if rival else None
     figures = (
         *(ours[name] for name in ("within_share", "right_share", "undecided_share")),
@@ -285,18 +376,36 @@ def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with
     )
     bars = bars_of(BARS, dict(zip(BARS, figures, strict=True)))
     if with_real:
-        right = sum(one["chosen"] in one["expected"] and not one["undecided_between"] for one in real.values())
+        right = sum(
+            one["chosen"] in one["expected"] and not one["undecided_between"]
+            for one in real.values()
+        )
         name = "workers_real_right_datasets"
-        bars.append(Bar(name=name, figure=right, unit="datasets", bar=len(real), direction=">="))
+        bars.append(
+            Bar(name=name, figure=right, unit="datasets", bar=len(real), direction=">=")
+        )
     return bars
 
 
 def _table(simulated: dict[str, list[Verdict]]) -> str:
-    headers = ["rule", "within 2 %", "right", "right, clear ones", "undecided", "windows (median)", "(mean)"]
+    headers = [
+        "rule",
+        "within 2 %",
+        "right",
+        "right, clear ones",
+        "undecided",
+        "windows (median)",
+        "(mean)",
+    ]
     rows = []
     for name, found in simulated.items():
         one = summary(found)
-        shares = ("within_share", "right_share", "right_share_without_borderline", "undecided_share")
+        shares = (
+            "within_share",
+            "right_share",
+            "right_share_without_borderline",
+            "undecided_share",
+        )
         rows.append([name, *(f"{one[share]:.1%}" for share in shares)])
         rows[-1] += [f"{one['windows_median']:.0f}", f"{one['windows_mean']:.0f}"]
     return text_table(headers, rows, align="lrrrrrr")

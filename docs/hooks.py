@@ -13,7 +13,12 @@ from autotune.cluster.site_file import SiteFile
 from autotune.profiles.values import Profile
 from trainer.__main__ import command_line
 
-_BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+_BOUNDS = (
+    ("minimum", "≥"),
+    ("exclusiveMinimum", ">"),
+    ("maximum", "≤"),
+    ("exclusiveMaximum", "<"),
+)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -34,7 +39,9 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def commands() -> str:
     """Return the help of every command."""
     group = _shown(typer.main.get_command(app))
-    text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="autotune", indent=1)
+    text = get_docs_for_click(
+        obj=group, ctx=typer.Context(group), name="autotune", indent=1
+    )
     return text.replace(" <int range>", " <int>").replace(" <float range>", " <float>")
 
 
@@ -47,7 +54,10 @@ def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
 
 def rules() -> str:
     """Return the rules of advice as a table."""
-    rows = [f"| `{rule.name}` | {', '.join(rule.covers)} | {rule.looks_for} |\n" for rule in RULES]
+    rows = [
+        f"| `{rule.name}` | {', '.join(rule.covers)} | {rule.looks_for} |\n"
+        for rule in RULES
+    ]
     return "| rule | covers | check |\n|---|---|---|\n" + "".join(rows)
 
 
@@ -55,10 +65,15 @@ def keys(kind: type[BaseModel]) -> str:
     """Return the keys of all tables of a TOML file, with their values, default and meaning."""
     schema = kind.model_json_schema()
     tables = list(_tables(schema, schema["$defs"], ""))
-    return "\n".join(f"## {f'`{place}`' if place else 'Top level'}\n\n{text}" for place, text in tables)
+    return "\n".join(
+        f"## {f'`{place}`' if place else 'Top level'}\n\n{text}"
+        for place, text in tables
+    )
 
 
-def _tables(table: Mapping[str, Any], defs: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+def _tables(
+    table: Mapping[str, Any], defs: Mapping[str, Any], place: str
+) -> Iterator[tuple[str, str]]:
     rows, inner = [], []
     for name, field in table["properties"].items():
         value = _value(field)
@@ -68,11 +83,27 @@ def _tables(table: Mapping[str, Any], defs: Mapping[str, Any], place: str) -> It
             inner.append((defs[found], there))
             value = value.replace(f"`{found}`", f"`{there}`").removeprefix("list of ")
         default = field.get("default", "")
-        default = "absent" if default is None else "" if isinstance(default, dict) else default
-        rows.append([f"`{name}`", value, str(default), " ".join(field.get("description", "").split())])
+        default = (
+            "absent"
+            if default is None
+            else ""
+            if isinstance(default, dict)
+            else default
+        )
+        rows.append(
+            [
+                f"`{name}`",
+                value,
+                str(default),
+                " ".join(field.get("description", "").split()),
+            ]
+        )
     words = table.get("description", "").replace("``", "`")
     head = f"{words}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
-    yield place, head + "".join(f"| {' | '.join(row).replace('``', '`')} |\n" for row in rows)
+    yield (
+        place,
+        head + "".join(f"| {' | '.join(row).replace('``', '`')} |\n" for row in rows),
+    )
     for schema, there in inner:
         yield from _tables(schema, defs, there)
 
@@ -81,9 +112,16 @@ def _value(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2]}`"
     if "anyOf" in schema:
-        return " or ".join(_value(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(
+            _value(one) for one in schema["anyOf"] if one.get("type") != "null"
+        )
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{one}`" for one in schema.get("enum") or [schema["const"]])
     if schema.get("type") == "array":
         return f"list of {_value(schema.get('items', {}))}"
-    return " ".join([schema.get("type", "any"), *(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS if key in schema)])
+    return " ".join(
+        [
+            schema.get("type", "any"),
+            *(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS if key in schema),
+        ]
+    )

@@ -32,7 +32,10 @@ class Sentences(torch.utils.data.Dataset):
 def collate(samples):
     """Pad a micro-batch to its longest sentence."""
     longest = max(len(sample["input_ids"]) for sample in samples)
-    ids, labels = torch.zeros(len(samples), longest, dtype=torch.long), torch.full((len(samples), longest), -100)
+    ids, labels = (
+        torch.zeros(len(samples), longest, dtype=torch.long),
+        torch.full((len(samples), longest), -100),
+    )
     for row, sample in enumerate(samples):
         ids[row, : len(sample["input_ids"])] = torch.tensor(sample["input_ids"])
         labels[row, : len(sample["labels"])] = torch.tensor(sample["labels"])
@@ -42,17 +45,26 @@ def collate(samples):
 def make_parts():
     """Return the Accelerator, the model and its optimizer."""
     shape = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
-        num_labels=LABELS, max_position_embeddings=LONGEST,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        num_labels=LABELS,
+        max_position_embeddings=LONGEST,
+    )
     model = BertForTokenClassification(shape)
-    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
+    accelerator = Accelerator(
+        gradient_accumulation_steps=2, cpu=not torch.cuda.is_available()
+    )
     return accelerator, model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 def build_step(micro_batch_size, device):
     """Return what `autotune probe` tries."""
-    return accelerated_step(*make_parts(), longest_batch(Sentences(), collate, micro_batch_size))
+    return accelerated_step(
+        *make_parts(), longest_batch(Sentences(), collate, micro_batch_size)
+    )
 
 
 def train(batch_size, steps=20):

@@ -38,12 +38,18 @@ def collate(samples):
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
     for row, sample in zip(ids, samples, strict=True):
         row[: len(sample["input_ids"])] = torch.tensor(sample["input_ids"])
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "labels": ids.masked_fill(ids == 0, -100),
+    }
 
 
 def make_trainer(**settings):
     """Return the Trainer of this program."""
-    shape = GPT2Config(vocab_size=VOCABULARY, n_positions=LONGEST, n_embd=128, n_layer=4, n_head=4)
+    shape = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LONGEST, n_embd=128, n_layer=4, n_head=4
+    )
     arguments = TrainingArguments(
         output_dir="runs/causal-lm",
         learning_rate=5e-4,
@@ -53,7 +59,9 @@ def make_trainer(**settings):
         use_cpu=not torch.cuda.is_available(),
         **settings,
     )
-    return Trainer(GPT2LMHeadModel(shape), arguments, train_dataset=Lines(), data_collator=collate)
+    return Trainer(
+        GPT2LMHeadModel(shape), arguments, train_dataset=Lines(), data_collator=collate
+    )
 
 
 def build_step(micro_batch_size, device):

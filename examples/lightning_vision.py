@@ -24,7 +24,9 @@ class Noise(torch.utils.data.Dataset):
         return 4096
 
     def __getitem__(self, number):
-        image = torch.randn(3, SIDE, SIDE, generator=torch.Generator().manual_seed(number))
+        image = torch.randn(
+            3, SIDE, SIDE, generator=torch.Generator().manual_seed(number)
+        )
         return image, number % CLASSES
 
 
@@ -36,12 +38,18 @@ class Data(lightning.LightningDataModule):
         self.batch_size, self.num_workers = batch_size, num_workers
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(Noise(), batch_size=self.batch_size, num_workers=self.num_workers)
+        return torch.utils.data.DataLoader(
+            Noise(), batch_size=self.batch_size, num_workers=self.num_workers
+        )
 
 
 def block(inputs, outputs):
     """Return a convolution that halves the image."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride=2, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
 
 
 class Classifier(lightning.LightningModule):
@@ -50,7 +58,12 @@ class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.network = nn.Sequential(
-            block(3, 32), block(32, 64), block(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES)
+            block(3, 32),
+            block(32, 64),
+            block(64, 128),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(128, CLASSES),
         )
 
     def training_step(self, batch, number):
@@ -72,4 +85,6 @@ def build_loader(num_workers):
 
 
 if __name__ == "__main__":
-    lightning.Trainer(max_steps=20, logger=False, enable_checkpointing=False).fit(Classifier(), Data())
+    lightning.Trainer(max_steps=20, logger=False, enable_checkpointing=False).fit(
+        Classifier(), Data()
+    )

@@ -17,16 +17,25 @@ _HANDLERS = """
     element => element.getAttributeNames().some(name => name.startsWith('on') || name === 'style')
 ).length
 """
-_WIDER_BY = "() => Math.max(0, document.documentElement.scrollWidth - window.innerWidth)"
+_WIDER_BY = (
+    "() => Math.max(0, document.documentElement.scrollWidth - window.innerWidth)"
+)
 PAPER_PX = 690
 """What is left of a page of A4 between its margins."""
 SERIOUS = ("serious", "critical")
 LONG = 10_000
 HOSTILE = (
     "</title></style></script><script>alert(1)</script><img src=https://e.example/x onerror=alert(2)>"
-    "\"'` onload=alert(3) style=color:red $\\frac{1}{2}$ | \u202egnp\u2066.exe\n\0 " + "A" * LONG
+    "\"'` onload=alert(3) style=color:red $\\frac{1}{2}$ | \u202egnp\u2066.exe\n\0 "
+    + "A"
+    * LONG
 )
-SHOWN = ("<script>alert(1)</script>", "onerror=alert(2)", "\\u202egnp", "$\\frac{1}{2}$")
+SHOWN = (
+    "<script>alert(1)</script>",
+    "onerror=alert(2)",
+    "\\u202egnp",
+    "$\\frac{1}{2}$",
+)
 """Texts of the hostile ones that must be seen on the page, letter by letter."""
 Colours = Literal["light", "dark"]
 
@@ -63,48 +72,74 @@ def chromium() -> str:
     return found
 
 
-def visit(page_file: Path, *, width: int = 1400, colours: Colours = "light", media: str = "screen") -> Visit:
+def visit(
+    page_file: Path,
+    *,
+    width: int = 1400,
+    colours: Colours = "light",
+    media: str = "screen",
+) -> Visit:
     """Open a page and look, where there is a browser."""
     address = page_file.resolve().as_uri()
     requests, console, errors, dialogs = (list[str]() for _ in range(4))
     with _page(width, colours, bypass_csp=False) as page:
         page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda said: console.append(said.text) if said.type in {"error", "warning"} else None)
+        page.on(
+            "console",
+            lambda said: (
+                console.append(said.text) if said.type in {"error", "warning"} else None
+            ),
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("dialog", lambda dialog: dialogs.append(dialog.message))
         page.on("dialog", lambda dialog: dialog.dismiss())
         page.emulate_media(media="print" if media == "print" else "screen")
         page.goto(address, wait_until="load")
         return Visit(
-            requests=tuple(url for url in requests if url != address), console_errors=tuple(console),
-            page_errors=tuple(errors), dialogs=tuple(dialogs), scripts=page.locator("script").count(),
-            handlers=page.evaluate(_HANDLERS), text=page.evaluate("() => document.body.textContent"),
+            requests=tuple(url for url in requests if url != address),
+            console_errors=tuple(console),
+            page_errors=tuple(errors),
+            dialogs=tuple(dialogs),
+            scripts=page.locator("script").count(),
+            handlers=page.evaluate(_HANDLERS),
+            text=page.evaluate("() => document.body.textContent"),
             wider_by_px=page.evaluate(_WIDER_BY),
-        )  # fmt: skip
+        )
 
 
-def audit(page_file: Path, *, width: int = 1400, colours: Colours = "light") -> tuple[Violation, ...]:
+def audit(
+    page_file: Path, *, width: int = 1400, colours: Colours = "light"
+) -> tuple[Violation, ...]:
     """Everything that axe-core finds, of any impact; it is a script, so the page's policy is put aside for it."""
     try:
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:
-        raise MachineLacks("no axe-core here", next_step="pip install axe-playwright-python") from error
+        raise MachineLacks(
+            "no axe-core here", next_step="pip install axe-playwright-python"
+        ) from error
     with _page(width, colours, bypass_csp=True) as page:
         page.goto(page_file.resolve().as_uri(), wait_until="load")
         found = Axe().run(page).response["violations"]
     return tuple(
-        Violation(rule=one["id"], impact=str(one["impact"]), example=one["nodes"][0]["html"][:200]) for one in found
+        Violation(
+            rule=one["id"],
+            impact=str(one["impact"]),
+            example=one["nodes"][0]["html"][:200],
+        )
+        for one in found
     )
 
 
 def taken_in(one: Visit) -> dict[str, int]:
     """What of a hostile page is more than text, and which texts are not shown."""
     return {
-        "scripts": one.scripts, "handlers": one.handlers, "dialogs": len(one.dialogs),
+        "scripts": one.scripts,
+        "handlers": one.handlers,
+        "dialogs": len(one.dialogs),
         "not_shown": sum(text not in one.text for text in SHOWN),
         "steering": sum(letter in one.text for letter in "\u202e\u2066\0"),
         "uncut": int("A" * (LONG // 2) in one.text),
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -112,14 +147,24 @@ def _page(width: int, colours: Colours, *, bypass_csp: bool) -> "Iterator[Page]"
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
-        raise MachineLacks("no playwright here", next_step="pip install playwright") from error
+        raise MachineLacks(
+            "no playwright here", next_step="pip install playwright"
+        ) from error
     path = chromium()
     with sync_playwright() as driver:
         try:
-            browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            browser = driver.chromium.launch(
+                executable_path=path, args=["--no-sandbox"]
+            )
         except Error as error:
-            raise MachineLacks(f"{path} does not start: {error.message[:200]}", next_step="run it by hand") from error
+            raise MachineLacks(
+                f"{path} does not start: {error.message[:200]}",
+                next_step="run it by hand",
+            ) from error
         with browser:
             yield browser.new_page(
-                viewport={"width": width, "height": 900}, offline=True, color_scheme=colours, bypass_csp=bypass_csp
+                viewport={"width": width, "height": 900},
+                offline=True,
+                color_scheme=colours,
+                bypass_csp=bypass_csp,
             )

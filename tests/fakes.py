@@ -11,27 +11,67 @@ from autotune.base.clock import Clock, SystemClock
 from autotune.machine import values
 from autotune.machine.gpu_sampler import Reading, series_of
 from autotune.machine.nvml import GpuMonitor
-from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, GpuSeries, HostFacts, Unavailable
+from autotune.machine.values import (
+    GpmWindow,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    GpuSeries,
+    HostFacts,
+    Unavailable,
+)
 from autotune.trials.values import Outcome, Trial
 
 HOST = HostFacts(
-    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_total_bytes=32 * 2**30,
-    ram_available_bytes=24 * 2**30, ram_limit_source="the system", ram_limit_bytes=None, shm_free_bytes=16 * 2**30,
-    cpu_model="Example CPU", platform="Linux", python_version="3.11.0", load_average_1min=0.1, disks=(),
-    nics=(values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
-)  # fmt: skip
+    cpus_online=8,
+    cpus_affinity=8,
+    cpus_quota=None,
+    cpus_slurm=None,
+    ram_total_bytes=32 * 2**30,
+    ram_available_bytes=24 * 2**30,
+    ram_limit_source="the system",
+    ram_limit_bytes=None,
+    shm_free_bytes=16 * 2**30,
+    cpu_model="Example CPU",
+    platform="Linux",
+    python_version="3.11.0",
+    load_average_1min=0.1,
+    disks=(),
+    nics=(
+        values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
+    ),
+)
 CARD = GpuFacts(
-    uuid="GPU-0", index=0, name="GpuModel", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
-    compute_mode="default", driver="550.1", compute_capability=(9, 0),
-)  # fmt: skip
+    uuid="GPU-0",
+    index=0,
+    name="GpuModel",
+    total_bytes=80 * 2**30,
+    mig_enabled=False,
+    power_cap_w=350.0,
+    compute_mode="default",
+    driver="550.1",
+    compute_capability=(9, 0),
+)
 SAMPLE = GpuSample(
-    time_s=0.0, utilisation=0.75, used_bytes=3 * 2**30, power_w=312.5, sm_clock_mhz=1700,
-    throttle_reasons=("sw_power_cap",), temperature_c=61, process_count=1, energy_j=5000.5,
-)  # fmt: skip
+    time_s=0.0,
+    utilisation=0.75,
+    used_bytes=3 * 2**30,
+    power_w=312.5,
+    sm_clock_mhz=1700,
+    throttle_reasons=("sw_power_cap",),
+    temperature_c=61,
+    process_count=1,
+    energy_j=5000.5,
+)
 COUNTERS = GpmWindow(
-    start_s=0.0, end_s=0.0, sm_utilisation=0.9, sm_occupancy=0.5, tensor_active=0.4, dram_active=0.3,
+    start_s=0.0,
+    end_s=0.0,
+    sm_utilisation=0.9,
+    sm_occupancy=0.5,
+    tensor_active=0.4,
+    dram_active=0.3,
     pcie_rx_bytes_per_s=3.0 * 2**20,
-)  # fmt: skip
+)
 
 
 class FakeClock:
@@ -48,7 +88,9 @@ class FakeClock:
 
     def sleep(self, duration_s: float) -> None:
         if duration_s < 0:
-            raise ValueError(f"cannot sleep for {duration_s} s: the duration must not be negative")
+            raise ValueError(
+                f"cannot sleep for {duration_s} s: the duration must not be negative"
+            )
         self._now_s += duration_s
 
 
@@ -75,7 +117,10 @@ class FakeHost:
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
         disks = (
-            values.DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False) for path in paths
+            values.DiskFacts(
+                path=str(path), filesystem_type=None, free_bytes=None, is_network=False
+            )
+            for path in paths
         )
         return replace(HOST, disks=tuple(disks))
 
@@ -92,7 +137,9 @@ class FakeGpu:
     samples: Sequence[GpuSample | Unavailable] = (Unavailable(reason="not scripted"),)
     processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
-    begun: Sequence[Unavailable] = (Unavailable(reason="the first window has only begun"),)
+    begun: Sequence[Unavailable] = (
+        Unavailable(reason="the first window has only begun"),
+    )
     nvlinked: Sequence[str] | None = None
     """UUIDs of the GPUs that it reaches over NVLink; None if nobody can tell."""
 
@@ -101,7 +148,11 @@ class FakeGpuMonitor:
     """GPUs that do what a script says; times are stamped by the clock."""
 
     def __init__(
-        self, script: Sequence[FakeGpu] = (), *, absent: str = "the script has no GPU", clock: Clock | None = None
+        self,
+        script: Sequence[FakeGpu] = (),
+        *,
+        absent: str = "the script has no GPU",
+        clock: Clock | None = None,
     ) -> None:
         self._script = {gpu.facts.uuid: gpu for gpu in script}
         self._absent = absent
@@ -125,19 +176,30 @@ class FakeGpuMonitor:
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         sample = self._next(uuid, "samples")
-        return sample if isinstance(sample, Unavailable) else replace(sample, time_s=self._clock.monotonic_s())
+        return (
+            sample
+            if isinstance(sample, Unavailable)
+            else replace(sample, time_s=self._clock.monotonic_s())
+        )
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         found: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")
         return found
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        links = self._script[uuid].nvlinked if {uuid, other} <= self._script.keys() and not self._closed else None
+        links = (
+            self._script[uuid].nvlinked
+            if {uuid, other} <= self._script.keys() and not self._closed
+            else None
+        )
         return Unavailable(reason="not scripted") if links is None else other in links
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
         """Give the next scripted window since the last call."""
-        start_s, self._counted_s[uuid] = self._counted_s.get(uuid), self._clock.monotonic_s()
+        start_s, self._counted_s[uuid] = (
+            self._counted_s.get(uuid),
+            self._clock.monotonic_s(),
+        )
         window = self._next(uuid, "begun" if start_s is None else "gpm")
         times = {"start_s": start_s, "end_s": self._counted_s[uuid]}
         return window if isinstance(window, Unavailable) else replace(window, **times)
@@ -147,7 +209,9 @@ class FakeGpuMonitor:
 
     def _next(self, uuid: str, what: str) -> Any:
         if uuid not in self._script or self._closed:
-            return Unavailable(reason=f"no readable GPU has the UUID {uuid}, or the monitor is closed")
+            return Unavailable(
+                reason=f"no readable GPU has the UUID {uuid}, or the monitor is closed"
+            )
         listed = getattr(self._script[uuid], what)
         self._position[uuid, what] += 1
         return listed[min(self._position[uuid, what], len(listed)) - 1]

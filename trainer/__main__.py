@@ -26,10 +26,23 @@ from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
-from trainer.health.watchdog import REQUEUE, SIGNALS, Watchdog, end_with_parent, heard_signals
+from trainer.health.watchdog import (
+    REQUEUE,
+    SIGNALS,
+    Watchdog,
+    end_with_parent,
+    heard_signals,
+)
 from trainer.record.boards import check_installed
 from trainer.record.progress import ignore_closed_streams, progress, show_row
-from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE, RunExit, StartClock, process_started_s, read_exit
+from trainer.record.run_record import (
+    MODEL_DIRECTORY,
+    RUN_FILE,
+    RunExit,
+    StartClock,
+    process_started_s,
+    read_exit,
+)
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 
@@ -50,10 +63,16 @@ def main() -> int:
     opened: list[RunWriter] = []
     start = Start()
     try:
-        for number in heard_signals():  # until the watchdog handles them, they end the process cleanly
+        # Until the watchdog handles them, they end the process cleanly.
+        for number in heard_signals():
             signal.signal(number, _raise_signalled)
         data, expected = arguments.data, arguments.expect_profile_sha256
-        resolved = resolve(arguments.profile, assignments=arguments.set, data=data, expect_sha256=expected)
+        resolved = resolve(
+            arguments.profile,
+            assignments=arguments.set,
+            data=data,
+            expect_sha256=expected,
+        )
         if resolved.config.device == "cpu":
             # Before torch is imported: its threads spin while they wait, which takes the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -62,7 +81,9 @@ def main() -> int:
             check_installed(resolved.config.log_to)
             if resolved.config.data.stage_to is None:
                 read_manifest(resolved.data_dir)  # before a run directory is made
-            writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
+            writer, start = choose_run(
+                arguments.out, arguments.resume, resolved, opened=opened.append
+            )
             clock.ended("restore")
             _print_settings(resolved, writer.directory / RUN_FILE)
         job = _Job(resolved, rank, writer, start, clock)
@@ -82,7 +103,9 @@ def main() -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(error_text(error.message, error.next_step, error.docs))
         if not leads:
-            publish_failure(os.environ, error.exit_code, f"rank {rank}: {error.message}")
+            publish_failure(
+                os.environ, error.exit_code, f"rank {rank}: {error.message}"
+            )
         _record(opened[0] if opened else None, error.exit_code, error.message, clock)
         return error.exit_code
 
@@ -121,12 +144,19 @@ class _Job:
 
     def run(self) -> int:
         """Join the process group and train; return the exit code."""
-        from trainer.distributed.ranks import join_ranks, leave_ranks, longest_join_s, lost_ranks
+        from trainer.distributed.ranks import (
+            join_ranks,
+            leave_ranks,
+            longest_join_s,
+            lost_ranks,
+        )
         from trainer.health.failures import explain
         from trainer.loop import train
 
         # Until all ranks have joined the process group, one may still be staging its data.
-        self._watch = Watchdog(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
+        self._watch = Watchdog(
+            timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving
+        )
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
@@ -139,18 +169,40 @@ class _Job:
             self._watch.heartbeat()
             self.clock.ended("process_group")
             if (ending := self.start.finished) is not None:
-                told = f"train: nothing to do: the run finished at step {ending.steps}\n"
+                told = (
+                    f"train: nothing to do: the run finished at step {ending.steps}\n"
+                )
                 sys.stderr.write(told if self.rank == 0 else "")
             else:
                 with progress("train") as update:
-                    show = functools.partial(show_row, update, self.resolved.config.max_steps)
-                    known: dict[str, Any] = {"start": self.start, "watch": self._watch, "clock": self.clock}
-                    ending = train(self.resolved, ranks, writer, show, **known, environment=os.environ)
+                    show = functools.partial(
+                        show_row, update, self.resolved.config.max_steps
+                    )
+                    known: dict[str, Any] = {
+                        "start": self.start,
+                        "watch": self._watch,
+                        "clock": self.clock,
+                    }
+                    ending = train(
+                        self.resolved,
+                        ranks,
+                        writer,
+                        show,
+                        **known,
+                        environment=os.environ,
+                    )
             code, reason = ending.exit_code, ending.reason
         except TrainerError as error:
-            code, reason, next_step, docs = error.exit_code, error.message, error.next_step, error.docs
+            code, reason, next_step, docs = (
+                error.exit_code,
+                error.message,
+                error.next_step,
+                error.docs,
+            )
         except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
-            code, reason, next_step = explain(error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed))
+            code, reason, next_step = explain(
+                error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed)
+            )
             if code == DeviceOutOfMemory.exit_code:
                 docs = DeviceOutOfMemory.docs
             else:
@@ -158,10 +210,14 @@ class _Job:
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(error_text(f"rank {self.rank}: {reason}", next_step, docs))
         code = self._settle(code, reason, ending)
-        code, together = (code, False) if ending is None else self._leave_together(code, leave_ranks)
+        code, together = (
+            (code, False) if ending is None else self._leave_together(code, leave_ranks)
+        )
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
-            print(f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}")
+            print(
+                f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}"
+            )
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
@@ -183,12 +239,20 @@ class _Job:
             directory, attempt, self.start = told
             self.writer = RunWriter(directory, active=False)
             self.writer.attempt = attempt
-        self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
+        self._watch.traceback_file = (
+            self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
+        )
         return self.writer
 
-    def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
+    def _leave_together(
+        self, code: int, leave: Callable[..., None]
+    ) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
-        self._watch.end_within(min(_LAST_WAIT_S, self._watch.timeout_s) if self.rank == 0 else self._watch.timeout_s)
+        self._watch.end_within(
+            min(_LAST_WAIT_S, self._watch.timeout_s)
+            if self.rank == 0
+            else self._watch.timeout_s
+        )
         try:
             leave(together=True)
         except RuntimeError as error:
@@ -197,7 +261,13 @@ class _Job:
             _, reason, next_step = explain(error, lost=True)
             code = self._settle(RanksLost.exit_code, reason)
             next_step = next_step if code else "Nothing: the run is finished."
-            sys.stderr.write(error_text(f"rank {self.rank}: after the last step, {reason}", next_step, RanksLost.docs))
+            sys.stderr.write(
+                error_text(
+                    f"rank {self.rank}: after the last step, {reason}",
+                    next_step,
+                    RanksLost.docs,
+                )
+            )
             return code, False
         return code, True
 
@@ -213,14 +283,23 @@ class _Job:
                     return known.exit_code
                 time.sleep(0.1)
         if self.rank == 0 or ending is None:
-            _record(self.writer, code, reason, self.clock, steps=self._watch.step, ending=ending)
+            _record(
+                self.writer,
+                code,
+                reason,
+                self.clock,
+                steps=self._watch.step,
+                ending=ending,
+            )
         return code
 
     def _record_leaving(self, why: str, step: int, perhaps: bool) -> None:
         if self.writer is None:
             return
         known = read_exit(self.writer.directory)
-        if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
+        if known is not None and (
+            perhaps or self._watch.ending or known.exit_code != REQUEUE
+        ):
             return  # another rank has recorded the cause
         word = None if step else read_failure(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
@@ -238,26 +317,47 @@ class _Job:
             try:
                 file.write_text(text)
             except OSError as error:
-                sys.stderr.write(f"cannot save the traceback to {file}: {error.strerror}\n")
+                sys.stderr.write(
+                    f"cannot save the traceback to {file}: {error.strerror}\n"
+                )
 
 
 def _record(
-    writer: RunWriter | None, code: int, reason: str, clock: StartClock, *, steps: int = 0,
+    writer: RunWriter | None,
+    code: int,
+    reason: str,
+    clock: StartClock,
+    *,
+    steps: int = 0,
     ending: RunExit | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write ``exit.json`` from ``ending``, or else from the other values; report a disk error, but do not raise it."""
     if writer is None:
         return
     try:
-        newest = next((path.name for path in list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)), None)
+        newest = next(
+            (
+                path.name
+                for path in list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)
+            ),
+            None,
+        )
         writer.finish(ending or clock.exit(code, reason, steps, newest))
     except OSError as error:
-        sys.stderr.write(error_text(f"cannot write exit.json: {error.strerror}", "Check the disk of the run."))
+        sys.stderr.write(
+            error_text(
+                f"cannot write exit.json: {error.strerror}",
+                "Check the disk of the run.",
+            )
+        )
 
 
-def publish_failure(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
+def publish_failure(
+    environment: Mapping[str, str], exit_code: int, reason: str
+) -> None:
     """Write a rank's failure note to torchrun's store, as rank 0 only sees that torchrun signals all ranks to end."""
-    with contextlib.suppress(Exception):  # optional: the error itself is already being reported
+    # Optional: the error itself is already being reported.
+    with contextlib.suppress(Exception):
         store, key = _torchruns_store(environment)
         store.set(key, json.dumps([exit_code, reason]))
 
@@ -278,36 +378,85 @@ def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
         raise LookupError("no torchrun")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exists, though not exported
 
-    host, port, timeout = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), datetime.timedelta(seconds=5)
-    store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    host, port, timeout = (
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        datetime.timedelta(seconds=5),
+    )
+    store = TCPStore(
+        host, port, is_master=False, timeout=timeout, wait_for_workers=False
+    )
     return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         old = any(word.partition("=")[0] == "--profile" for word in sys.argv)
-        step = "Name the profile without an option: python -m trainer PROFILE" if old else "See: python -m trainer -h"
+        step = (
+            "Name the profile without an option: python -m trainer PROFILE"
+            if old
+            else "See: python -m trainer -h"
+        )
         self.exit(2, error_text(message, step))
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = _Parser(
-        usage="python -m trainer PROFILE [OPTIONS]", description="Train a masked-LM encoder from a profile.",
+        usage="python -m trainer PROFILE [OPTIONS]",
+        description="Train a masked-LM encoder from a profile.",
         epilog="Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out runs/first\n"
         "  torchrun --nproc-per-node 8 -m trainer PROFILE --set train.max_steps=1000\n\nDocs: docs/train.md",
-        formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False, allow_abbrev=False,
-    )  # fmt: skip
-    version = next((one.version for one in importlib.metadata.distributions(name="encoder-autotune")), "not installed")
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    version = next(
+        (
+            one.version
+            for one in importlib.metadata.distributions(name="encoder-autotune")
+        ),
+        "not installed",
+    )
     option = parser.add_argument
-    option("profile", metavar="PROFILE", type=Path, help="Profile (TOML), as autotune tune writes it.")
-    option("--data", type=Path, metavar="DIR", help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.")
-    option("--set", action="append", default=[], metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
-    option("--out", type=Path, metavar="DIR", help="Run directory. Default: runs/<UTC>-<model>.")
+    option(
+        "profile",
+        metavar="PROFILE",
+        type=Path,
+        help="Profile (TOML), as autotune tune writes it.",
+    )
+    option(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.",
+    )
+    option(
+        "--set",
+        action="append",
+        default=[],
+        metavar="train.KEY=VALUE",
+        help="Override a setting; repeatable.",
+    )
+    option(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="Run directory. Default: runs/<UTC>-<model>.",
+    )
     resume = "Run or checkpoint to resume; auto: the run in --out, or this job's after a requeue. Default: auto."
     option("--resume", default=AUTO, metavar=f"{AUTO}|PATH|{NEVER}", help=resume)
-    option("--expect-profile-sha256", metavar="HASH", help="Fail with exit code 6 if the profile has another hash.")
-    option("--version", action="version", version=f"trainer {version}", help="Show the version.")
+    option(
+        "--expect-profile-sha256",
+        metavar="HASH",
+        help="Fail with exit code 6 if the profile has another hash.",
+    )
+    option(
+        "--version",
+        action="version",
+        version=f"trainer {version}",
+        help="Show the version.",
+    )
     option("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
@@ -315,12 +464,26 @@ def command_line() -> argparse.ArgumentParser:
 def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
     """Print the model and every setting that differs from its default, with its source, to standard error."""
     model = resolved.config.model
-    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.") | {"train.model.name": None}
-    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": str(resolved.data_dir)}
-    values |= dotted(model.config, "train.model.config.")  # named by ``sources`` if the command line sets it
-    changed = {key: source for key, source in resolved.sources.items() if values.get(key) != defaults.get(key)}
-    lines = [f"  {key} = {values.get(key)}  ({source})\n" for key, source in sorted(changed.items())]
-    sys.stderr.write(f"train: settings that differ from the defaults; {record} has all of them\n{''.join(lines)}")
+    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.") | {
+        "train.model.name": None
+    }
+    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {
+        "train.data.path": str(resolved.data_dir)
+    }
+    # Named by ``sources`` if the command line sets it.
+    values |= dotted(model.config, "train.model.config.")
+    changed = {
+        key: source
+        for key, source in resolved.sources.items()
+        if values.get(key) != defaults.get(key)
+    }
+    lines = [
+        f"  {key} = {values.get(key)}  ({source})\n"
+        for key, source in sorted(changed.items())
+    ]
+    sys.stderr.write(
+        f"train: settings that differ from the defaults; {record} has all of them\n{''.join(lines)}"
+    )
 
 
 if __name__ == "__main__":

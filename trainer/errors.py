@@ -2,18 +2,27 @@
 
 import re
 
-HOST_OUT_OF_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed")
+HOST_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed"
+)
 """Messages of C++, the allocator and libraries if host memory cannot be allocated."""
 
 
 def printable(text: str) -> str:
     """Escape control and direction characters of a text, which may quote untrusted files, except line breaks."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c
+        if c.isprintable() or c == "\n"
+        else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
 
 
 def error_text(message: str, next_step: str, docs: str | None = None) -> str:
     """Return an error as the console shows it, with the section of ``docs/faq.md`` that explains it, if any."""
-    return f"error: {message}\n  next: {next_step}\n" + (f"  docs: docs/faq.md#{docs}\n" if docs else "")
+    return f"error: {message}\n  next: {next_step}\n" + (
+        f"  docs: docs/faq.md#{docs}\n" if docs else ""
+    )
 
 
 class TrainerError(Exception):
@@ -23,7 +32,9 @@ class TrainerError(Exception):
     docs: str | None = None
     """Section of ``docs/faq.md`` that explains it."""
 
-    def __init__(self, message: str, *, next_step: str, docs: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, next_step: str, docs: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = printable(message)
         self.next_step = printable(next_step)

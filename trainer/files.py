@@ -23,7 +23,14 @@ _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_S = 0.1
 
-PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
+PASSING_ERRORS = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+}
 """Error numbers of file system failures that may be gone when the job restarts."""
 
 
@@ -44,7 +51,9 @@ class FileEntry(StrictTable):
     """CRC-32 as in zlib; zlib-ng computes it in a third of the time."""
 
 
-def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None) -> FileEntry:
+def write_file(
+    path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None
+) -> FileEntry:
     """Write a file from scratch and sync it; ``progressed`` is called after each chunk."""
     import numpy as np
 
@@ -52,11 +61,19 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
     with path.open("wb", buffering=0) as file:
         fd = file.fileno()
         # Direct I/O bypasses the page cache, which would take memory bandwidth and a CPU core from training.
-        direct = len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
+        direct = (
+            len(content) > 0
+            and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES
+            == 0
+        )
         for begin in range(0, len(content), _WRITTEN_AT_ONCE_BYTES):
             chunk = content[begin : begin + _WRITTEN_AT_ONCE_BYTES]
             checksum = crc32(chunk, checksum)
-            direct = direct and not len(chunk) % DISK_BLOCK_BYTES and _write_directly(fd, chunk)
+            direct = (
+                direct
+                and not len(chunk) % DISK_BLOCK_BYTES
+                and _write_directly(fd, chunk)
+            )
             if not direct:
                 _write_all(fd, chunk)
             progressed()
@@ -94,7 +111,9 @@ def check_file(path: Path, entry: FileEntry) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise CorruptFile(f"{path} is not a file")
     if status.st_size != entry.bytes:
-        raise CorruptFile(f"{path} has {status.st_size:,} bytes, expected {entry.bytes:,}")
+        raise CorruptFile(
+            f"{path} has {status.st_size:,} bytes, expected {entry.bytes:,}"
+        )
     checksum = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_READ_AT_ONCE_BYTES):
@@ -149,7 +168,9 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
         sync(path.parent)
 
 
-def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> int | None:
+def open_locked(
+    path: Path, timeout_s: float = 0.0, *, needed: bool = True
+) -> int | None:
     """Open a file, creating it if needed, and lock it until the descriptor is closed.
 
     The kernel releases the lock when the process ends, even if it is killed. Without ``needed``, a file system without
@@ -176,7 +197,9 @@ def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> i
 
 
 @contextlib.contextmanager
-def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
+def locked(
+    path: Path, timeout_s: float = 0.0, *, needed: bool = True
+) -> Iterator[int | None]:
     """Hold the lock of ``open_locked`` for the block; the file stays, as another process may wait for its inode."""
     fd = open_locked(path, timeout_s, needed=needed)
     try:

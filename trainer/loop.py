@@ -9,7 +9,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.build import GraphCounter, build_training
-from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    TrainingState,
+    list_checkpoints,
+)
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import export_model, make_state
@@ -33,9 +37,16 @@ from trainer.record.writer import RunWriter, Show
 
 
 def train(
-    resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, show: Show, *, start: Start | None = None,
-    watch: Watchdog | None = None, clock: StartClock | None = None, environment: Mapping[str, str] | None = None,
-) -> RunExit:  # fmt: skip
+    resolved: ResolvedConfig,
+    ranks: Ranks,
+    writer: RunWriter,
+    show: Show,
+    *,
+    start: Start | None = None,
+    watch: Watchdog | None = None,
+    clock: StartClock | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> RunExit:
     """Train to the end, evaluate and export the model; or, on a signal or time limit, save the state and return.
 
     All ranks call it, with the same ``start``; by default it starts from scratch. Raise ``BadConfig`` if dataset, model
@@ -43,7 +54,15 @@ def train(
     gradient are unhealthy, and rolling back does not help.
     """
     watch = watch or Watchdog(timeout_s=math.inf)
-    run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())
+    run = _Run(
+        resolved,
+        ranks,
+        writer,
+        show,
+        start=start or Start(),
+        watch=watch,
+        clock=clock or StartClock(),
+    )
     return run.train(environment or {})
 
 
@@ -51,9 +70,16 @@ class _Run:
     """State of a run, and the phases of training."""
 
     def __init__(
-        self, resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, show: Show, *, start: Start, watch: Watchdog,
+        self,
+        resolved: ResolvedConfig,
+        ranks: Ranks,
+        writer: RunWriter,
+        show: Show,
+        *,
+        start: Start,
+        watch: Watchdog,
         clock: StartClock,
-    ) -> None:  # fmt: skip
+    ) -> None:
         transformers_logging.disable_progress_bar()  # the run has its own progress bar
         resolved, not_compiled = with_compile(resolved)
         self._resolved, self._ranks, self._writer = resolved, ranks, writer
@@ -62,27 +88,63 @@ class _Run:
         remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         if not_compiled is not None:
             next_step = "Install it, or accept this with --set train.compile=false"
-            remarks.append(happened(0, "preflight", not_compiled, level="warning", next_step=next_step))
-        self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
+            remarks.append(
+                happened(
+                    0, "preflight", not_compiled, level="warning", next_step=next_step
+                )
+            )
+        self._validation = TokenDataset(
+            dataset.directory, dataset.manifest, "validation"
+        )
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
         open_libraries(ranks)
-        self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+        self._training = build_training(
+            config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
+        )
         if (why := self._training.module.against_copies) is not None:
             message = f"weights of {config.model.config['model_type']!r} are cast to bf16 in every micro-batch: {why}"
             remarks.append(happened(0, "preflight", message, level="info"))
         if config.checkpoint.enabled:
-            there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
-            remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
-        self._meter = Meter(self._training.work, ranks, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
+            there = (
+                len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY))
+                if ranks.leads
+                else 0
+            )
+            remarks += check_directory(
+                writer, config, state_bytes(self._training), there, ranks
+            )
+        header = describe_run(
+            resolved,
+            dataset,
+            self._plan,
+            self._training,
+            hosts=hosts,
+            ranks=ranks,
+            start=start,
+        )
+        self._meter = Meter(
+            self._training.work,
+            ranks,
+            peak_flops_per_s=header.peak_flops_per_s,
+            hosts=hosts,
+        )
         self._graphs, attempt = GraphCounter(), writer.attempt
         log_to = config.log_to if ranks.leads else ()
-        writer.start(header, show, open_boards(log_to, writer.directory, header, attempt, remarks.append))
+        writer.start(
+            header,
+            show,
+            open_boards(log_to, writer.directory, header, attempt, remarks.append),
+        )
         self._checkpoints = CheckpointManager(
-            writer.directory, config, self._training, ranks, attempt=attempt, tell_event=writer.append,
+            writer.directory,
+            config,
+            self._training,
+            ranks,
+            attempt=attempt,
+            tell_event=writer.append,
             progressed=watch.heartbeat,
-        )  # fmt: skip
+        )
         self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
@@ -91,8 +153,12 @@ class _Run:
     def train(self, environment: Mapping[str, str]) -> RunExit:
         """Train from the first step, or from the checkpoint, to the last step."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
-        self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._controller = HealthController(self._config, self._ranks, self._writer.append)
+        self._budget = TimeBudget(
+            self._config.stop_after_s, self._clock.monotonic_start_s, left_s
+        )
+        self._controller = HealthController(
+            self._config, self._ranks, self._writer.append
+        )
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -117,7 +183,9 @@ class _Run:
                 reason = self._act(self._step(batches))
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
-                self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
+                self._budget.step_s.append(
+                    time.monotonic() - began_s - self._evaluated_s
+                )
             # On a GPU, the metrics of the last steps are still unchecked.
             if not self._in_trouble(self._controller.look(all_of_them=True)):
                 return self._finish()
@@ -159,7 +227,9 @@ class _Run:
         self._training.module.overflows = overflows
         self._ended("compile")
         before = self._start.checkpoint
-        if self._checkpoints.enabled and (before is None or not self._checkpoints.owns(before) or self._start.gave_up):
+        if self._checkpoints.enabled and (
+            before is None or not self._checkpoints.owns(before) or self._start.gave_up
+        ):
             self._save()  # to roll back to, and to resume from
         self._training.step.progressed = self._watch.heartbeat
         self._meter.restart()
@@ -171,18 +241,40 @@ class _Run:
     def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
         interval_steps = config.evaluation.interval_steps
-        evaluation_due = bool(len(self._validation) and interval_steps and done % interval_steps == 0)
-        row_due = done % config.logged_steps == 0 or done == config.max_steps or evaluation_due
+        evaluation_due = bool(
+            len(self._validation) and interval_steps and done % interval_steps == 0
+        )
+        row_due = (
+            done % config.logged_steps == 0
+            or done == config.max_steps
+            or evaluation_due
+        )
         # Dropout depends only on the position in the data and the rank, so there is no state to save.
-        seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[0] >> np.uint64(1)
+        seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[
+            0
+        ] >> np.uint64(1)
         torch.manual_seed(int(seed))
-        self._lr = learning_rate(config, self._done) * self._controller.health.learning_rate_share(self._done)
+        self._lr = learning_rate(
+            config, self._done
+        ) * self._controller.health.learning_rate_share(self._done)
         leads = self._ranks.leads
-        over = leads and self._budget.over(save_s=self._checkpoints.save_s, evaluation_due=evaluation_due)
-        due, signalled = leads and self._checkpoints.is_due_by_time(), self._watch.asked_by
-        flags = tell(rank=self._ranks.rank, signal_number=signalled, time_is_over=over, save_is_due=due)
+        over = leads and self._budget.over(
+            save_s=self._checkpoints.save_s, evaluation_due=evaluation_due
+        )
+        due, signalled = (
+            leads and self._checkpoints.is_due_by_time(),
+            self._watch.asked_by,
+        )
+        flags = tell(
+            rank=self._ranks.rank,
+            signal_number=signalled,
+            time_is_over=over,
+            save_is_due=due,
+        )
         limits = self._controller.health.limits()
-        result = self._training.step.run(batches, self._lr, part_of_it=row_due, limits=limits, values=flags)
+        result = self._training.step.run(
+            batches, self._lr, part_of_it=row_due, limits=limits, values=flags
+        )
         self._done = done
         self._controller.add(done, result, self._loader.samples)
         verdict = self._controller.look()
@@ -207,7 +299,9 @@ class _Run:
             raise TrainingFailed(trouble.message, next_step=trouble.next_step)
         if trouble is not None:
             self._roll_back(trouble, verdict.at_step)
-        elif verdict.stop_reason is None and self._checkpoints.is_due(self._done, verdict.save_asked_at):
+        elif verdict.stop_reason is None and self._checkpoints.is_due(
+            self._done, verdict.save_asked_at
+        ):
             return self._save_if_well()
         return verdict.stop_reason
 
@@ -232,26 +326,41 @@ class _Run:
         health = self._controller.health
         share = health.learning_rate_share(to.step)
         values = {
-            "from_step": undone, "to_step": to.step, "first_row_left_out": to.position.rows,
-            "first_row_after": behind.rows, "learning_rate_share": share, "rollbacks": health.recovery.rollbacks,
-        }  # fmt: skip
+            "from_step": undone,
+            "to_step": to.step,
+            "first_row_left_out": to.position.rows,
+            "first_row_after": behind.rows,
+            "learning_rate_share": share,
+            "rollbacks": health.recovery.rollbacks,
+        }
         skipped = f"sequences {to.position.rows:,} to {behind.rows:,} are skipped"
         eased = f"the learning rate is {share:.3g} of its schedule for now"
-        message = f"rolled back from step {undone} to {path.name}; {skipped}, and {eased}"
+        message = (
+            f"rolled back from step {undone} to {path.name}; {skipped}, and {eased}"
+        )
         told = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
-        self._writer.append(happened(to.step, "rolled_back", message, values=values, **told))
+        self._writer.append(
+            happened(to.step, "rolled_back", message, values=values, **told)
+        )
         self._save()
 
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
-            step=self._done, position=self._loader.whole_position(),
-            config=self._resolved.config.model_dump(mode="json"), config_sha256=self._resolved.config_sha256,
-            dataset_hash=self._dataset.manifest.dataset_hash, world_size=self._ranks.world_size,
-            good=self._controller.health.calm, health=self._controller.health.to_json(),
-            noise_scale=self._meter.noise.parts, head_overflows=self._training.module.overflows,
+            step=self._done,
+            position=self._loader.whole_position(),
+            config=self._resolved.config.model_dump(mode="json"),
+            config_sha256=self._resolved.config_sha256,
+            dataset_hash=self._dataset.manifest.dataset_hash,
+            world_size=self._ranks.world_size,
+            good=self._controller.health.calm,
+            health=self._controller.health.to_json(),
+            noise_scale=self._meter.noise.parts,
+            head_overflows=self._training.module.overflows,
             skipped_steps=self._controller.skipped_steps,
-        )  # fmt: skip
-        self._checkpoints.save(state, rollbacks=self._controller.health.recovery.rollbacks, wait=wait)
+        )
+        self._checkpoints.save(
+            state, rollbacks=self._controller.health.recovery.rollbacks, wait=wait
+        )
 
     def _leave(self, reason: str) -> RunExit:
         """Save, and return an exit after which a restart resumes the run."""
@@ -261,7 +370,9 @@ class _Run:
             self._save(wait=True)
         self._checkpoints.wait()
         saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
-        self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
+        self._writer.append(
+            happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}")
+        )
         self._writer.close()
         newest = self._checkpoints.newest or self._start.origin
         told = f"{reason}; run the same command again to resume from {newest or 'the beginning'}"
@@ -274,7 +385,8 @@ class _Run:
         self._write_rows(all_of_them=True)
         self._checkpoints.wait()
         if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
-            self._save()  # before the evaluation, so that a kill during it loses no step
+            # Before the evaluation, so that a kill during it loses no step.
+            self._save()
         if len(self._validation):
             self._evaluate()
         self._checkpoints.wait()
@@ -283,17 +395,25 @@ class _Run:
         self._writer.close()
         self._watch.heartbeat()
         export_model(
-            self._training.module, dataset_dir=self._resolved.data_dir, special_ids=self._dataset.manifest.special_ids,
-            seq_length_tokens=self._config.seq_length_tokens, directory=self._writer.directory / MODEL_DIRECTORY,
+            self._training.module,
+            dataset_dir=self._resolved.data_dir,
+            special_ids=self._dataset.manifest.special_ids,
+            seq_length_tokens=self._config.seq_length_tokens,
+            directory=self._writer.directory / MODEL_DIRECTORY,
             leads=self._ranks.leads,
-        )  # fmt: skip
-        return self._clock.exit(0, "finished", self._done, self._checkpoints.newest or self._start.origin)
+        )
+        return self._clock.exit(
+            0, "finished", self._done, self._checkpoints.newest or self._start.origin
+        )
 
     def _close_row(self) -> None:
         self._meter.close(
-            self._done, learning_rate=self._lr, head_overflows=self._training.module.overflows,
-            recompilations=self._graphs.recompilations, skipped_steps=self._controller.skipped_steps,
-        )  # fmt: skip
+            self._done,
+            learning_rate=self._lr,
+            head_overflows=self._training.module.overflows,
+            recompilations=self._graphs.recompilations,
+            skipped_steps=self._controller.skipped_steps,
+        )
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:
         for row in self._meter.rows(all_of_them=all_of_them):
@@ -302,7 +422,13 @@ class _Run:
             self._writer.append(found.event(self._done))
 
     def _evaluate(self) -> None:
-        known = self._training.module, self._validation, self._config, self._ranks, self._done
+        known = (
+            self._training.module,
+            self._validation,
+            self._config,
+            self._ranks,
+            self._done,
+        )
         with self._graphs.elsewhere():
             row = evaluate(*known, progressed=self._watch.heartbeat)
         self._evaluated_s = self._budget.evaluation_s = row.seconds

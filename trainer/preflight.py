@@ -44,33 +44,50 @@ def _remark(message: str, next_step: str) -> EventRow:
     return happened(0, "preflight", message, level="warning", next_step=next_step)
 
 
-def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tuple[list[EventRow], tuple[str, ...]]:
+def check_ranks(
+    resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks
+) -> tuple[list[EventRow], tuple[str, ...]]:
     """Compare all ranks with each other and with the profile; return warnings, and the host of each rank.
 
     Raise ``BadConfig`` if ranks differ in a way that would make training silently wrong, ``ProfileMismatch`` if the
     profile was tuned for more GPU memory than some rank has.
     """
-    facts = ranks.all_gather_object(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
+    facts = ranks.all_gather_object(
+        facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)
+    )
     remarks = compare_ranks(facts)
     for one in facts:
         said = {remark.message for remark in remarks}
-        remarks += [remark for remark in compare_profile(resolved.fingerprint, one) if remark.message not in said]
+        remarks += [
+            remark
+            for remark in compare_profile(resolved.fingerprint, one)
+            if remark.message not in said
+        ]
     return remarks, tuple(one["host"] for one in facts)
 
 
-def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
+def facts_of_rank(
+    resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks
+) -> dict[str, str]:
     """Return the host of a rank, and the facts by which ranks are compared."""
     return {
-        "host": platform.node(), "configuration": resolved.config_sha256, "code": code_sha256(),
-        "dataset": dataset_hash, "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"), "python": platform.python_version(),
-        "device": ranks.device_name, "device_memory_bytes": str(ranks.device_memory_bytes),
+        "host": platform.node(),
+        "configuration": resolved.config_sha256,
+        "code": code_sha256(),
+        "dataset": dataset_hash,
+        "torch": importlib.metadata.version("torch"),
+        "transformers": importlib.metadata.version("transformers"),
+        "python": platform.python_version(),
+        "device": ranks.device_name,
+        "device_memory_bytes": str(ranks.device_memory_bytes),
         "allotted_cpus": str(allotted_cpus(ranks.cpus_before_binding)),
-    }  # fmt: skip
+    }
 
 
 def allotted_cpus(
-    unbound: int | None = None, environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")
+    unbound: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/sys/fs/cgroup"),
 ) -> int:
     """Return the CPUs of this process: the least of affinity (or ``unbound``), cgroup quota (v2, v1) and SLURM."""
     found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
@@ -84,7 +101,10 @@ def allotted_cpus(
                 if quota != "max":
                     found.append(max(1, int(quota) // int(period)))
     with contextlib.suppress(OSError, ValueError):
-        quota_us, period_us = (int((root / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        quota_us, period_us = (
+            int((root / "cpu" / f"cpu.cfs_{name}_us").read_text())
+            for name in ("quota", "period")
+        )
         if quota_us > 0:
             found.append(max(1, quota_us // period_us))
     with contextlib.suppress(ValueError):
@@ -96,8 +116,14 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
     """Compare all ranks and return warnings; raise ``BadConfig`` if a difference would make training silently wrong."""
     for name, next_step in _MUST_AGREE.items():
         if found := _differing(facts, name):
-            raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
-    slow = {name.replace("_", " "): found for name in _SHOULD_AGREE if (found := _differing(facts, name))}
+            raise BadConfig(
+                f"ranks differ in their {name}: {found}", next_step=next_step
+            )
+    slow = {
+        name.replace("_", " "): found
+        for name in _SHOULD_AGREE
+        if (found := _differing(facts, name))
+    }
     next_step = "Request nodes of one kind, with the same number of CPU cores."
     what = "ranks differ in their {}: {}; every step waits for the slowest"
     return [_remark(what.format(*one), next_step) for one in slow.items()]
@@ -108,7 +134,11 @@ def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(facts):
         found.setdefault(one[name], []).append(rank)
-    return "; ".join(f"{value[:24]} on {_named(ranks)}" for value, ranks in found.items()) if len(found) > 1 else ""
+    return (
+        "; ".join(f"{value[:24]} on {_named(ranks)}" for value, ranks in found.items())
+        if len(found) > 1
+        else ""
+    )
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -116,18 +146,36 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:4]))}{more}"
 
 
-def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[EventRow]:
+def compare_profile(
+    fingerprint: Mapping[str, Any], facts: Mapping[str, str]
+) -> list[EventRow]:
     """Compare a rank's machine with the profile's; raise ``ProfileMismatch`` if its GPU has less memory."""
     remarks = []
-    tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
-    if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
+    tuned_bytes, here_bytes = (
+        fingerprint.get("gpu_total_bytes"),
+        facts["device_memory_bytes"],
+    )
+    if (
+        isinstance(tuned_bytes, int)
+        and here_bytes.isdecimal()
+        and int(here_bytes) < 0.97 * tuned_bytes
+    ):
         # NVML's total, which the profile has, is up to 3 % above torch's.
-        had, has = (f"{size / 2**30:.0f} GiB" for size in (tuned_bytes, int(here_bytes)))
+        had, has = (
+            f"{size / 2**30:.0f} GiB" for size in (tuned_bytes, int(here_bytes))
+        )
         what = f"the profile was tuned for a GPU of {had}; this one has only {has}"
-        raise ProfileMismatch(what, next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR")
+        raise ProfileMismatch(
+            what,
+            next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR",
+        )
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
-        remarks.append(_remark("the profile was tuned for a CPU, but this rank has a GPU", _PROBE_AGAIN))
+        remarks.append(
+            _remark(
+                "the profile was tuned for a CPU, but this rank has a GPU", _PROBE_AGAIN
+            )
+        )
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
@@ -136,20 +184,42 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
         message = f"the profile was tuned with {tuned_cpus} available CPU cores; this rank has {cpus}"
-        remarks.append(_remark(message, "Request as many (SLURM: --cpus-per-task), or run: autotune workers PROFILE"))
+        remarks.append(
+            _remark(
+                message,
+                "Request as many (SLURM: --cpus-per-task), or run: autotune workers PROFILE",
+            )
+        )
     return remarks
 
 
 def check_directory(
-    writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
+    writer: RunWriter,
+    config: TrainConfig,
+    checkpoint_bytes: int,
+    there: int,
+    ranks: Ranks,
 ) -> list[EventRow]:
     """Check that the run directory, with ``there`` checkpoints, can keep them; if not, raise ``BadConfig``."""
     kept = config.checkpoint.keep_last
-    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=ranks.broadcast_object(there), kept=kept)
-    remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
+    remarks = check_room(
+        writer.directory,
+        checkpoint_bytes,
+        ranks,
+        there=ranks.broadcast_object(there),
+        kept=kept,
+    )
+    remarks += check_shared(
+        writer.directory, ranks, needed=config.parallel.strategy != "ddp"
+    )
     if ranks.leads and writer.lock is None:
         message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
-        remarks.append(_remark(message, "Make sure that no other job resumes this run at the same time."))
+        remarks.append(
+            _remark(
+                message,
+                "Make sure that no other job resumes this run at the same time.",
+            )
+        )
     return remarks
 
 
@@ -160,7 +230,11 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     if ranks.leads:
         file.touch()
     ranks.all_reduce_sum(0.0)
-    missing = [rank for rank, misses in enumerate(ranks.all_gather_float(float(not file.exists()))) if misses]
+    missing = [
+        rank
+        for rank, misses in enumerate(ranks.all_gather_float(float(not file.exists())))
+        if misses
+    ]
     if ranks.leads:
         file.unlink()
     if not missing:
@@ -168,12 +242,21 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     message = f"{place} of rank 0 not found on {_named(missing)}"
     next_step = "Choose an --out on a file system that all nodes share."
     if needed:
-        raise BadConfig(f"{message}, but all ranks write checkpoints there", next_step=next_step)
-    return [_remark(f"{message}: they cannot record their exit in exit.json", next_step)]
+        raise BadConfig(
+            f"{message}, but all ranks write checkpoints there", next_step=next_step
+        )
+    return [
+        _remark(f"{message}: they cannot record their exit in exit.json", next_step)
+    ]
 
 
 def check_room(
-    place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
+    place: Path,
+    checkpoint_bytes: int,
+    ranks: Ranks,
+    *,
+    there: int,
+    kept: int = CHECKPOINTS_THAT_FIT,
 ) -> list[EventRow]:
     """Check, on rank 0, that the disk has room for the checkpoints that must exist at once.
 
@@ -186,7 +269,12 @@ def check_room(
     if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
         taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
         next_step = "Free disk space, or lower train.checkpoint.keep_last; otherwise some saves will fail."
-        return [_remark(f"{has}; keeping {kept} checkpoints while writing the next requires {taken}", next_step)]
+        return [
+            _remark(
+                f"{has}; keeping {kept} checkpoints while writing the next requires {taken}",
+                next_step,
+            )
+        ]
     taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
     message = f"{has}; {CHECKPOINTS_THAT_FIT} checkpoints require {taken}"
     if there:
@@ -205,7 +293,10 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
         what = f"dataset {resolved.data_dir} does not match the profile: {hashes}"
         raise BadConfig(what, next_step=next_step, docs="dataset-mismatch")
     if not len(dataset):
-        raise BadConfig(f"dataset {resolved.data_dir} is empty", next_step="Pass another one with --data DIR.")
+        raise BadConfig(
+            f"dataset {resolved.data_dir} is empty",
+            next_step="Pass another one with --data DIR.",
+        )
     return dataset
 
 
@@ -221,20 +312,42 @@ def driver_of(ranks: Ranks) -> str | None:
 
 
 def describe_run(
-    resolved: ResolvedConfig, dataset: TokenDataset, plan: BatchPlan, training: Training, *, hosts: Sequence[str],
-    ranks: Ranks, start: Start,
-) -> RunHeader:  # fmt: skip
+    resolved: ResolvedConfig,
+    dataset: TokenDataset,
+    plan: BatchPlan,
+    training: Training,
+    *,
+    hosts: Sequence[str],
+    ranks: Ranks,
+    start: Start,
+) -> RunHeader:
     """Return the content of ``run.json``, except for ``attempt``, which the run's writer sets."""
     config, attention = resolved.config, training.module.attention
     return RunHeader(
-        **plan.model_dump(include=set(BatchSplit.model_fields)), schema_version=RUN_SCHEMA_VERSION,
-        name=config.model.name, job=job_name(os.environ), started_utc=utc_now(), resumed_from=start.origin,
+        **plan.model_dump(include=set(BatchSplit.model_fields)),
+        schema_version=RUN_SCHEMA_VERSION,
+        name=config.model.name,
+        job=job_name(os.environ),
+        started_utc=utc_now(),
+        resumed_from=start.origin,
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
-        config=config.model_dump(mode="json"), sources=dict(resolved.sources), profile_sha256=resolved.profile_sha256,
-        dataset_hash=dataset.manifest.dataset_hash, parameters=training.work.parameters, attention=attention.kind,
-        attention_reason=attention.reason, recipe_changes=list(training.recipe_changes), hosts=list(hosts),
-        device=ranks.device_name, driver=driver_of(ranks),
-        peak_flops_per_s=peak_flops_per_s(ranks.device_name, product_format(config.precision, tf32=config.tf32)),
-        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+        config=config.model_dump(mode="json"),
+        sources=dict(resolved.sources),
+        profile_sha256=resolved.profile_sha256,
+        dataset_hash=dataset.manifest.dataset_hash,
+        parameters=training.work.parameters,
+        attention=attention.kind,
+        attention_reason=attention.reason,
+        recipe_changes=list(training.recipe_changes),
+        hosts=list(hosts),
+        device=ranks.device_name,
+        driver=driver_of(ranks),
+        peak_flops_per_s=peak_flops_per_s(
+            ranks.device_name, product_format(config.precision, tf32=config.tf32)
+        ),
+        versions={
+            name: importlib.metadata.version(name)
+            for name in ("torch", "transformers", "numpy")
+        }
         | {"python": platform.python_version()},
-    )  # fmt: skip
+    )

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.console.options import NODES, REPORTS, AsJson, ProfileData, Reports, flag, option, profiles
+from autotune.console.options import (
+    NODES,
+    REPORTS,
+    AsJson,
+    ProfileData,
+    Reports,
+    flag,
+    option,
+    profiles,
+)
 from autotune.errors import ProfileRejected, UsageError
 
 if TYPE_CHECKING:
@@ -14,22 +23,37 @@ if TYPE_CHECKING:
     from autotune.advice.values import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
-_PLACE_HELP = "Run, profile or raw data. Default: the newest run, else the only profile."
+_PLACE_HELP = (
+    "Run, profile or raw data. Default: the newest run, else the only profile."
+)
 
 
 def advise(
     *,
     place: Annotated[
-        Path | None, typer.Argument(metavar="RUN|PROFILE|DATA", help=_PLACE_HELP, autocompletion=profiles)
+        Path | None,
+        typer.Argument(
+            metavar="RUN|PROFILE|DATA", help=_PLACE_HELP, autocompletion=profiles
+        ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Argument(metavar="PROFILE", help="Profile that started the run.", autocompletion=profiles)
+        Path | None,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile that started the run.",
+            autocompletion=profiles,
+        ),
     ] = None,
     data: ProfileData = None,
     nodes: Annotated[int | None, NODES] = None,
     rules: Annotated[bool, flag("--rules", "List the rules and exit.")] = False,
-    apply: Annotated[bool, flag("--apply", "Write the safe changes into a new profile.")] = False,
-    out: Annotated[Path | None, option("PATH", "New profile, with --apply. Default: PROFILE.advised.toml.")] = None,
+    apply: Annotated[
+        bool, flag("--apply", "Write the safe changes into a new profile.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        option("PATH", "New profile, with --apply. Default: PROFILE.advised.toml."),
+    ] = None,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
@@ -46,26 +70,46 @@ def advise(
     from trainer.record.run_record import RUN_FILE
 
     if rules:
-        said = [{"rule": one.name, "covers": one.covers, "looks_for": one.looks_for} for one in RULES]
+        said = [
+            {"rule": one.name, "covers": one.covers, "looks_for": one.looks_for}
+            for one in RULES
+        ]
         print(answer_json(said) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
     # An option without effect is a misunderstanding, and must not be ignored.
     idle = {
-        f"{str(profile)!r} requires a run before it, and {str(where)!r} is none": profile is not None
+        f"{str(profile)!r} requires a run before it, and {str(where)!r} is none": profile
+        is not None
         and not (where / RUN_FILE).is_file(),
-        f"--nodes {nodes} requires a profile, and {str(where)!r} is none": nodes is not None and not where.is_file(),
+        f"--nodes {nodes} requires a profile, and {str(where)!r} is none": nodes
+        is not None
+        and not where.is_file(),
         f"--out {str(out)!r} requires --apply": out is not None and not apply,
     }
     for message, applies in idle.items():
         if applies:
-            raise UsageError(message, next_step="Remove it, or see: autotune advise --help")
-    now = context_of(where, profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles())
+            raise UsageError(
+                message, next_step="Remove it, or see: autotune advise --help"
+            )
+    now = context_of(
+        where,
+        profile=profile,
+        data=data,
+        nodes=nodes,
+        reports=reports,
+        candidates=_profiles(),
+    )
     with progress("advise") as update:
         now = with_predicted_gains(now, update)
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
-    answer = {"subject": where, "bottleneck": now.bottleneck, "advice": found, "applied": applied}
+    answer = {
+        "subject": where,
+        "bottleneck": now.bottleneck,
+        "advice": found,
+        "applied": applied,
+    }
     text = f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied) if applied else ''}"
     print(answer_json(answer) if as_json else text)
 
@@ -74,21 +118,36 @@ def _default_place() -> Path:
     """Return the newest run or, without any run, the only profile."""
     from trainer.record.run_record import RUN_FILE
 
-    runs = sorted((path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")), key=lambda path: path.stat().st_mtime)
+    runs = sorted(
+        (path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")),
+        key=lambda path: path.stat().st_mtime,
+    )
     found = runs[-1:] or _profiles()
     if len(found) == 1:
         return found[0]
-    several, none = f"there are {len(found)} profiles in", f"there is no run in {_RUNS}/ and no profile in"
+    several, none = (
+        f"there are {len(found)} profiles in",
+        f"there is no run in {_RUNS}/ and no profile in",
+    )
     next_step = "Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
-    raise UsageError(f"{several if found else none} {_PROFILES}/", next_step=f"{next_step}--model MODEL --data DIR")
+    raise UsageError(
+        f"{several if found else none} {_PROFILES}/",
+        next_step=f"{next_step}--model MODEL --data DIR",
+    )
 
 
 def _profiles() -> list[Path]:
     """Return the profiles that tuning wrote, without backups and without those that advice wrote."""
-    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith((".previous", ".advised")))
+    return sorted(
+        path
+        for path in _PROFILES.glob("*.toml")
+        if not path.stem.endswith((".previous", ".advised"))
+    )
 
 
-def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
+def _apply(
+    now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
+) -> dict[str, Any]:
     """Write the safe changes of profile ``of`` to ``profile``, if any; ``kept`` is a backup of the replaced file."""
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
@@ -101,22 +160,41 @@ def _apply(now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
     if not now.intact:
         what = f"--apply cannot be used with {str(now.profile_path)!r}: it was modified after it was measured"
         verify = shlex.join(["autotune", "profile", "verify", now.profile_path])
-        raise ProfileRejected(what, next_step=f"Measure again: autotune tune; or see the changes: {verify}")
+        raise ProfileRejected(
+            what,
+            next_step=f"Measure again: autotune tune; or see the changes: {verify}",
+        )
     changes = safe_changes(now.profile.train, found)
     old = Path(now.profile_path)
     if not changes:
         return {"profile": None, "of": old, "kept": None, "changes": ()}
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
-        raise UsageError(f"--out {str(path)!r} is the profile itself", next_step="Name another file with --out.")
-    kept = write_profile(path, rebase_data_path(apply_advice(now.profile, changes, utc_now()), old, path))
-    return {"profile": path, "of": old, "kept": kept, "changes": [change_text(change) for change in changes]}
+        raise UsageError(
+            f"--out {str(path)!r} is the profile itself",
+            next_step="Name another file with --out.",
+        )
+    kept = write_profile(
+        path, rebase_data_path(apply_advice(now.profile, changes, utc_now()), old, path)
+    )
+    return {
+        "profile": path,
+        "of": old,
+        "kept": kept,
+        "changes": [change_text(change) for change in changes],
+    }
 
 
 def _applied_text(applied: dict[str, Any]) -> str:
     if applied["profile"] is None:
         return "\n\nno change is safe without a measurement: the profile is unchanged"
     changes = "\n".join(f"  {change}" for change in applied["changes"])
-    kept = "" if applied["kept"] is None else f"\nthe previous file is kept as {applied['kept']}"
-    command = shlex.join(["autotune", "compare", str(applied["of"]), str(applied["profile"])])
+    kept = (
+        ""
+        if applied["kept"] is None
+        else f"\nthe previous file is kept as {applied['kept']}"
+    )
+    command = shlex.join(
+        ["autotune", "compare", str(applied["of"]), str(applied["profile"])]
+    )
     return f"\n\nwrote {applied['profile']}:\n{changes}{kept}\nnext: {command}"

@@ -33,9 +33,14 @@ from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
 
 
 def context_of(
-    place: Path, *, profile: Path | None, data: Path | None, nodes: int | None, reports: Path,
+    place: Path,
+    *,
+    profile: Path | None,
+    data: Path | None,
+    nodes: int | None,
+    reports: Path,
     candidates: Sequence[Path],
-) -> TrainingContext:  # fmt: skip
+) -> TrainingContext:
     """Return the facts about a profile (a file), a run, or a directory with data.
 
     Without ``profile``, the ``candidates`` are searched for the run's profile. Without ``data``, the profile names the
@@ -45,19 +50,38 @@ def context_of(
     host = SystemHost()
     if place.is_file():
         found = read_profile(place)
-        return context_of_profile(found, read_trials(place, found.profile, reports)[0], host, data=data, nodes=nodes)
+        return context_of_profile(
+            found,
+            read_trials(place, found.profile, reports)[0],
+            host,
+            data=data,
+            nodes=nodes,
+        )
     if (place / RUN_FILE).is_file():
         run = read_measured_run(place)
-        stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
-        if profile is not None and stored is not None and (others := other_settings_than(run, stored)):
-            what = f"the settings of {place} do not match {profile}: {', '.join(others)}"
+        stored = (
+            profile_of_run(run, candidates)
+            if profile is None
+            else read_profile(profile)
+        )
+        if (
+            profile is not None
+            and stored is not None
+            and (others := other_settings_than(run, stored))
+        ):
+            what = (
+                f"the settings of {place} do not match {profile}: {', '.join(others)}"
+            )
             next_step = f"Name the profile that started the run, or leave it out: {command('advise', place)}"
             raise ProfileRejected(what, next_step=next_step)
         return context_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
     if facts is None or not (facts.prepared or facts.kinds):
         what = f"'{place}' is not a profile, a run, or a directory with training data"
-        raise BadInput(what, next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.")
+        raise BadInput(
+            what,
+            next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
+        )
     return TrainingContext(train=None, data=facts)
 
 
@@ -67,12 +91,29 @@ def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContex
     rates = None if gpu is None else known_rates(gpu)
     if train is None or train.device != "cuda" or rates is None:
         return now
-    better = {"compile": True, "precision": "bf16", "activation_checkpointing": "none", "attention_dropout": 0.0}
+    better = {
+        "compile": True,
+        "precision": "bf16",
+        "activation_checkpointing": "none",
+        "attention_dropout": 0.0,
+    }
     present = {name: getattr(train, name) for name in better}
-    present |= {"compile": train.compiled, "attention_dropout": attention_dropout(train)}
-    changes = {name: {name: value} for name, value in better.items() if present[name] != value}
+    present |= {
+        "compile": train.compiled,
+        "attention_dropout": attention_dropout(train),
+    }
+    changes = {
+        name: {name: value} for name, value in better.items() if present[name] != value
+    }
     vocab_size = VOCAB_SIZE if now.data is None else now.data.vocab_size or VOCAB_SIZE
-    return replace(now, predicted_gains=predicted_gains(train, vocab_size, rates, changes, update)) if changes else now
+    return (
+        replace(
+            now,
+            predicted_gains=predicted_gains(train, vocab_size, rates, changes, update),
+        )
+        if changes
+        else now
+    )
 
 
 def read_measured_run(directory: Path) -> Run:
@@ -83,48 +124,84 @@ def read_measured_run(directory: Path) -> Run:
 
 
 def context_of_profile(
-    stored: StoredProfile, trials: Sequence[FinishedTrial], host: Host, *, data: Path | None = None,
+    stored: StoredProfile,
+    trials: Sequence[FinishedTrial],
+    host: Host,
+    *,
+    data: Path | None = None,
     nodes: int | None = None,
-) -> TrainingContext:  # fmt: skip
+) -> TrainingContext:
     """Return the facts after tuning, with predictions for the intended nodes."""
     profile, path = stored.profile, shlex.quote(str(stored.path))
     evidence, network = profile.evidence, f"autotune network {path}"
     several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
     between = nodes is not None and nodes > 1 and not joins_nodes(evidence.network)
     measurements = (
-        (evidence.probe is None, "largest micro-batch", probe_command(profile, str(stored.path))),
+        (
+            evidence.probe is None,
+            "largest micro-batch",
+            probe_command(profile, str(stored.path)),
+        ),
         (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
-        (evidence.network is None and several_ranks, "gradient synchronisation", network),
-        (between, f"links between nodes, required to predict {nodes} nodes", f"{network} --slurm"),
+        (
+            evidence.network is None and several_ranks,
+            "gradient synchronisation",
+            network,
+        ),
+        (
+            between,
+            f"links between nodes, required to predict {nodes} nodes",
+            f"{network} --slurm",
+        ),
     )
     return TrainingContext(
-        train=profile.train, profile=profile, profile_path=str(stored.path), intact=stored.intact,
-        bottleneck=bottleneck_of_profile(profile), trials=tuple(trials), data=_data_of(stored, data, host),
+        train=profile.train,
+        profile=profile,
+        profile_path=str(stored.path),
+        intact=stored.intact,
+        bottleneck=bottleneck_of_profile(profile),
+        trials=tuple(trials),
+        data=_data_of(stored, data, host),
         spread=_spread(profile, nodes),
-        missing=tuple((name, command) for is_missing, name, command in measurements if is_missing),
-    )  # fmt: skip
+        missing=tuple(
+            (name, command) for is_missing, name, command in measurements if is_missing
+        ),
+    )
 
 
 def context_of_run(
-    run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
+    run: Run,
+    host: Host,
+    *,
+    stored: StoredProfile | None = None,
+    data: Path | None = None,
 ) -> TrainingContext:
     """Return the facts about a run and the profile that started it."""
     profile = None if stored is None else stored.profile
     return TrainingContext(
-        train=settings_of(run.header.config), profile=profile,
-        profile_path="PROFILE" if stored is None else str(stored.path), intact=stored is None or stored.intact, run=run,
-        bottleneck=bottleneck_of_run(run, None if profile is None else counters_of_profile(profile)),
+        train=settings_of(run.header.config),
+        profile=profile,
+        profile_path="PROFILE" if stored is None else str(stored.path),
+        intact=stored is None or stored.intact,
+        run=run,
+        bottleneck=bottleneck_of_run(
+            run, None if profile is None else counters_of_profile(profile)
+        ),
         data=_data_of(stored, data, host),
-    )  # fmt: skip
+    )
 
 
-def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> DataFacts | None:
+def _data_of(
+    stored: StoredProfile | None, data: Path | None, host: Host
+) -> DataFacts | None:
     """Return facts about the given directory, or else about the profile's if that exists here."""
     directory = data if data is not None or stored is None else stored.data_here()
     return None if directory is None else data_facts(directory, host)
 
 
-_OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_size"}
+_OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {
+    "micro_batch_size"
+}
 
 
 def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
@@ -132,11 +209,23 @@ def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
     train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
         return ["settings of another trainer version"]
-    found = [name for name in sorted(_OF_THE_STEP) if getattr(settings, name) != getattr(train, name)]
+    found = [
+        name
+        for name in sorted(_OF_THE_STEP)
+        if getattr(settings, name) != getattr(train, name)
+    ]
     gpu = stored.profile.fingerprint.gpu_name
-    found += [f"GPU {run.header.device}"] if gpu is not None and run.header.device != gpu else []
+    found += (
+        [f"GPU {run.header.device}"]
+        if gpu is not None and run.header.device != gpu
+        else []
+    )
     found += ["model"] if settings.model.config != train.model.config else []
-    return found + (["dataset"] if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash else [])
+    return found + (
+        ["dataset"]
+        if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash
+        else []
+    )
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
@@ -153,23 +242,37 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
     if not directory.is_dir():
         return None
     disk = host.facts([directory]).disks[0]
-    manifest = read_manifest(directory) if (directory / MANIFEST_NAME).is_file() else None
+    manifest = (
+        read_manifest(directory) if (directory / MANIFEST_NAME).is_file() else None
+    )
     sizes: dict[str, int] = {}
     seen: set[Path] = set()  # each file counts once
     # Specific kinds first: ``text`` accepts any readable text, JSON lines included.
     for kind in ("elf", "parquet", "jsonl", "text") if manifest is None else ():
         with contextlib.suppress(AutotuneError):  # no such files
             files = find_files(SOURCES[kind], str(directory)).files
-            sizes[kind] = sum(file.size_bytes for file in files if file.path not in seen)
+            sizes[kind] = sum(
+                file.size_bytes for file in files if file.path not in seen
+            )
             seen |= {file.path for file in files}
-    sizes = dict(sorted(((kind, size) for kind, size in sizes.items() if size), key=lambda one: -one[1]))
+    sizes = dict(
+        sorted(
+            ((kind, size) for kind, size in sizes.items() if size),
+            key=lambda one: -one[1],
+        )
+    )
     return DataFacts(
-        path=str(directory), prepared=manifest is not None,
+        path=str(directory),
+        prepared=manifest is not None,
         kinds=tuple(sizes if manifest is None else manifest.source.kinds),
-        raw_bytes=(sum(sizes.values()) if sizes else None) if manifest is None else manifest.source.raw_bytes,
-        token_bytes=None if manifest is None else manifest.source.token_bytes, filesystem=disk.filesystem_type,
-        on_network=disk.is_network, vocab_size=None if manifest is None else manifest.vocab_size,
-    )  # fmt: skip
+        raw_bytes=(sum(sizes.values()) if sizes else None)
+        if manifest is None
+        else manifest.source.raw_bytes,
+        token_bytes=None if manifest is None else manifest.source.token_bytes,
+        filesystem=disk.filesystem_type,
+        on_network=disk.is_network,
+        vocab_size=None if manifest is None else manifest.vocab_size,
+    )
 
 
 def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
@@ -180,14 +283,25 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
         return None
 
     def predicted(counts: list[int], batch_tokens: int | None = None) -> Scaling:
-        return predict_scaling(profile.train.model.name, known_of(profile, global_batch_tokens=batch_tokens), counts)
+        return predict_scaling(
+            profile.train.model.name,
+            known_of(profile, global_batch_tokens=batch_tokens),
+            counts,
+        )
 
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
     return IntendedNodes(
-        nodes=meant, efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
-        useful_nodes=scaling.useful_nodes, useful_efficiency=predicted([scaling.useful_nodes]).rows[0].efficiency,
-        tokens_per_rank=batch_tokens / (meant * ranks_of(profile)), least_tokens_per_rank=scaling.least_tokens_per_rank,
-        twice_the_batch_efficiency=predicted([meant], 2 * batch_tokens).rows[0].efficiency,
+        nodes=meant,
+        efficiency=Interval.of(
+            row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE
+        ),
+        useful_nodes=scaling.useful_nodes,
+        useful_efficiency=predicted([scaling.useful_nodes]).rows[0].efficiency,
+        tokens_per_rank=batch_tokens / (meant * ranks_of(profile)),
+        least_tokens_per_rank=scaling.least_tokens_per_rank,
+        twice_the_batch_efficiency=predicted([meant], 2 * batch_tokens)
+        .rows[0]
+        .efficiency,
         source="; ".join(scaling.sources),
-    )  # fmt: skip
+    )

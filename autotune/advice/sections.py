@@ -3,10 +3,24 @@
 from collections.abc import Callable, Sequence
 
 from autotune.advice.decide.rules import AdviceRule
-from autotune.advice.values import Advice, Bottleneck, Cause, EvidenceFigure, Gain, SettingChange, Unit
+from autotune.advice.values import (
+    Advice,
+    Bottleneck,
+    Cause,
+    EvidenceFigure,
+    Gain,
+    SettingChange,
+    Unit,
+)
 from autotune.base.interval import Interval
 from autotune.base.tables import inert, text_table
-from autotune.base.units import format_bytes, format_count, format_seconds, format_share, percent
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_share,
+    percent,
+)
 from autotune.base.wording import bounds, number, per_s, setting_text, with_interval
 from autotune.profiles.decide.explain import Explanation
 
@@ -14,10 +28,15 @@ _VALUE_CHARACTERS = 40
 
 
 CAUSE_NAMES: dict[Cause, str] = {
-    "compute": "compute", "padding": "padding", "data loading": "data loading", "network": "gradient synchronisation",
-    "straggler": "the slowest rank", "launch-bound": "CPU-bound kernel launches", "memory": "GPU memory bandwidth",
+    "compute": "compute",
+    "padding": "padding",
+    "data loading": "data loading",
+    "network": "gradient synchronisation",
+    "straggler": "the slowest rank",
+    "launch-bound": "CPU-bound kernel launches",
+    "memory": "GPU memory bandwidth",
     "optimizer step": "the optimizer step",
-}  # fmt: skip
+}
 """Names of the parts of a step for users, in the order of the report's bars."""
 
 
@@ -26,11 +45,24 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
     parts = [] if bottleneck is None else [_bottleneck_text(bottleneck)]
     for place, one in enumerate(advice, 1):
         details = [] if one.gain is None else [f"gain: {gain_text(one.gain)}"]
-        details += [*(f"evidence: {figure_text(figure)}" for figure in one.evidence), f"cost: {one.cost}"]
-        details += [f"set: {change_text(change)}{', safe' if one.safe else ''}" for change in one.changes]
+        details += [
+            *(f"evidence: {figure_text(figure)}" for figure in one.evidence),
+            f"cost: {one.cost}",
+        ]
+        details += [
+            f"set: {change_text(change)}{', safe' if one.safe else ''}"
+            for change in one.changes
+        ]
         details += [] if one.command is None else [f"run: {one.command}"]
-        lines = (f"   {inert(line)}" for line in (*details, f"would change this: {one.would_change}"))
-        parts.append("\n".join([f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})", *lines]))
+        lines = (
+            f"   {inert(line)}"
+            for line in (*details, f"would change this: {one.would_change}")
+        )
+        parts.append(
+            "\n".join(
+                [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})", *lines]
+            )
+        )
     return "\n\n".join(parts)
 
 
@@ -47,18 +79,27 @@ def _bottleneck_text(found: Bottleneck) -> str:
     """Format the bottleneck, the parts of a step, and causes that could not be determined."""
     mfu = "" if found.mfu is None else f"; MFU {format_share(found.mfu.value)}"
     rows = [
-        [CAUSE_NAMES[part.cause], format_share(part.share), bounds(part.low, part.high, format_share), part.source]
+        [
+            CAUSE_NAMES[part.cause],
+            format_share(part.share),
+            bounds(part.low, part.high, format_share),
+            part.source,
+        ]
         for part in found.parts
         if part.share > 0
     ]
-    table = text_table(("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl")
+    table = text_table(
+        ("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl"
+    )
     lines = [f"{bottleneck_sentence(found)}{mfu}", table]
     return "\n".join([*lines, *(f"not measured: {inert(one)}" for one in found.untold)])
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:
     """Format the table of rules."""
-    rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
+    rows = [
+        [rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules
+    ]
     return text_table(("rule", "covers", "check"), rows)
 
 
@@ -72,21 +113,35 @@ def gain_text(gain: Gain | None) -> str:
 
 def figure_text(figure: EvidenceFigure) -> str:
     """Format a figure of the evidence with its interval, count and source."""
-    form, unit = _FORMS.get(figure.unit, _count), "" if figure.unit in _FORMS else f" {figure.unit}"
+    form, unit = (
+        _FORMS.get(figure.unit, _count),
+        "" if figure.unit in _FORMS else f" {figure.unit}",
+    )
     count = "" if figure.n is None else f", n = {figure.n:,}"
     asked = figure.known == "assumed" and figure.source == "constraints"
-    known = "" if figure.known == "measured" else f", {'as requested' if asked else figure.known}"
+    known = (
+        ""
+        if figure.known == "measured"
+        else f", {'as requested' if asked else figure.known}"
+    )
     return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
 
 
 def _count(value: float) -> str:
-    return format_count(value, digits=0 if value >= 1000 or float(value).is_integer() else 1)
+    return format_count(
+        value, digits=0 if value >= 1000 or float(value).is_integer() else 1
+    )
 
 
 _FORMS: dict[Unit, Callable[[float], str]] = {
-    "share": format_share, "ratio": "{:.3f}".format, "bytes": format_bytes, "bytes/s": per_s, "s": format_seconds,
-    "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s", "count": _count,
-}  # fmt: skip
+    "share": format_share,
+    "ratio": "{:.3f}".format,
+    "bytes": format_bytes,
+    "bytes/s": per_s,
+    "s": format_seconds,
+    "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
+    "count": _count,
+}
 
 
 def change_text(change: SettingChange) -> str:
@@ -96,8 +151,14 @@ def change_text(change: SettingChange) -> str:
 
 def explanations_text(found: Sequence[Explanation]) -> str:
     """Format all settings: decided ones with their reasons, defaults by name."""
-    rows = [[one.key, _short(one.value), one.origin, one.because] for one in found if one.origin != "default"]
-    defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
+    rows = [
+        [one.key, _short(one.value), one.origin, one.because]
+        for one in found
+        if one.origin != "default"
+    ]
+    defaults = [
+        f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"
+    ]
     parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
     parts += [f"defaults: {inert(', '.join(defaults))}"] if defaults else []
     return "\n\n".join(parts)
@@ -107,14 +168,21 @@ def explanation_text(one: Explanation) -> str:
     """Format one setting with its meaning, the evidence behind it, and the rejected alternatives."""
     lines = [f"{one.key} = {_short(one.value)}"]
     parts = {
-        "meaning": (one.meaning,) if one.meaning else (), "origin": (f"{one.origin}: {one.because}",),
-        "evidence": tuple(figure_text(figure) for figure in one.evidence), "rejected": one.rejected,
-    }  # fmt: skip
+        "meaning": (one.meaning,) if one.meaning else (),
+        "origin": (f"{one.origin}: {one.because}",),
+        "evidence": tuple(figure_text(figure) for figure in one.evidence),
+        "rejected": one.rejected,
+    }
     for name, entries in parts.items():
-        lines += [f"  {'' if number else name:<8}  {inert(entry)}" for number, entry in enumerate(entries)]
+        lines += [
+            f"  {'' if number else name:<8}  {inert(entry)}"
+            for number, entry in enumerate(entries)
+        ]
     return "\n".join(lines)
 
 
 def _short(value: object) -> str:
     text = setting_text(value)
-    return inert(text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…")
+    return inert(
+        text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
+    )

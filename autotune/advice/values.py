@@ -5,8 +5,16 @@ from typing import Any, Literal, get_args
 
 from autotune.base.interval import Interval
 
-Cause = Literal["data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step",
-                "compute"]  # fmt: skip
+Cause = Literal[
+    "data loading",
+    "padding",
+    "network",
+    "straggler",
+    "launch-bound",
+    "memory",
+    "optimizer step",
+    "compute",
+]
 """Causes of the parts of a step's time.
 
 ``data loading``: GPUs wait for batches. ``padding``: compute on padding. ``network``: ranks wait for gradients.
@@ -30,7 +38,9 @@ class StepPart:
 
     def scaled(self, factor: float) -> "StepPart":
         """Return the part times a positive factor, with its bounds."""
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        low, high = (
+            None if bound is None else bound * factor for bound in (self.low, self.high)
+        )
         return replace(self, share=self.share * factor, low=low, high=high)
 
 
@@ -62,11 +72,28 @@ Severity = Literal["error", "warning", "info"]
 """``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
-Benefit = Literal["non-padding tokens/s", "GPU memory", "host memory", "tokens to the same loss", "storage",
-                  "GPU-hours"]  # fmt: skip
+Benefit = Literal[
+    "non-padding tokens/s",
+    "GPU memory",
+    "host memory",
+    "tokens to the same loss",
+    "storage",
+    "GPU-hours",
+]
 """Quantities that a gain can be of. More of the first is better, less of all others."""
 
-Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "sequences", "count"]
+Unit = Literal[
+    "share",
+    "ratio",
+    "tokens/s",
+    "bytes",
+    "bytes/s",
+    "FLOP/s",
+    "s",
+    "tokens",
+    "sequences",
+    "count",
+]
 
 Known = Literal["measured", "predicted", "assumed", "allocator"]
 """Origins of a figure. ``allocator``: torch's allocator on a simulated GPU."""
@@ -85,11 +112,19 @@ class EvidenceFigure(Interval):
 
 
 def figure(
-    name: str, value: float | Interval, unit: Unit, source: str, *, n: int | None = None, known: Known = "measured"
+    name: str,
+    value: float | Interval,
+    unit: Unit,
+    source: str,
+    *,
+    n: int | None = None,
+    known: Known = "measured",
 ) -> EvidenceFigure:
     """Return a figure of the evidence, with the bounds of its value if it has them."""
     one = value if isinstance(value, Interval) else Interval(value=float(value))
-    return EvidenceFigure(name=name, unit=unit, source=source, **asdict(one), n=n, known=known)
+    return EvidenceFigure(
+        name=name, unit=unit, source=source, **asdict(one), n=n, known=known
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +148,24 @@ class Gain:
     @classmethod
     def measured(cls, one: Interval) -> "Gain":
         """Return a measured gain in tokens/s with its bounds."""
-        return cls(ratio=one.value, low=one.low, high=one.high, confidence=one.confidence, known="measured")
+        return cls(
+            ratio=one.value,
+            low=one.low,
+            high=one.high,
+            confidence=one.confidence,
+            known="measured",
+        )
 
     @property
     def speedup(self) -> float:
         """Factor by which the run gets shorter, for ranking; 1 if it does not."""
         if self.of == "non-padding tokens/s":
             return self.ratio
-        return 1 / self.ratio if self.of == "tokens to the same loss" and self.ratio > 0 else 1.0
+        return (
+            1 / self.ratio
+            if self.of == "tokens to the same loss" and self.ratio > 0
+            else 1.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

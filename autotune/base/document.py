@@ -254,13 +254,19 @@ class Document:
 def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
     """Return one line without control characters, cut after ``most`` characters."""
     plain = inert(text)
-    return plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
+    return (
+        plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
+    )
 
 
 def rendered(words: Words, text: _Form, code: _Form, strong: _Form) -> str:
     """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
     return "".join(
-        text(part) if isinstance(part, str) else code(part.text) if isinstance(part, Code) else strong(part.text)
+        text(part)
+        if isinstance(part, str)
+        else code(part.text)
+        if isinstance(part, Code)
+        else strong(part.text)
         for part in words
     )
 
@@ -268,7 +274,9 @@ def rendered(words: Words, text: _Form, code: _Form, strong: _Form) -> str:
 def sentence(text: str) -> str:
     """Return the text with a capital letter and a full stop."""
     text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    return (
+        f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    )
 
 
 def line(text: str) -> Paragraph:
@@ -282,10 +290,16 @@ def told(lines: Iterable[str]) -> Bullets:
 
 
 def table_of(
-    caption: str, items: Iterable[_T], *columns: tuple[str, str, Callable[[_T], str | None]], long: bool = False
+    caption: str,
+    items: Iterable[_T],
+    *columns: tuple[str, str, Callable[[_T], str | None]],
+    long: bool = False,
 ) -> Table:
     """Return a table with a row for each item; a column is its header, ``l`` or ``r``, and the cell of an item."""
-    headers, align = tuple(header for header, _, _ in columns), "".join(side for _, side, _ in columns)
+    headers, align = (
+        tuple(header for header, _, _ in columns),
+        "".join(side for _, side, _ in columns),
+    )
     rows = tuple([cell(item) for _, _, cell in columns] for item in items)
     return Table(caption=caption, headers=headers, rows=rows, align=align, long=long)
 

@@ -19,14 +19,28 @@ def json_rows(value: object) -> str:
 
 def _rows(value: object, indent: str) -> str:
     flat = json.dumps(value, allow_nan=False, default=str)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if len(flat) <= _SHORT_CHARACTERS or not any(isinstance(one, dict | list | tuple) for one in inner):
+    inner = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    if len(flat) <= _SHORT_CHARACTERS or not any(
+        isinstance(one, dict | list | tuple) for one in inner
+    ):
         return flat
     deeper = f"{indent} "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {_rows(one, deeper)}" for key, one in value.items()]
+        parts = [
+            f"{json.dumps(key)}: {_rows(one, deeper)}" for key, one in value.items()
+        ]
         return f"{{\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}}}"
-    return f"[\n{deeper}" + f",\n{deeper}".join(_rows(one, deeper) for one in inner) + f"\n{indent}]"
+    return (
+        f"[\n{deeper}"
+        + f",\n{deeper}".join(_rows(one, deeper) for one in inner)
+        + f"\n{indent}]"
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -39,7 +53,11 @@ def write_atomically(path: Path, text: str) -> None:
 def check_writable(directory: Path) -> None:
     """Check that a directory is writable, or can be created, without leaving files; raise ``BadInput`` if it cannot."""
     with translate_write_errors(directory):
-        there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+        there = next(
+            place
+            for place in (directory, *directory.absolute().parents)
+            if place.exists()
+        )
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"1")
 
@@ -51,4 +69,6 @@ def translate_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         next_step = "Choose another path, free disk space, or change permissions."
-        raise BadInput(f"cannot write {path}: {error.strerror or error}", next_step=next_step) from error
+        raise BadInput(
+            f"cannot write {path}: {error.strerror or error}", next_step=next_step
+        ) from error

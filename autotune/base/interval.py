@@ -32,7 +32,13 @@ class Interval:
     """Confidence of the bounds, 0 to 1; None without bounds, and for bounds that rest on assumptions."""
 
     @classmethod
-    def of(cls, value: float, low: float | None, high: float | None, confidence: float | None) -> "Interval":
+    def of(
+        cls,
+        value: float,
+        low: float | None,
+        high: float | None,
+        confidence: float | None,
+    ) -> "Interval":
         """Return the value with stored bounds; without any unless both are known."""
         if low is None or high is None:
             return cls(value=value)
@@ -40,8 +46,12 @@ class Interval:
 
     def scaled(self, factor: float) -> "Interval":
         """Return the value and its bounds multiplied by a positive factor."""
-        low, high = (None if end is None else factor * end for end in (self.low, self.high))
-        return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
+        low, high = (
+            None if end is None else factor * end for end in (self.low, self.high)
+        )
+        return Interval(
+            value=factor * self.value, low=low, high=high, confidence=self.confidence
+        )
 
 
 class RatioBounds(StrictTable):

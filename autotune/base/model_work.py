@@ -18,7 +18,9 @@ _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
 """Defaults of ModernBERT, for configs that leave them out."""
 
 
-def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> ModelWork | None:
+def work_of_shape(
+    train: TrainConfig, vocab_size: int, parameters: int
+) -> ModelWork | None:
     """Return the matmul and attention work of a model; None for other architectures."""
     layout = FAMILIES.get(train.model.config["model_type"])
     if layout is None:
@@ -27,12 +29,16 @@ def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> Model
     table = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
     reaches = _reaches(train, layers) if layout == "modernbert" else (None,) * layers
     narrow = reaches[-1] is None
-    predicted_only = of_layer - 2 * hidden**2 if narrow else 0  # all of the last layer but keys and values
+    # All of the last layer but keys and values.
+    predicted_only = of_layer - 2 * hidden**2 if narrow else 0
     return ModelWork(
-        parameters=parameters, weights_per_token=layers * of_layer - predicted_only,
-        weights_per_predicted_token=hidden**2 + hidden * table + predicted_only, attention_width=hidden,
-        reaches=reaches, last_layer_narrow=narrow,
-    )  # fmt: skip
+        parameters=parameters,
+        weights_per_token=layers * of_layer - predicted_only,
+        weights_per_predicted_token=hidden**2 + hidden * table + predicted_only,
+        attention_width=hidden,
+        reaches=reaches,
+        last_layer_narrow=narrow,
+    )
 
 
 def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
@@ -43,8 +49,12 @@ def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
     hidden, layers, of_layer = _shape(train)
     beside = layers * of_layer + hidden**2
     if layout == "bert":
-        biases_and_norms = 9 * hidden + int(of_model(train, "intermediate_size", 4 * hidden))
-        beside += layers * biases_and_norms + hidden * int(of_model(train, "max_position_embeddings", 512))
+        biases_and_norms = 9 * hidden + int(
+            of_model(train, "intermediate_size", 4 * hidden)
+        )
+        beside += layers * biases_and_norms + hidden * int(
+            of_model(train, "max_position_embeddings", 512)
+        )
     return max(1, (parameters - beside) // (hidden + 1))
 
 
@@ -54,8 +64,14 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
     in_layers = min(parameters, layers * of_layer)
     parts = layers * _PARTS_PER_LAYER
     each = max(1, in_layers // parts)
-    found = (GradientPart(elements=each, ready_share=number / parts) for number in range(1, parts + 1))
-    return (*found, GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0))
+    found = (
+        GradientPart(elements=each, ready_share=number / parts)
+        for number in range(1, parts + 1)
+    )
+    return (
+        *found,
+        GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0),
+    )
 
 
 def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
@@ -78,14 +94,24 @@ def attention_dropout(train: TrainConfig) -> float:
     if train.attention_dropout is not None:
         return train.attention_dropout
     is_modern = train.model.config["model_type"] == "modernbert"
-    name, default = ("attention_dropout", 0.0) if is_modern else ("attention_probs_dropout_prob", 0.1)
+    name, default = (
+        ("attention_dropout", 0.0)
+        if is_modern
+        else ("attention_probs_dropout_prob", 0.1)
+    )
     return float(of_model(train, name, default))
 
 
 def of_model(train: TrainConfig, key: str, default: float) -> float:
     """Return a number of the model's config; the default if it is missing or not plausible."""
     value = train.model.config.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST else default
+    return (
+        value
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < _MOST
+        else default
+    )
 
 
 def count_of_model(train: TrainConfig, key: str, default: int) -> int:
@@ -97,7 +123,9 @@ def _shape(train: TrainConfig) -> tuple[int, int, int]:
     """Return a model's hidden size, its number of layers, and the weights of one layer's matrices."""
     hidden = count_of_model(train, "hidden_size", HIDDEN_SIZE)
     gated = 3 if train.model.config["model_type"] == "modernbert" else 2
-    of_layer = 4 * hidden**2 + gated * hidden * of_model(train, "intermediate_size", 4 * hidden)
+    of_layer = 4 * hidden**2 + gated * hidden * of_model(
+        train, "intermediate_size", 4 * hidden
+    )
     return hidden, count_of_model(train, "num_hidden_layers", LAYERS), int(of_layer)
 
 
@@ -107,7 +135,11 @@ def position_share(train: TrainConfig, parameters: int | None) -> float:
     The rest (sparse head, ten of the last layer's twelve parts) grows with the positions to predict. Counted in
     multiply-adds with weights, without attention's own matmuls. Without ``parameters`` the share is 1.
     """
-    if parameters is None or train.mlm_head == "dense" or FAMILIES.get(train.model.config["model_type"]) is None:
+    if (
+        parameters is None
+        or train.mlm_head == "dense"
+        or FAMILIES.get(train.model.config["model_type"]) is None
+    ):
         return 1.0
     hidden, layers, of_layer = _shape(train)
     body = layers * of_layer

@@ -29,8 +29,11 @@ def keep_orphans() -> None:
 
 
 def start(
-    command: Sequence[str], *, at_end: signal.Signals = signal.SIGKILL, **options: Any  # noqa: ANN401 - of ``Popen``
-) -> "subprocess.Popen[Any]":  # fmt: skip
+    command: Sequence[str],
+    *,
+    at_end: signal.Signals = signal.SIGKILL,
+    **options: Any,  # noqa: ANN401 - of ``Popen``
+) -> "subprocess.Popen[Any]":
     """Start a program that receives a signal when this thread ends."""
     ending = functools.partial(end_with_parent, os.getpid(), at_end)
     return subprocess.Popen(command, preexec_fn=ending, **options)  # noqa: PLW1509 - two system calls, no locks

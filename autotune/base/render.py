@@ -10,7 +10,13 @@ from dataclasses import replace
 from html import escape
 
 from autotune.base import document as doc
-from autotune.base.document import FACTS, MOST_CELL_LETTERS, MOST_WORDS_LETTERS, rendered, shown
+from autotune.base.document import (
+    FACTS,
+    MOST_CELL_LETTERS,
+    MOST_WORDS_LETTERS,
+    rendered,
+    shown,
+)
 from autotune.base.svg import drawn
 from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
@@ -21,8 +27,13 @@ _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
 
 def console_text(blocks: Sequence[doc.Block]) -> str:
     """Return a command's output for a terminal, tables and sections set apart; charts become their tables."""
-    groups = itertools.groupby(blocks, lambda block: isinstance(block, doc.Table | doc.Chart | doc.Section))
-    return "\n\n".join(("\n\n" if apart else "\n").join(map(_on_console, group)) for apart, group in groups)
+    groups = itertools.groupby(
+        blocks, lambda block: isinstance(block, doc.Table | doc.Chart | doc.Section)
+    )
+    return "\n\n".join(
+        ("\n\n" if apart else "\n").join(map(_on_console, group))
+        for apart, group in groups
+    )
 
 
 def _on_console(block: doc.Block) -> str:
@@ -30,7 +41,11 @@ def _on_console(block: doc.Block) -> str:
         case doc.Paragraph():
             return _line(block.words)
         case doc.Missing():
-            run = f" (run: {', then '.join(map(inert, block.commands))})" if block.commands else ""
+            run = (
+                f" (run: {', then '.join(map(inert, block.commands))})"
+                if block.commands
+                else ""
+            )
             return f"{inert(block.what)}: {block.state}{run}"
         case doc.Bullets():
             return "\n".join(_line(item) for item in block.items)
@@ -38,8 +53,12 @@ def _on_console(block: doc.Block) -> str:
             return "\n".join(f"{name}: {_line(words)}" for name, words in block.pairs)
         case doc.Table():
             caption = f"{inert(block.caption)}\n" if block.caption else ""
-            head, _, rows = text_table(block.headers, block.rows, block.align).partition("\n")
-            return caption + (rows if block.headers == FACTS else f"{head}\n{rows}".rstrip("\n"))
+            head, _, rows = text_table(
+                block.headers, block.rows, block.align
+            ).partition("\n")
+            return caption + (
+                rows if block.headers == FACTS else f"{head}\n{rows}".rstrip("\n")
+            )
         case doc.Chart():
             return _on_console(replace(block.table, caption=block.title))
         case doc.Section():
@@ -71,24 +90,54 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
             return [_words(block.words)]
         case doc.Missing():
             commands = ", then ".join(_code(command) for command in block.commands)
-            return [f"{_inert(block.what)}: {block.state}" + (f" (run: {commands})." if commands else ".")]
+            return [
+                f"{_inert(block.what)}: {block.state}"
+                + (f" (run: {commands})." if commands else ".")
+            ]
         case doc.Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
         case doc.Pairs():
-            return ["\n".join(f"- **{_inert(name)}**: {_words(words)}" for name, words in block.pairs)]
+            return [
+                "\n".join(
+                    f"- **{_inert(name)}**: {_words(words)}"
+                    for name, words in block.pairs
+                )
+            ]
         case doc.Table():
             headers = [shown(header) for header in block.headers]
-            rows = [[None if cell is None else shown(cell) for cell in row] for row in block.rows]
-            return [f"*{_inert(block.caption)}*", markdown_table(headers, rows, align=block.align)]
+            rows = [
+                [None if cell is None else shown(cell) for cell in row]
+                for row in block.rows
+            ]
+            return [
+                f"*{_inert(block.caption)}*",
+                markdown_table(headers, rows, align=block.align),
+            ]
         case doc.Chart():
             said = f"**{_inert(block.title)}.** {_sentences(block.description)}"
-            return [said, "<details><summary>Data table</summary>", *_in_markdown(block.table, level), "</details>"]
+            return [
+                said,
+                "<details><summary>Data table</summary>",
+                *_in_markdown(block.table, level),
+                "</details>",
+            ]
         case doc.Section():
             badge = f"({block.badge}) " if block.badge else ""
-            title = f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
-            return [title, *(part for inner in block.blocks for part in _in_markdown(inner, level + 1))]
+            title = (
+                f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
+            )
+            return [
+                title,
+                *(
+                    part
+                    for inner in block.blocks
+                    for part in _in_markdown(inner, level + 1)
+                ),
+            ]
         case doc.Beside():
-            return [part for inner in block.blocks for part in _in_markdown(inner, level)]
+            return [
+                part for inner in block.blocks for part in _in_markdown(inner, level)
+            ]
 
 
 def _words(words: doc.Words) -> str:
@@ -111,14 +160,25 @@ def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
 
 def report_html(document: doc.Document) -> str:
     """Return the whole report as an HTML page. Every text is escaped here, and nowhere before."""
-    style = importlib.resources.files("autotune.base").joinpath("page.css").read_text(encoding="utf-8")
+    style = (
+        importlib.resources.files("autotune.base")
+        .joinpath("page.css")
+        .read_text(encoding="utf-8")
+    )
     # The policy allows only this very style, and nothing else of any kind.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     charts = itertools.count(1)
-    numbers = (f'<span class="number">{number}</span> ' for number in itertools.count(1))
-    first, *others = (_in_html(section, 2, charts, next(numbers)) for section in document.sections)
-    items = "".join(f'<li><a href="#{escape(one.key)}">{_escaped(one.title)}</a></li>' for one in document.sections)
+    numbers = (
+        f'<span class="number">{number}</span> ' for number in itertools.count(1)
+    )
+    first, *others = (
+        _in_html(section, 2, charts, next(numbers)) for section in document.sections
+    )
+    items = "".join(
+        f'<li><a href="#{escape(one.key)}">{_escaped(one.title)}</a></li>'
+        for one in document.sections
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -132,27 +192,43 @@ def report_html(document: doc.Document) -> str:
     )
 
 
-def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = "") -> str:
+def _in_html(
+    block: doc.Block, level: int, charts: Iterator[int], number: str = ""
+) -> str:
     match block:
         case doc.Paragraph():
             kind = ' class="headline"' if block.large else ""
             return f"<p{kind}>{_html_words(block.words)}</p>\n"
         case doc.Missing():
-            commands = "".join(f"<li>{_html_code(command)}</li>" for command in block.commands)
+            commands = "".join(
+                f"<li>{_html_code(command)}</li>" for command in block.commands
+            )
             run = f" Run:</p><ol>{commands}</ol>" if commands else "</p>"
             said = f"{_escaped_words(block.what)}: <strong>{block.state}.</strong>"
             return f'<div class="missing"><p>{said}{run}</div>\n'
         case doc.Bullets():
             return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
         case doc.Pairs():
-            pairs = "".join(f"<dt>{_escaped(name)}</dt><dd>{_html_words(words)}</dd>" for name, words in block.pairs)
+            pairs = "".join(
+                f"<dt>{_escaped(name)}</dt><dd>{_html_words(words)}</dd>"
+                for name, words in block.pairs
+            )
             return f"<dl>{pairs}</dl>\n"
         case doc.Table():
             return _html_table(block)
         case doc.Chart():
-            title, description = shown(block.title), shown(block.description, MOST_WORDS_LETTERS)
+            title, description = (
+                shown(block.title),
+                shown(block.description, MOST_WORDS_LETTERS),
+            )
             key = f"chart-{next(charts)}"
-            svg = drawn(block.drawing, key=key, title=title, description=description, small=block.small)
+            svg = drawn(
+                block.drawing,
+                key=key,
+                title=title,
+                description=description,
+                small=block.small,
+            )
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
             data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
@@ -161,12 +237,23 @@ def _in_html(block: doc.Block, level: int, charts: Iterator[int], number: str = 
             kind = badge = ""
             if block.badge is not None:
                 name = _escaped(block.badge)
-                kind, badge = ' class="card"', f'<span class="badge {name}">{name}</span> '
+                kind, badge = (
+                    ' class="card"',
+                    f'<span class="badge {name}">{name}</span> ',
+                )
             title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
-            body = "".join(_in_html(inner, min(level + 1, _DEEPEST), charts) for inner in block.blocks)
-            return f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
+            body = "".join(
+                _in_html(inner, min(level + 1, _DEEPEST), charts)
+                for inner in block.blocks
+            )
+            return (
+                f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
+            )
         case doc.Beside():
-            inner = ("".join(_in_html(one, level, charts) for one in group) for group in block.groups)
+            inner = (
+                "".join(_in_html(one, level, charts) for one in group)
+                for group in block.groups
+            )
             return f'<div class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
 
 
@@ -174,8 +261,12 @@ def _html_table(table: doc.Table) -> str:
     sides = table.align.ljust(len(table.headers), "l")
     classes = [' class="r"' if side == "r" else "" for side in sides]
     columns = zip(table.headers, classes, strict=False)
-    heads = "".join(f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row, sides))}</tr>\n" for row in table.rows)
+    heads = "".join(
+        f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in columns
+    )
+    rows = "".join(
+        f"<tr>{''.join(map(_cell, row, sides))}</tr>\n" for row in table.rows
+    )
     kind, name = ("box long" if table.long else "box"), _escaped(table.caption)
     return (
         f'<div class="{kind}" role="group" tabindex="0" aria-label="Table: {name}"><table><caption>{name}</caption>'
@@ -187,12 +278,29 @@ def _cell(cell: str | None, side: str) -> str:
     """Return a cell; one with a word too long for a column may break anywhere, the others only between words."""
     text = shown(cell)
     is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
-    kind = "w" if is_wide else "r" if side == "r" else "t" if len(text) > _SHORT_LETTERS else ""
-    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+    kind = (
+        "w"
+        if is_wide
+        else "r"
+        if side == "r"
+        else "t"
+        if len(text) > _SHORT_LETTERS
+        else ""
+    )
+    return (
+        f'<td class="{kind}">{escape(text)}</td>'
+        if kind
+        else f"<td>{escape(text)}</td>"
+    )
 
 
 def _html_words(words: doc.Words) -> str:
-    return rendered(words, _escaped_words, _html_code, lambda text: f"<strong>{_escaped_words(text)}</strong>")
+    return rendered(
+        words,
+        _escaped_words,
+        _html_code,
+        lambda text: f"<strong>{_escaped_words(text)}</strong>",
+    )
 
 
 def _html_code(text: str) -> str:

@@ -57,7 +57,11 @@ class Estimate:
     def interval(self, confidence: float = SHOWN_CONFIDENCE) -> Interval:
         """Return the figure with its bounds; without them if they are too wide to be useful."""
         found = self.ratio(confidence)
-        wide = found.high is not None and self.scale == "log" and _log(found.high) - self.center > MOST_HALF_WIDTH
+        wide = (
+            found.high is not None
+            and self.scale == "log"
+            and _log(found.high) - self.center > MOST_HALF_WIDTH
+        )
         return Interval(value=self.value) if wide else found
 
     def ratio(self, confidence: float = CONFIDENCE) -> Interval:
@@ -70,7 +74,9 @@ class Estimate:
             return Interval(value=self.value, low=low, high=high, confidence=confidence)
         if half > MOST_HALF_WIDTH and (low <= 0 <= high or half > 2 * MOST_HALF_WIDTH):
             return Interval(value=self.value)
-        return Interval(value=self.value, low=_exp(low), high=_exp(high), confidence=confidence)
+        return Interval(
+            value=self.value, low=_exp(low), high=_exp(high), confidence=confidence
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -83,12 +89,19 @@ def t_quantile(confidence: float, freedom: float) -> float:
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
     freedom = min(freedom, _NORMAL_FREEDOM)
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    scale = math.exp(
+        math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    ) / math.sqrt(math.pi)
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
     angle, parts, step = math.atan(normal / math.sqrt(freedom)), 200, 1.0
     while step > 1e-12:
-        density = [scale * math.cos(angle * part / parts) ** (freedom - 1) for part in range(parts + 1)]
-        simpson = density[0] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]) + density[-1]
+        density = [
+            scale * math.cos(angle * part / parts) ** (freedom - 1)
+            for part in range(parts + 1)
+        ]
+        simpson = (
+            density[0] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]) + density[-1]
+        )
         step = (confidence / 2 - simpson * angle / parts / 3) / density[-1]
         angle += step
     return math.sqrt(freedom) * math.tan(angle)
@@ -109,7 +122,12 @@ def residuals_of(values: Sequence[float]) -> list[float]:
     return [wider * (value - center) for value in values]
 
 
-def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
+def of_windows(
+    values: Sequence[float],
+    *,
+    scale: Scale = "log",
+    residuals: Sequence[float] | None = None,
+) -> Estimate:
     """Return the location of independent measurements: rates of windows, or ratios within rounds.
 
     Residuals are on the scale; those of figures with this noise may be added. Raise ``ValueError`` without values.
@@ -129,13 +147,17 @@ def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequ
     return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=left - 1)
 
 
-def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1) -> Interval:
+def ratio_of(
+    pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1
+) -> Interval:
     """Return the ratio of the first to the second of figures that were measured in the same rounds.
 
     If this one of ``of`` ratios may have been picked as the highest, its bounds are widened until all ratios lie within
     theirs with the same confidence (Bonferroni). Raise ``ValueError`` if there are no figures.
     """
-    found = of_windows([first / second for first, second in pairs]).ratio(1 - (1 - confidence) / of)
+    found = of_windows([first / second for first, second in pairs]).ratio(
+        1 - (1 - confidence) / of
+    )
     return replace(found, confidence=None if found.low is None else confidence)
 
 
@@ -146,48 +168,93 @@ def of_one(value: float, *, scale: Scale = "log") -> Estimate:
 
 def of_bounds(found: Interval, n: int | None = None) -> Estimate:
     """Return the figure with these bounds, by Student's t of ``n`` windows; without ``n``, by a normal distribution."""
-    if found.low is None or found.high is None or found.confidence is None or found.low <= 0:
-        return Estimate(value=found.value, n=n or 1, no_spread=NOT_ENOUGH if n else "its prediction shows no spread")
-    freedom = _NORMAL_FREEDOM if n is None else max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
+    if (
+        found.low is None
+        or found.high is None
+        or found.confidence is None
+        or found.low <= 0
+    ):
+        return Estimate(
+            value=found.value,
+            n=n or 1,
+            no_spread=NOT_ENOUGH if n else "its prediction shows no spread",
+        )
+    freedom = (
+        _NORMAL_FREEDOM if n is None else max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
+    )
     half = math.log(found.high / found.low) / 2
     variance = (half / t_quantile(found.confidence, freedom)) ** 2
     return Estimate(value=found.value, n=n or 1, variance=variance, freedom=freedom)
 
 
-def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> Estimate | None:
+def of_sound_steps(
+    pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
+) -> Estimate | None:
     """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file; None if there are none."""
     finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    sound = [(amount, size) for amount, size in finite if size > 0 and (amount > 0 or scale == "linear")]
+    sound = [
+        (amount, size)
+        for amount, size in finite
+        if size > 0 and (amount > 0 or scale == "linear")
+    ]
     return of_steps(*zip(*sound, strict=True), scale=scale) if sound else None
 
 
-def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:
+def of_steps(
+    amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log"
+) -> Estimate:
     """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
 
     Variation slower than the whole series is left out. Sizes are positive, on the ``log`` scale amounts too.
     """
-    value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
-    count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
-    means = [sum(part) / sum(size) for part, size in zip(blocks(amounts, count), blocks(sizes, count), strict=True)]
+    value, readings = (
+        sum(amounts) / sum(sizes),
+        [one / size for one, size in zip(amounts, sizes, strict=True)],
+    )
+    count = block_count(
+        [math.log(one) for one in readings] if scale == "log" else readings
+    )
+    means = [
+        sum(part) / sum(size)
+        for part, size in zip(blocks(amounts, count), blocks(sizes, count), strict=True)
+    ]
     return of_blocks(value, means, scale=scale, n=len(readings))
 
 
-def of_blocks(value: float, means: Sequence[float], *, scale: Scale = "linear", n: int) -> Estimate:
+def of_blocks(
+    value: float, means: Sequence[float], *, scale: Scale = "linear", n: int
+) -> Estimate:
     """Return a figure of ``n`` steps, with the variance of its means over blocks; one block shows no spread."""
     if len(means) < 2:
-        return Estimate(value=value, n=n, scale=scale, no_spread="too few steps for how slowly they vary")
+        return Estimate(
+            value=value,
+            n=n,
+            scale=scale,
+            no_spread="too few steps for how slowly they vary",
+        )
     points = [math.log(mean) for mean in means] if scale == "log" else means
     variance = statistics.variance(points) / len(points)
-    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=len(points) - 1)
+    return Estimate(
+        value=value, n=n, scale=scale, variance=variance, freedom=len(points) - 1
+    )
 
 
 def block_count(points: Sequence[float]) -> int:
     """Return how many blocks to cut a series into; 0 if it is too short for how long steps stay correlated."""
     memory = min(max(_autocorrelation(points), 0.0), 0.99)
-    length = max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory))) if memory > 0 else 1
+    length = (
+        max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory)))
+        if memory > 0
+        else 1
+    )
     count = min(MOST_BLOCKS, len(points) // length)
     while count >= 2 * LEAST_BLOCKS:
-        if _autocorrelation([statistics.fmean(block) for block in blocks(points, count)]) <= _STILL_CORRELATED:
+        if (
+            _autocorrelation(
+                [statistics.fmean(block) for block in blocks(points, count)]
+            )
+            <= _STILL_CORRELATED
+        ):
             break
         count //= 2
     return count if count >= LEAST_BLOCKS else 0
@@ -195,7 +262,9 @@ def block_count(points: Sequence[float]) -> int:
 
 def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
     """Return consecutive blocks whose lengths differ by at most one."""
-    ends = [len(values) * number // count for number in range(count + 1)] if count else []
+    ends = (
+        [len(values) * number // count for number in range(count + 1)] if count else []
+    )
     return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
@@ -213,9 +282,15 @@ def _autocorrelation(points: Sequence[float]) -> float:
 def difference(a: Estimate, b: Estimate) -> Interval:
     """Return B over A, or for shares B - A, with 95 % bounds by Welch's t; raise ``ValueError`` on different scales."""
     if a.scale != b.scale:
-        raise ValueError(f"a figure on the {a.scale} scale and one on the {b.scale} scale")
+        raise ValueError(
+            f"a figure on the {a.scale} scale and one on the {b.scale} scale"
+        )
     center = b.center - a.center
-    both = Estimate(value=_exp(center) if a.scale == "log" else center, n=min(a.n, b.n), scale=a.scale)
+    both = Estimate(
+        value=_exp(center) if a.scale == "log" else center,
+        n=min(a.n, b.n),
+        scale=a.scale,
+    )
     if a.variance is not None and b.variance is not None:
         variance = a.variance + b.variance
         part = a.variance / variance if variance > 0 else 1.0
@@ -226,7 +301,10 @@ def difference(a: Estimate, b: Estimate) -> Interval:
 
 def no_spread_of(*sides: Estimate) -> str:
     """Return the reason why a comparison has no bounds."""
-    return "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None)) or TOO_NOISY
+    return (
+        "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
+        or TOO_NOISY
+    )
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:

@@ -30,16 +30,23 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
     ``ValueError`` if a row has another number of cells than there are headers.
     """
     lines = _lines(headers, rows)
-    widths = [max(_width(line[column]) for line in lines) for column in range(len(headers))]
+    widths = [
+        max(_width(line[column]) for line in lines) for column in range(len(headers))
+    ]
     sides = align.ljust(len(headers), "l")
-    padded = ([_pad(*cell) for cell in zip(line, widths, sides, strict=False)] for line in lines)
+    padded = (
+        [_pad(*cell) for cell in zip(line, widths, sides, strict=False)]
+        for line in lines
+    )
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Return a GitHub-flavoured table whose cells cannot start markup; raise ``ValueError`` as ``text_table`` does."""
     sides = align.ljust(len(headers), "l")
-    head, *body = [[markdown_inert(cell) for cell in line] for line in _lines(headers, rows)]
+    head, *body = [
+        [markdown_inert(cell) for cell in line] for line in _lines(headers, rows)
+    ]
     rule = ["---:" if side == "r" else "---" for side in sides[: len(headers)]]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
@@ -47,13 +54,22 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "")
 def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
     for row in rows:
         if len(row) != len(headers):
-            raise ValueError(f"a row of {len(row)} cells under {len(headers)} headers: {list(row)!r}")
+            raise ValueError(
+                f"a row of {len(row)} cells under {len(headers)} headers: {list(row)!r}"
+            )
     return [[inert(cell) for cell in line] for line in (headers, *rows)]
 
 
 def _width(text: str) -> int:
     """Return a text's width in terminal columns; East Asian wide characters take two, combining ones none."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0
+        if unicodedata.combining(c)
+        else 2
+        if unicodedata.east_asian_width(c) in "WF"
+        else 1
+        for c in text
+    )
 
 
 def _pad(text: str, width: int, side: str) -> str:

@@ -6,7 +6,9 @@ from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.units import format_bytes, format_count
 
 
-def bounds(low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:
+def bounds(
+    low: float | None, high: float | None, form: Callable[[float], str]
+) -> str | None:
     """Return ``850 to 950``, for a heading that names the confidence; None if there are no bounds."""
     return None if low is None or high is None else f"{form(low)} to {form(high)}"
 
@@ -14,7 +16,11 @@ def bounds(low: float | None, high: float | None, form: Callable[[float], str]) 
 def with_interval(one: Interval, form: Callable[[float], str]) -> str:
     """Return ``900 (850 to 950, 95 %)``; the value alone if it has no bounds."""
     between = bounds(one.low, one.high, form)
-    return form(one.value) if between is None else f"{form(one.value)} ({between}, {confidence_words(one.confidence)})"
+    return (
+        form(one.value)
+        if between is None
+        else f"{form(one.value)} ({between}, {confidence_words(one.confidence)})"
+    )
 
 
 def bounds_with_confidence(one: Interval, form: Callable[[float], str]) -> str | None:
@@ -25,7 +31,11 @@ def bounds_with_confidence(one: Interval, form: Callable[[float], str]) -> str |
 
 def of_windows(one: Interval, form: Callable[[float], str]) -> str:
     """Return ``900 (850 to 950, 95 %)``; ``900 (not enough windows)`` if there are no bounds."""
-    return with_interval(one, form) if one.low is not None else f"{form(one.value)} ({NOT_ENOUGH})"
+    return (
+        with_interval(one, form)
+        if one.low is not None
+        else f"{form(one.value)} ({NOT_ENOUGH})"
+    )
 
 
 def window_bounds(one: Interval, form: Callable[[float], str]) -> str:
@@ -60,7 +70,9 @@ def hours(value: float) -> str:
 
 def hours_like(size: float) -> Callable[[float], str]:
     """Return the formatter of durations in hours, in the unit that fits one of this size."""
-    factor, unit = (1, "h") if size >= 0.1 else (60, "min") if size >= 1 / 60 else (3600, "s")
+    factor, unit = (
+        (1, "h") if size >= 0.1 else (60, "min") if size >= 1 / 60 else (3600, "s")
+    )
     return lambda value: f"{factor * value:.3g} {unit}"
 
 
@@ -71,7 +83,11 @@ def per_s(bytes_per_s: float | None) -> str:
 
 def plural(number: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return (
+        f"{number:,} {noun}"
+        if number == 1
+        else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    )
 
 
 def install_step(*packages: str) -> str:
@@ -88,4 +104,10 @@ def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:
 
 def setting_text(value: object) -> str:
     """Return the value of a setting as a profile writes it."""
-    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "not set"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )

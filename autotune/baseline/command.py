@@ -16,7 +16,13 @@ def baseline(
     sweep: SweepOptions,
     window_s: Window = WINDOW_S,
     rounds: Annotated[
-        int, option("N", "Maximum rounds of windows; fewer once ratios are known within 5 %.", min=1, max=100)
+        int,
+        option(
+            "N",
+            "Maximum rounds of windows; fewer once ratios are known within 5 %.",
+            min=1,
+            max=100,
+        ),
     ] = BASELINE_ROUNDS,
     time_limit_s: Annotated[float, time_limit("5min")] = 300.0,
     job: JobOptions,
@@ -36,7 +42,9 @@ def baseline(
     train = stored.profile.train
     request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
     purpose = f"Measures the speedup of the tuned {train.model.name}, and writes it into {stored.path}."
-    if job.submitted_or_rejected(context, profile_job("baseline", purpose, stored, request)):
+    if job.submitted_or_rejected(
+        context, profile_job("baseline", purpose, stored, request)
+    ):
         return
     with open_session(train.device, request.data) as bench:
         found = compare_recipes(bench, stored, request, rounds=rounds)

@@ -7,7 +7,14 @@ from autotune.base import document as doc
 from autotune.base.render import console_text
 from autotune.base.statistics import of_windows as interval_of_windows
 from autotune.base.units import format_seconds, format_share
-from autotune.base.wording import count, number, of_windows, plural, setting_text, window_bounds
+from autotune.base.wording import (
+    count,
+    number,
+    of_windows,
+    plural,
+    setting_text,
+    window_bounds,
+)
 from autotune.baseline.values import BaselineEvidence, SettingDifference
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
@@ -23,7 +30,10 @@ def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
-        commands = (*probe_first(one.profile, one.path), f"autotune baseline {one.quoted}")
+        commands = (
+            *probe_first(one.profile, one.path),
+            f"autotune baseline {one.quoted}",
+        )
         return (doc.Missing(what="Speedup over the baselines", commands=commands),)
     return _compared(found)
 
@@ -32,16 +42,26 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
     """Yield the speedup of the tuned settings over each baseline, one line each."""
     for row in (one for one in found.rows if one.name != "tuned"):
         ratio = row.bounded_speedup
-        speedup = f"n/a ({row.outcome})" if ratio is None else f"{of_windows(ratio, number)} times as fast"
+        speedup = (
+            f"n/a ({row.outcome})"
+            if ratio is None
+            else f"{of_windows(ratio, number)} times as fast"
+        )
         yield f"tuned vs {row.name}: {speedup}"
 
 
 def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
-    rates = [interval_of_windows(row.tokens_per_s).interval() if row.tokens_per_s else None for row in found.rows]
-    speedups = (None if row.name == "tuned" else row.bounded_speedup for row in found.rows)
+    rates = [
+        interval_of_windows(row.tokens_per_s).interval() if row.tokens_per_s else None
+        for row in found.rows
+    ]
+    speedups = (
+        None if row.name == "tuned" else row.bounded_speedup for row in found.rows
+    )
     rows = list(zip(found.rows, rates, speedups, strict=True))
     table = doc.table_of(
-        "Data table", rows,
+        "Data table",
+        rows,
         ("settings", "l", lambda one: one[0].name),
         ("tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
         ("95 % CI", "r", lambda one: window_bounds(one[1], count) if one[1] else None),
@@ -50,16 +70,28 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
         ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
         ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
         ("outcome", "l", lambda one: one[0].outcome),
-    )  # fmt: skip
-    known = [(row.name, rate) for row, rate, _ in rows if rate is not None and rate.low is not None]
-    bars = [doc.Bar(label=name, value=it.value, low=it.low, high=it.high, shown=count(it.value)) for name, it in known]
+    )
+    known = [
+        (row.name, rate)
+        for row, rate, _ in rows
+        if rate is not None and rate.low is not None
+    ]
+    bars = [
+        doc.Bar(
+            label=name, value=it.value, low=it.low, high=it.high, shown=count(it.value)
+        )
+        for name, it in known
+    ]
     shown: doc.Block = table
     if bars:
         said = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
         shown = doc.Chart(
             title="Non-padding tokens/s before and after tuning",
             description=f"Non-padding tokens/s: {said}. Thin bars: 95 % CI.",
-            drawing=doc.Bars(axis=doc.Axis(label="non-padding tokens/s", unit="count"), bars=tuple(bars)),
+            drawing=doc.Bars(
+                axis=doc.Axis(label="non-padding tokens/s", unit="count"),
+                bars=tuple(bars),
+            ),
             table=table,
         )
     how = (
@@ -68,13 +100,25 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
         "the same round. tokens/s excludes padding. Model, data, sequence length and global batch are the same."
     )
     differences: tuple[doc.Words, ...] = tuple(
-        (doc.Strong(text=row.name), f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}")
+        (
+            doc.Strong(text=row.name),
+            f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}",
+        )
         for row in found.rows
         if row.name != "tuned"
     )
-    return (doc.told(gains(found)), shown, doc.Paragraph(words=(how,)), doc.Bullets(items=differences))
+    return (
+        doc.told(gains(found)),
+        shown,
+        doc.Paragraph(words=(how,)),
+        doc.Bullets(items=differences),
+    )
 
 
 def _difference(one: SettingDifference) -> str:
-    instead = "" if one.theirs == one.tuned else f" instead of {setting_text(one.tuned)}"
-    return f"{one.key}: {setting_text(one.theirs)}{instead}" + ("" if one.reason is None else f" ({one.reason})")
+    instead = (
+        "" if one.theirs == one.tuned else f" instead of {setting_text(one.tuned)}"
+    )
+    return f"{one.key}: {setting_text(one.theirs)}{instead}" + (
+        "" if one.reason is None else f" ({one.reason})"
+    )

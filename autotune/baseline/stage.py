@@ -17,24 +17,41 @@ from trainer.data.dataset import TokenDataset
 
 
 def compare_recipes(
-    bench: Session, stored: StoredProfile, request: SweepRequest, *, rounds: int = BASELINE_ROUNDS
+    bench: Session,
+    stored: StoredProfile,
+    request: SweepRequest,
+    *,
+    rounds: int = BASELINE_ROUNDS,
 ) -> BaselineEvidence:
     """Measure the speedup of the tuned settings over both baselines, and write it into the profile.
 
     Raise ``ProfileRejected`` if it is of another machine, model or dataset, ``Undecided`` if the tuned settings failed.
     """
-    probe, train = require_local_probe(stored, bench.fingerprint(stored.profile.train.model)), stored.profile.train
+    probe, train = (
+        require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),
+        stored.profile.train,
+    )
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         recipes, shares = compare_with(train, dataset, *training.limits.most())
     trials = len(recipes) - 1 + len(recipes) * rounds
-    with bench.stage("baseline", stored.path, stored.profile.train.model, request, trials) as trial_runner:
+    with bench.stage(
+        "baseline", stored.path, stored.profile.train.model, request, trials
+    ) as trial_runner:
         found = BaselineRunner(
-            training=training, recipes=recipes, non_padding_shares=shares, most_rounds=rounds,
+            training=training,
+            recipes=recipes,
+            non_padding_shares=shares,
+            most_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
-            micro_batches=probe.gradient_accumulation_steps, manifest=bench.manifest,
-            device_used_before_bytes=bench.used_before(ranks), reading=Rounds(runner=trial_runner),
-        ).run()  # fmt: skip
-    write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)))
+            micro_batches=probe.gradient_accumulation_steps,
+            manifest=bench.manifest,
+            device_used_before_bytes=bench.used_before(ranks),
+            reading=Rounds(runner=trial_runner),
+        ).run()
+    write_atomically(
+        stored.path,
+        profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)),
+    )
     return found

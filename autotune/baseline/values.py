@@ -4,7 +4,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegativeFloat, Positive, PositiveFloat
+from autotune.base.interval import (
+    SHOWN_CONFIDENCE,
+    Interval,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
 from autotune.trials.values import Share
 from trainer.config.tables import StrictTable
 
@@ -47,7 +53,13 @@ class RecipeRow(StrictTable):
     def bounded_speedup(self) -> Interval | None:
         """Speedup with its bounds; None if the recipe did not run."""
         known = self.speedup
-        return None if not known else Interval.of(known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE)
+        return (
+            None
+            if not known
+            else Interval.of(
+                known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE
+            )
+        )
 
 
 class BaselineEvidence(StrictTable):
@@ -62,4 +74,8 @@ class BaselineEvidence(StrictTable):
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
     """Return the row of a recipe; None if it was not compared."""
-    return next((row for row in baseline.rows if row.name == name), None) if baseline else None
+    return (
+        next((row for row in baseline.rows if row.name == name), None)
+        if baseline
+        else None
+    )

@@ -36,21 +36,36 @@ def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
 
 
 def measure_script(
-    site: SiteFile, template: str, *, name: str, purpose: str, command: Sequence[str], shape: Shape, log: Path,
-    directory: Path | None = None, with_srun: bool = True, variables: Mapping[str, str] | None = None,
+    site: SiteFile,
+    template: str,
+    *,
+    name: str,
+    purpose: str,
+    command: Sequence[str],
+    shape: Shape,
+    log: Path,
+    directory: Path | None = None,
+    with_srun: bool = True,
+    variables: Mapping[str, str] | None = None,
     typed: bool = True,
-) -> str:  # fmt: skip
+) -> str:
     """Return the script of a measuring job, which ends if a node fails; the shell expands no word of ``command``.
 
     ``purpose`` is a comment at its top; ``directory`` the working directory, None for that of submission. With
     ``with_srun`` there is one process per node; otherwise the command runs on the first node and starts the others.
     ``variables`` come in addition to the site's; ``typed`` is False if the job follows another job.
     """
-    values = shared_values(name, shape, site, directory, {"output": str(log), "no-requeue": ""}) | {
-        "purpose": purpose, "typed": typed, "with_srun": with_srun, "place": str(log.parent),
-        "variables": job_variables(site) | dict(variables or {}), "prefix": site.command_prefix,
+    values = shared_values(
+        name, shape, site, directory, {"output": str(log), "no-requeue": ""}
+    ) | {
+        "purpose": purpose,
+        "typed": typed,
+        "with_srun": with_srun,
+        "place": str(log.parent),
+        "variables": job_variables(site) | dict(variables or {}),
+        "prefix": site.command_prefix,
         "command": f"{site.command_prefix} {shlex.join(command)}".strip(),
-    }  # fmt: skip
+    }
     return render(template, values)
 
 
@@ -62,15 +77,22 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
     path = (site_path.parent if site_path else Path()) / own
     try:
         if path.stat().st_size > 2**20:
-            raise BadInput(f"template {path} exceeds 1 MiB", next_step=f"Correct templates.{kind} in the site file.")
+            raise BadInput(
+                f"template {path} exceeds 1 MiB",
+                next_step=f"Correct templates.{kind} in the site file.",
+            )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the template {path}: {getattr(error, 'strerror', None) or error}"
-        raise BadInput(what, next_step=f"Correct templates.{kind} in the site file.") from error
+        raise BadInput(
+            what, next_step=f"Correct templates.{kind} in the site file."
+        ) from error
 
 
 def _own_template(name: str) -> str:
-    return (importlib.resources.files("autotune.cluster") / "templates" / name).read_text("utf-8")
+    return (
+        importlib.resources.files("autotune.cluster") / "templates" / name
+    ).read_text("utf-8")
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -83,20 +105,35 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     # Sandboxed, so that no template can run code here.
     environment = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}), undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     try:
         return environment.from_string(template).render(values)
     except jinja2.TemplateError as error:
-        line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        next_step = f"Correct the template; available variables: {', '.join(sorted(values))}."
-        raise BadInput(f"cannot render the job template{line}: {error}", next_step=next_step) from error
+        line = (
+            f", line {error.lineno}"
+            if isinstance(error, jinja2.TemplateSyntaxError)
+            else ""
+        )
+        next_step = (
+            f"Correct the template; available variables: {', '.join(sorted(values))}."
+        )
+        raise BadInput(
+            f"cannot render the job template{line}: {error}", next_step=next_step
+        ) from error
 
 
 def shared_values(
-    name: str, shape: Shape, site: SiteFile, directory: Path | None, more: Mapping[str, str | None]
+    name: str,
+    shape: Shape,
+    site: SiteFile,
+    directory: Path | None,
+    more: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """Return the values that both templates fill in for a job in ``directory``; None for the one of submission.
 
@@ -105,29 +142,53 @@ def shared_values(
     slurm = site.slurm
     memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
     options: dict[str, str | None] = {
-        "job-name": name, "account": slurm.account, "partition": slurm.partition, "constraint": slurm.constraint,
-        "exclude": slurm.exclude, "nodes": str(shape.nodes), "ntasks-per-node": "1", "distribution": slurm.distribution,
-        "gres": (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus)) if shape.gpus else None,
-        "cpus-per-task": str(shape.cpus), "mem": memory,
-        "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None, "time": shape.time or slurm.time,
-        "chdir": None if directory is None else str(directory), **more,
-    }  # fmt: skip
+        "job-name": name,
+        "account": slurm.account,
+        "partition": slurm.partition,
+        "constraint": slurm.constraint,
+        "exclude": slurm.exclude,
+        "nodes": str(shape.nodes),
+        "ntasks-per-node": "1",
+        "distribution": slurm.distribution,
+        "gres": (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus))
+        if shape.gpus
+        else None,
+        "cpus-per-task": str(shape.cpus),
+        "mem": memory,
+        "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None,
+        "time": shape.time or slurm.time,
+        "chdir": None if directory is None else str(directory),
+        **more,
+    }
     given = {option: value for option, value in options.items() if value is not None}
     for option, value in given.items():
         if not value.isprintable():
-            raise BadInput(f"job option --{option}={value!r} is invalid", next_step="Use printable characters only.")
-    said = [f"--{option}={shlex.quote(value)}" if value else f"--{option}" for option, value in given.items()]
+            raise BadInput(
+                f"job option --{option}={value!r} is invalid",
+                next_step="Use printable characters only.",
+            )
+    said = [
+        f"--{option}={shlex.quote(value)}" if value else f"--{option}"
+        for option, value in given.items()
+    ]
     return {
-        "nodes": shape.nodes, "cpus": shape.cpus, "directives": said + slurm.extra, "prologue": site.prologue,
+        "nodes": shape.nodes,
+        "cpus": shape.cpus,
+        "directives": said + slurm.extra,
+        "prologue": site.prologue,
         "variables": job_variables(site),
-    }  # fmt: skip
+    }
 
 
-def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> list[str]:
+def lines_of(
+    prefix: str, words: Sequence[str], *, filled_in: bool = False
+) -> list[str]:
     """Return a prefixed command, one option with its value per line; if ``filled_in``, a shell expands ``$`` words."""
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in words:
         if word.startswith("--") and lines[0]:
             lines.append([])
-        lines[-1].append(f'"{word}"' if filled_in and "$" in word else shlex.quote(word))
+        lines[-1].append(
+            f'"{word}"' if filled_in and "$" in word else shlex.quote(word)
+        )
     return [" ".join(line) for line in lines]

@@ -43,12 +43,28 @@ def problems_of(
     others = f"Request nodes like those of the profile, without {node.name} (slurm.exclude or slurm.constraint)."
     strangers = ", ".join(sorted(set(node.gpu_names) - {there.gpu_name}))
     least_bytes = min(node.gpu_total_bytes, default=None)
-    too_small = least_bytes is not None and there.gpu_total_bytes is not None and least_bytes < there.gpu_total_bytes
+    too_small = (
+        least_bytes is not None
+        and there.gpu_total_bytes is not None
+        and least_bytes < there.gpu_total_bytes
+    )
     checks: list[tuple[str, object, object, str, bool]] = []
     if profile.train.device == "cuda":
         checks = [
-            ("gpu_count", ranks, len(node.gpu_names), others, len(node.gpu_names) < ranks),
-            ("gpu_name", there.gpu_name, strangers, others, there.gpu_name is not None and strangers != ""),
+            (
+                "gpu_count",
+                ranks,
+                len(node.gpu_names),
+                others,
+                len(node.gpu_names) < ranks,
+            ),
+            (
+                "gpu_name",
+                there.gpu_name,
+                strangers,
+                others,
+                there.gpu_name is not None and strangers != "",
+            ),
             ("gpu_total_bytes", there.gpu_total_bytes, least_bytes, others, too_small),
         ]
     processors = "Pass --cpus-per-task to srun in the script; the step did not get the CPU cores of its job."
@@ -56,12 +72,26 @@ def problems_of(
     data = f"Copy the profile's dataset to {node.dataset_dir} on every node: autotune data verify {node.dataset_dir}"
     dataset = node.dataset_hash or node.dataset_missing
     checks += [
-        ("allotted_cpus", cpus, node.allotted_cpus, processors, node.allotted_cpus < cpus),
+        (
+            "allotted_cpus",
+            cpus,
+            node.allotted_cpus,
+            processors,
+            node.allotted_cpus < cpus,
+        ),
         ("code", code_sha256, node.code_sha256, code, node.code_sha256 != code_sha256),
-        ("dataset", there.dataset_hash, dataset, data, node.dataset_hash != there.dataset_hash),
+        (
+            "dataset",
+            there.dataset_hash,
+            dataset,
+            data,
+            node.dataset_hash != there.dataset_hash,
+        ),
     ]
     return tuple(
-        NodeProblem(field=field, expected=_shown(want), found=_shown(have), next_step=next_step)
+        NodeProblem(
+            field=field, expected=_shown(want), found=_shown(have), next_step=next_step
+        )
         for field, want, have, next_step, wrong in checks
         if wrong
     )

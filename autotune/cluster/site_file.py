@@ -105,7 +105,9 @@ def read_site(path: Path) -> SiteFile:
     return parse_table(SiteFile, read_toml(path), where=str(path))
 
 
-def find_site(asked: str, environment: Mapping[str, str]) -> tuple[SiteFile, Path | None]:
+def find_site(
+    asked: str, environment: Mapping[str, str]
+) -> tuple[SiteFile, Path | None]:
     """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; return it with its path.
 
     Without any, return the default settings and None. Raise the errors of ``read_site``.
@@ -118,6 +120,10 @@ def find_site(asked: str, environment: Mapping[str, str]) -> tuple[SiteFile, Pat
 def job_variables(site: SiteFile) -> dict[str, str]:
     """Return the environment variables that the site sets in its jobs: for NCCL, gloo and CPU binding. Pure."""
     network = site.network
-    chosen = {name: network.interface for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if network.interface}
+    chosen = {
+        name: network.interface
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        if network.interface
+    }
     binding = {} if site.numa_binding else {NUMA_VARIABLE: "0"}
     return chosen | binding | network.nccl

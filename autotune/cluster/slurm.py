@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import EXIT_TERMINATED, ExceedsMemory, MachineLacks, StartAgain, StoppedWaiting
+from autotune.errors import (
+    EXIT_TERMINATED,
+    ExceedsMemory,
+    MachineLacks,
+    StartAgain,
+    StoppedWaiting,
+)
 from autotune.machine.values import SlurmFacts
 
 ASK_TIMEOUT_S = 60.0
@@ -20,38 +26,68 @@ _POLL_GROWTH = 1.15
 _UNANSWERED = 30
 """Unanswered queries in a row after which waiting ends."""
 _TAIL_BYTES = 4096
-RUNNING_STATES = frozenset({
-    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SIGNALING",
-    "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD",
-})  # fmt: skip
+RUNNING_STATES = frozenset(
+    {
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "SUSPENDED",
+        "COMPLETING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "RESIZING",
+        "SIGNALING",
+        "STAGE_OUT",
+        "STOPPED",
+        "SPECIAL_EXIT",
+        "REQUEUE_FED",
+        "RESV_DEL_HOLD",
+    }
+)
 
 Told = Callable[[str], None]
 
 
 def read_slurm(
-    environment: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
+    environment: Mapping[str, str] = os.environ,
+    which: Callable[[str], str | None] = shutil.which,
 ) -> SlurmFacts:
     """Describe this process's job, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
-    end_time, on_node = _whole(environment, "SLURM_JOB_END_TIME"), _whole(environment, "SLURM_GPUS_ON_NODE")
+    end_time, on_node = (
+        _whole(environment, "SLURM_JOB_END_TIME"),
+        _whole(environment, "SLURM_GPUS_ON_NODE"),
+    )
     return SlurmFacts(
-        job_id=environment.get("SLURM_JOB_ID") or None, end_time_s=None if end_time is None else float(end_time),
-        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"), tasks=_whole(environment, "SLURM_NTASKS"),
-        gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", "")) if on_node is None else on_node,
+        job_id=environment.get("SLURM_JOB_ID") or None,
+        end_time_s=None if end_time is None else float(end_time),
+        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+        tasks=_whole(environment, "SLURM_NTASKS"),
+        gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
+        if on_node is None
+        else on_node,
         node_name=environment.get("SLURMD_NODENAME") or None,
-        commands=tuple(name for name in ("sbatch", "srun", "sinfo") if which(name) is not None),
-    )  # fmt: skip
+        commands=tuple(
+            name for name in ("sbatch", "srun", "sinfo") if which(name) is not None
+        ),
+    )
 
 
 def _whole(environment: Mapping[str, str], *names: str) -> int | None:
     """Return the first of these variables that is a whole number."""
     texts = (environment.get(name, "").strip() for name in names)
-    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), None)
+    return next(
+        (int(text) for text in texts if text.isascii() and text.isdecimal()), None
+    )
 
 
 def _gres_count(text: str) -> int | None:
     """Return the total of a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``; ``None`` if it is not one."""
     counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
-    return sum(map(int, counts)) if all(count.isascii() and count.isdecimal() for count in counts) else None
+    return (
+        sum(map(int, counts))
+        if all(count.isascii() and count.isdecimal() for count in counts)
+        else None
+    )
 
 
 class _NoAnswer(MachineLacks):
@@ -72,7 +108,9 @@ class JobState:
     nodes: str = ""
 
 
-def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = None) -> str:
+def submit(
+    script: Path, arguments: Sequence[str] = (), *, after: str | None = None
+) -> str:
     """Submit a script and return the job's id.
 
     ``after`` is a job that must succeed before this one begins; if it fails, this one leaves the queue. Raise
@@ -80,13 +118,23 @@ def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = N
     """
     if shutil.which("sbatch") is None:
         what = "cannot submit the job: sbatch not found"
-        raise MachineLacks(what, next_step=f"Run this on a login node of the cluster; the script is {script}.")
-    options = [] if after is None else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+        raise MachineLacks(
+            what,
+            next_step=f"Run this on a login node of the cluster; the script is {script}.",
+        )
+    options = (
+        []
+        if after is None
+        else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    )
     done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
     job = re.match(r"\d+", done.stdout.strip())
     if done.returncode or job is None:
         what = f"sbatch rejected the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}"
-        raise MachineLacks(what, next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}")
+        raise MachineLacks(
+            what,
+            next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}",
+        )
     return job[0]
 
 
@@ -102,8 +150,12 @@ def ask_state(job: str) -> JobState | None:
     if done.returncode == 0:
         return parse_state(done.stdout)
     if "Invalid job id" in done.stderr:
-        what = f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}"
-        raise MachineLacks(what, next_step=f"Read its log, or query the accounting: sacct -j {job}")
+        what = (
+            f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}"
+        )
+        raise MachineLacks(
+            what, next_step=f"Read its log, or query the accounting: sacct -j {job}"
+        )
     return None
 
 
@@ -111,15 +163,21 @@ def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
     listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
-    found = {name: "" if value in ("None", "(null)") else value for name, value in reversed(listed)}
+    found = {
+        name: "" if value in ("None", "(null)") else value
+        for name, value in reversed(listed)
+    }
     if "JobState" not in found:
         return None
     ended = re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
     code, number = (int(ended[1]), int(ended[2])) if ended else (None, 0)
     return JobState(
-        state=found["JobState"], reason=found.get("Reason", ""), exit_code=None if number else code, signal=number,
+        state=found["JobState"],
+        reason=found.get("Reason", ""),
+        exit_code=None if number else code,
+        signal=number,
         nodes=found.get("NodeList", ""),
-    )  # fmt: skip
+    )
 
 
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
@@ -136,13 +194,19 @@ def queued_jobs() -> dict[str, tuple[str, str]] | None:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired as error:
         what = f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s"
-        raise _NoAnswer(what, next_step="Try again later; SLURM is busy or down.") from error
+        raise _NoAnswer(
+            what, next_step="Try again later; SLURM is busy or down."
+        ) from error
     except OSError as error:
         what = f"cannot run {command[0]}: {error.strerror}"
-        raise MachineLacks(what, next_step="Run this on a login node of the cluster.") from error
+        raise MachineLacks(
+            what, next_step="Run this on a login node of the cluster."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +217,13 @@ class Ended:
     words: str = ""
 
 
-def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:
+def follow(
+    job: str,
+    log: Path,
+    told: Told,
+    *,
+    ask: Callable[[str], JobState | None] = ask_state,
+) -> Ended:
     """Wait for a job's end; ``told`` receives news: queued and why, its nodes, the last line of its log.
 
     Raise ``AutotuneError`` if SLURM ended the job, or stops answering; ``StoppedWaiting`` on Ctrl-C: the job continues.
@@ -162,24 +232,31 @@ def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | N
         last = _wait(job, log, told, ask)
     except KeyboardInterrupt as error:
         what = f"stopped waiting; job {job} continues and writes to {log}"
-        raise StoppedWaiting(what, next_step=f"Follow it: autotune status; cancel it: scancel {job}") from error
+        raise StoppedWaiting(
+            what, next_step=f"Follow it: autotune status; cancel it: scancel {job}"
+        ) from error
     return verdict(job, last, log, last_lines(log))
 
 
-def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]) -> JobState:
+def _wait(
+    job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
+) -> JobState:
     pause_s, unanswered, told_before, state_before = _POLL_S[0], 0, "", ""
     while True:
         state = ask(job)
         unanswered = 0 if state is not None else unanswered + 1
         if unanswered > _UNANSWERED:
             what = f"SLURM stopped answering; job {job} may still run"
-            raise MachineLacks(what, next_step=f"Query it later: scontrol show job {job}")
+            raise MachineLacks(
+                what, next_step=f"Query it later: scontrol show job {job}"
+            )
         if state is not None:
             now = describe(state, last_lines(log, count=1))
             if now != told_before:
                 told(now)
                 told_before = now
-            if state.state != state_before:  # not for every line of the log, which may be one per second
+            # Not for every line of the log, which may be one per second.
+            if state.state != state_before:
                 pause_s, state_before = _POLL_S[0], state.state
             if state.state not in RUNNING_STATES:
                 return state
@@ -204,15 +281,23 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
     ends = {
-        "TIMEOUT": "reached its time limit", "DEADLINE": "reached its deadline", "PREEMPTED": "was pre-empted",
+        "TIMEOUT": "reached its time limit",
+        "DEADLINE": "reached its deadline",
+        "PREEMPTED": "was pre-empted",
         "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node failed",
         "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
-    }  # fmt: skip
+    }
     if state.state in ends:
-        raise StartAgain(f"job {job} {ends[state.state]}{shown}", next_step="Run the same command again to resume.")
+        raise StartAgain(
+            f"job {job} {ends[state.state]}{shown}",
+            next_step="Run the same command again to resume.",
+        )
     if state.state == "OUT_OF_MEMORY":
         what = f"job {job} exceeded its memory limit and was killed{shown}"
-        raise ExceedsMemory(what, next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.")
+        raise ExceedsMemory(
+            what,
+            next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
+        )
     if state.state == "CANCELLED":
         return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{shown}")
     if state.state == "COMPLETED":
@@ -231,4 +316,6 @@ def last_lines(log: Path, count: int = 8) -> str:
     except OSError:
         return ""
     lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return "\n".join("".join(c for c in line if c.isprintable()) for line in lines[-count:])
+    return "\n".join(
+        "".join(c for c in line if c.isprintable()) for line in lines[-count:]
+    )

@@ -32,15 +32,26 @@ CANDIDATES = 8
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 STARTER_VARIABLE = "AUTOTUNE_STARTER"
 _POLL_S = 0.1
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
 """Signals sent to torchrun instead, which forwards fewer than the trainer handles; others would kill it."""
 
 
 def torchrun_command(
-    python: str, arguments: Sequence[str], *, ranks: int, torch_version: str, meeting: Meeting | None = None,
+    python: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    torch_version: str,
+    meeting: Meeting | None = None,
     shutdown_s: int | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return one node's torchrun command, without restarts, as only the whole job restarts. Pure.
 
     Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and exit
@@ -53,9 +64,13 @@ def torchrun_command(
     else:
         nodes, endpoint, name = meeting
         words += [
-            f"--nnodes={nodes}", "--node-rank=$SLURM_NODEID", "--rdzv-backend=static", f"--rdzv-endpoint={endpoint}",
-            f"--rdzv-id={name}", "--local-addr=$address",
-        ]  # fmt: skip
+            f"--nnodes={nodes}",
+            "--node-rank=$SLURM_NODEID",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={endpoint}",
+            f"--rdzv-id={name}",
+            "--local-addr=$address",
+        ]
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
     if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
@@ -65,16 +80,26 @@ def torchrun_command(
 
 def on_this_node(ranks: int, torch_version: str) -> Start:
     """Return a function that makes the command of one torchrun with this many ranks."""
-    return lambda arguments: torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version)
+    return lambda arguments: torchrun_command(
+        sys.executable, arguments, ranks=ranks, torch_version=torch_version
+    )
 
 
-def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Mapping[str, str] = os.environ) -> Start:
+def on_nodes_of_job(
+    nodes: int,
+    ranks: int,
+    torch_version: str,
+    environment: Mapping[str, str] = os.environ,
+) -> Start:
     """Return a function that makes the command of one torchrun on each of the job's first nodes.
 
     It is one ``srun`` on the first node, with this many ranks per node, numbered from this node on: rank 0 is here. If
     the job's script starts programs (``start_outside``), the command asks it to.
     """
-    interface = next((environment[name] for name in INTERFACE_VARIABLES if environment.get(name)), None)
+    interface = next(
+        (environment[name] for name in INTERFACE_VARIABLES if environment.get(name)),
+        None,
+    )
     option = "" if interface is None else f" --interface {shlex.quote(interface)}"
     job = environment["SLURM_JOB_ID"]
 
@@ -82,7 +107,13 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
         here = own_address(interface, read_addresses(), resolve_own_name())
         port, _ = choose_port(int(job), lambda port: is_free(here, port))
         meeting = nodes, f"{here}:{port}", job
-        words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
+        words = torchrun_command(
+            sys.executable,
+            arguments,
+            ranks=ranks,
+            torch_version=torch_version,
+            meeting=meeting,
+        )
         asking = f"{shlex.quote(sys.executable)} -m autotune job address{option}"
         # Otherwise gloo resolves the node's name, which may give an address that other nodes cannot reach.
         own = (
@@ -90,16 +121,38 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
             'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
         )
         # Words with a $ are expanded on the node.
-        script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
+        script = own + " ".join(
+            word if "$" in word else shlex.quote(word) for word in words
+        )
         if environment.get(STARTER_VARIABLE):
-            return [sys.executable, "-m", "autotune", "job", "outside", f"--nodes={nodes}", f"--script={script}"]
+            return [
+                sys.executable,
+                "-m",
+                "autotune",
+                "job",
+                "outside",
+                f"--nodes={nodes}",
+                f"--script={script}",
+            ]
         # In a larger job SLURM may choose other nodes than the first ones for a step.
-        with_this_one = [f"--nodelist={name}"] if (name := environment.get("SLURMD_NODENAME")) else []
+        with_this_one = (
+            [f"--nodelist={name}"]
+            if (name := environment.get("SLURMD_NODENAME"))
+            else []
+        )
         return [
-            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *with_this_one,
-            f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}", "--export=ALL", "--kill-on-bad-exit=1",
-            "bash", "-c", script,
-        ]  # fmt: skip
+            "srun",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            "--ntasks-per-node=1",
+            *with_this_one,
+            f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "bash",
+            "-c",
+            script,
+        ]
 
     return command
 
@@ -142,23 +195,31 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def derived_ports(job: int) -> tuple[int, ...]:
     """Return the ports that a job may use, in order of preference. Pure."""
-    return tuple(_FIRST_PORT + (job + step * _STEP) % _PORTS for step in range(CANDIDATES))
+    return tuple(
+        _FIRST_PORT + (job + step * _STEP) % _PORTS for step in range(CANDIDATES)
+    )
 
 
-def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[int, ...]]:
+def choose_port(
+    job: int, is_free: Callable[[int], bool]
+) -> tuple[int, tuple[int, ...]]:
     """Return a job's first free port, and the taken ones before it; raise ``MachineLacks`` if none is free."""
     ports = derived_ports(job)
     for position, port in enumerate(ports):
         if is_free(port):
             return port, ports[:position]
     what = f"no free port for job {job} here: {', '.join(map(str, ports))} are taken"
-    raise MachineLacks(what, next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.")
+    raise MachineLacks(
+        what,
+        next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.",
+    )
 
 
 def is_free(address: str, port: int) -> bool:
     """Return True if nothing listens on the port."""
     with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier job's closed connections do not count
+        # An earlier job's closed connections do not count.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind((address, port))
         except OSError:
@@ -166,7 +227,9 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
+def own_address(
+    interface: str | None, addresses: Addresses, of_name: Iterable[str]
+) -> str:
     """Return the IPv4 address by which other nodes reach this node. Pure.
 
     Without ``interface``, it is one to which the node's name resolves (``of_name``), else the first, never loopback.
@@ -176,12 +239,17 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
         if not addresses.get(interface):
             having = ", ".join(name for name, listed in addresses.items() if listed)
             what = f"network interface {interface!r} has no IPv4 address here; interfaces with one: {having}"
-            raise MachineLacks(what, next_step="Correct network.interface in the site file.")
+            raise MachineLacks(
+                what, next_step="Correct network.interface in the site file."
+            )
         return addresses[interface][0]
     own = [one for listed in addresses.values() for one in listed]
     # Debian resolves a machine's name to 127.0.1.1, which is a different machine on every node.
     candidates = [one for one in of_name if one in own] + own
-    return next((one for one in candidates if not ipaddress.ip_address(one).is_loopback), "127.0.0.1")
+    return next(
+        (one for one in candidates if not ipaddress.ip_address(one).is_loopback),
+        "127.0.0.1",
+    )
 
 
 def interface_of(address: str, addresses: Addresses) -> str:

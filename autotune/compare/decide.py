@@ -9,16 +9,34 @@ from autotune.base.statistics import Estimate, difference, no_spread_of
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[
-    "model", "dataset", "machine", "processors", "ranks", "global batch", "row length", "layout", "memory budget"
+    "model",
+    "dataset",
+    "machine",
+    "processors",
+    "ranks",
+    "global batch",
+    "row length",
+    "layout",
+    "memory budget",
 ]
 Verdict = Literal[
-    "faster", "slower", "more", "less", "the same", "the same within noise", "not judged", "not comparable"
+    "faster",
+    "slower",
+    "more",
+    "less",
+    "the same",
+    "the same within noise",
+    "not judged",
+    "not comparable",
 ]
 """``not judged``: the spread is not known. ``not comparable``: something differs that the figure depends on."""
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
-_OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
+_OTHER: dict[Circumstance, str] = {
+    "processors": "other processors",
+    "ranks": "another number of ranks",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +50,20 @@ class Change:
     @property
     def ratio(self) -> float | None:
         """Ratio of the new to the old figure; None if they are not both figures."""
-        both = [one for one in (self.old, self.new) if isinstance(one, int | float) and not isinstance(one, bool)]
+        both = [
+            one
+            for one in (self.old, self.new)
+            if isinstance(one, int | float) and not isinstance(one, bool)
+        ]
         return self.new / self.old if len(both) == 2 and self.old else None
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
     """Return the differences between flat tables; a key that one side does not have counts as None."""
-    found = (Change(key=str(key), old=old.get(key), new=new.get(key)) for key in {**old, **new})
+    found = (
+        Change(key=str(key), old=old.get(key), new=new.get(key))
+        for key in {**old, **new}
+    )
     return tuple(change for change in found if change.old != change.new)
 
 
@@ -54,15 +79,29 @@ class Metric:
 
 _SPEED: tuple[Verdict, Verdict] = ("slower", "faster")
 TRAINING_RATE = Metric(name="tokens/s", unit="tokens/s", words=_SPEED)
-STEP_RATE = Metric(name="tokens/s including padding", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
+STEP_RATE = Metric(
+    name="tokens/s including padding",
+    unit="tokens/s",
+    words=_SPEED,
+    needs=(*_PLACE, "layout"),
+)
 WINDOW_RATE = replace(STEP_RATE, needs=(*STEP_RATE.needs, "global batch"))
 DATA_WAIT = Metric(name="data wait", unit="share")
 MFU = Metric(name="MFU", unit="share")
 WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")
-PEAK_MEMORY = Metric(name="peak memory", unit="bytes", needs=(*_WORK, "machine", "ranks"))
-LARGEST = Metric(name="largest micro-batch", unit="rows", needs=(*_WORK, "machine", "layout", "memory budget"))
+PEAK_MEMORY = Metric(
+    name="peak memory", unit="bytes", needs=(*_WORK, "machine", "ranks")
+)
+LARGEST = Metric(
+    name="largest micro-batch",
+    unit="rows",
+    needs=(*_WORK, "machine", "layout", "memory budget"),
+)
 LOSS = Metric(name="loss", unit="nats", needs=(*_WORK, "global batch"))
-SAMPLES, TOKENS = Metric(name="samples", unit="samples", needs=()), Metric(name="tokens", unit="tokens", needs=())
+SAMPLES, TOKENS = (
+    Metric(name="samples", unit="samples", needs=()),
+    Metric(name="tokens", unit="tokens", needs=()),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,24 +170,38 @@ class Comparison:
     """Figures that the other side does not have."""
 
 
-def compare(a: Side, b: Side, loss: tuple[Measurement, Measurement, Interval] | None = None) -> Comparison:
+def compare(
+    a: Side, b: Side, loss: tuple[Measurement, Measurement, Interval] | None = None
+) -> Comparison:
     """Compare two sides; for runs, ``loss`` is that of A and B at the same steps, and its ratio B to A."""
     known = a.circumstances.keys() & b.circumstances.keys()
-    places = [{str(name): said for name, said in one.circumstances.items() if name in known} for one in (a, b)]
+    places = [
+        {str(name): said for name, said in one.circumstances.items() if name in known}
+        for one in (a, b)
+    ]
     circumstances, facts = changes(*places), changes(a.facts, b.facts)
     if a.kind != b.kind:  # a run says less of its machine than a profile does
         facts = tuple(one for one in facts if one.key in a.facts and one.key in b.facts)
     differs = {change.key for change in circumstances}
-    mine, theirs = ({(one.metric.name, one.of): one for one in side.measurements} for side in (a, b))
-    figures = [_compared(mine[key], theirs[key], differs) for key in mine if key in theirs]
+    mine, theirs = (
+        {(one.metric.name, one.of): one for one in side.measurements} for side in (a, b)
+    )
+    figures = [
+        _compared(mine[key], theirs[key], differs) for key in mine if key in theirs
+    ]
     if loss is not None:
         figures.append(_compared(loss[0], loss[1], differs, loss[2]))
     return Comparison(
-        a=a, b=b, settings=changes(a.settings, b.settings), circumstances=circumstances, facts=facts,
-        figures=tuple(figures), headline=_headline(a, b, differs),
+        a=a,
+        b=b,
+        settings=changes(a.settings, b.settings),
+        circumstances=circumstances,
+        facts=facts,
+        figures=tuple(figures),
+        headline=_headline(a, b, differs),
         only_a=tuple(f"{name}, {of}" for name, of in mine if (name, of) not in theirs),
         only_b=tuple(f"{name}, {of}" for name, of in theirs if (name, of) not in mine),
-    )  # fmt: skip
+    )
 
 
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
@@ -162,20 +215,37 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     return _compared(one, other, differs)
 
 
-def _compared(a: Measurement, b: Measurement, differs: set[str], change: Interval | None = None) -> Compared:
+def _compared(
+    a: Measurement, b: Measurement, differs: set[str], change: Interval | None = None
+) -> Compared:
     change = change or difference(a.estimate, b.estimate)
     if a.exact and b.exact:
         change = replace(change, low=change.value, high=change.value, confidence=1.0)
-    found = Compared(metric=a.metric, of=a.of, a=a.estimate, b=b.estimate, change=change)
+    found = Compared(
+        metric=a.metric, of=a.of, a=a.estimate, b=b.estimate, change=change
+    )
     nothing = 1.0 if a.estimate.scale == "log" else 0.0
-    if other := [_OTHER.get(name, f"another {name}") for name in a.metric.needs if name in differs]:
+    if other := [
+        _OTHER.get(name, f"another {name}")
+        for name in a.metric.needs
+        if name in differs
+    ]:
         return replace(found, verdict="not comparable", why=", ".join(other))
     if change.low is None or change.high is None:
-        return replace(found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate))
+        return replace(
+            found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate)
+        )
     if max(abs(change.low - nothing), abs(change.high - nothing)) < 1e-9:  # rounding
         return replace(found, verdict="the same")
     less, more = a.metric.words
-    return replace(found, verdict=less if change.high < nothing else more if change.low > nothing else found.verdict)
+    return replace(
+        found,
+        verdict=less
+        if change.high < nothing
+        else more
+        if change.low > nothing
+        else found.verdict,
+    )
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:
@@ -186,14 +256,21 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
     """
     found = comparison.headline
     if found is None:
-        return Gate(state="not comparable", words="one side has no measured training speed")
+        return Gate(
+            state="not comparable", words="one side has no measured training speed"
+        )
     if found.verdict == "not comparable":
-        return Gate(state="not comparable", words=f"the speeds of A and B are not comparable: {found.why}")
+        return Gate(
+            state="not comparable",
+            words=f"the speeds of A and B are not comparable: {found.why}",
+        )
     least, change = 1 - lost_share, found.change
     told = f"B trains at {change.value:.3f} of A's {found.metric.name}"
     if change.low is None or change.high is None:
         return Gate(state="undecided", words=f"{told}, with unknown noise: {found.why}")
-    told += f" ({change.low:.3f} to {change.high:.3f}, 95 %); the threshold is {least:.3f}"
+    told += (
+        f" ({change.low:.3f} to {change.high:.3f}, 95 %); the threshold is {least:.3f}"
+    )
     is_slower = change.value < least and change.high < 1
     if not is_slower and change.low < least:
         return Gate(state="undecided", words=f"{told}: noise allows both")

@@ -16,24 +16,53 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
     """Format the verdict first, then changes, settings with their meaning, and every figure."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     parts = [
-        "\n".join(f"{letter}: {inert(side.name)} ({side.kind})" for letter, side, _ in both),
+        "\n".join(
+            f"{letter}: {inert(side.name)} ({side.kind})" for letter, side, _ in both
+        ),
         *([f"verdict: {gate.state}: {gate.words}"] if gate else []),
-        *([_headline(found.headline)] if "dataset" not in (found.a.kind, found.b.kind) else []),
+        *(
+            [_headline(found.headline)]
+            if "dataset" not in (found.a.kind, found.b.kind)
+            else []
+        ),
     ]
     for title, changes in (
         ("model, data and machine", found.circumstances),
         ("settings", found.settings),
         ("machine and software", found.facts),
     ):
-        headers = ["field", "A", "B", "B / A", *(["meaning"] if title == "settings" else [])]
-        rows = [_change_cells(one, meaning_of(one.key) or "")[: len(headers)] for one in changes]
-        parts.append(f"{title}\n{text_table(headers, rows, align='lrrrl')}" if changes else f"{title}: the same")
+        headers = [
+            "field",
+            "A",
+            "B",
+            "B / A",
+            *(["meaning"] if title == "settings" else []),
+        ]
+        rows = [
+            _change_cells(one, meaning_of(one.key) or "")[: len(headers)]
+            for one in changes
+        ]
+        parts.append(
+            f"{title}\n{text_table(headers, rows, align='lrrrl')}"
+            if changes
+            else f"{title}: the same"
+        )
     figures = [_figure_cells(one) for one in found.figures]
-    parts.append(text_table(_HEADERS, figures, align="llrrrrrrl") if figures else "figures: none in common")
+    parts.append(
+        text_table(_HEADERS, figures, align="llrrrrrrl")
+        if figures
+        else "figures: none in common"
+    )
     for letter, side, only in both:
         if only:
-            more = f"; and {len(only) - _MOST_NAMES} more" if len(only) > _MOST_NAMES else ""
-            parts.append(f"only in {letter}: {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}")
+            more = (
+                f"; and {len(only) - _MOST_NAMES} more"
+                if len(only) > _MOST_NAMES
+                else ""
+            )
+            parts.append(
+                f"only in {letter}: {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}"
+            )
         parts += [f"{letter}: {inert(note)}" for note in side.notes]
     return "\n\n".join(parts)
 
@@ -42,32 +71,52 @@ def _headline(one: Compared | None) -> str:
     if one is None:
         return "training speed: not measured on both sides"
     _, _, a, _, b, _, change, between, verdict = _figure_cells(one)
-    interval = "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
+    interval = (
+        "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
+    )
     return f"training speed ({inert(one.of)}): {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
 
 
 def _figure_cells(one: Compared) -> list[str | None]:
     return [
-        one.metric.name, one.of, _figure(one, one.a.value), str(one.a.n), _figure(one, one.b.value), str(one.b.n),
-        _ratio(one, one.change.value), bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
+        one.metric.name,
+        one.of,
+        _figure(one, one.a.value),
+        str(one.a.n),
+        _figure(one, one.b.value),
+        str(one.b.n),
+        _ratio(one, one.change.value),
+        bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
         f"{one.verdict} ({one.why})" if one.why else one.verdict,
-    ]  # fmt: skip
+    ]
 
 
 def _figure(one: Compared, value: float) -> str:
-    form = {"bytes": format_bytes, "share": format_share, "nats": "{:.4f}".format}.get(one.metric.unit, format_count)
+    form = {"bytes": format_bytes, "share": format_share, "nats": "{:.4f}".format}.get(
+        one.metric.unit, format_count
+    )
     return form(value)
 
 
 def _ratio(one: Compared, value: float) -> str:
     """Format a ratio; for shares on a linear scale, a difference in points."""
-    return f"{100 * value:+.2f} points" if one.a.scale == "linear" and one.metric.unit == "share" else f"{value:.3f}"
+    return (
+        f"{100 * value:+.2f} points"
+        if one.a.scale == "linear" and one.metric.unit == "share"
+        else f"{value:.3f}"
+    )
 
 
 def _change_cells(one: Change, meaning: str) -> list[str | None]:
     head, stop, _ = meaning.partition(". ")
     ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
-    return [one.key, _value(one.key, one.old), _value(one.key, one.new), ratio, head + stop.strip()]
+    return [
+        one.key,
+        _value(one.key, one.old),
+        _value(one.key, one.new),
+        ratio,
+        head + stop.strip(),
+    ]
 
 
 def _value(key: str, value: object) -> str:
@@ -76,5 +125,11 @@ def _value(key: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return format_bytes(value) if "_bytes" in key else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
+        return (
+            format_bytes(value)
+            if "_bytes" in key
+            else f"{value:,.6g}"
+            if value < 1e6
+            else f"{value:,.0f}"
+        )
     return cut(str(value))

@@ -8,10 +8,25 @@ from typing import Any
 
 from autotune.advice.read_context import read_measured_run
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
+from autotune.base.statistics import (
+    Estimate,
+    Scale,
+    of_bounds,
+    of_one,
+    of_sound_steps,
+    of_windows,
+    paired_difference,
+)
 from autotune.base.units import format_bytes
 from autotune.compare import decide
-from autotune.compare.decide import Circumstance, Comparison, Measurement, Metric, Side, compare
+from autotune.compare.decide import (
+    Circumstance,
+    Comparison,
+    Measurement,
+    Metric,
+    Side,
+    compare,
+)
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import positive, settled_steps, training_rates
@@ -27,9 +42,10 @@ from trainer.record.run_record import RUN_FILE, Run
 _LOSS_SHARE = 0.5
 """Share of the steps that both runs took, the later part, in which their losses are compared."""
 _READ_FROM = {
-    "training": "windows with the tuned settings", "windows": "windows of the worker sweep",
+    "training": "windows with the tuned settings",
+    "windows": "windows of the worker sweep",
     "steps": "steps of the probe",
-}  # fmt: skip
+}
 _NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and there are no timings"
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
@@ -41,7 +57,9 @@ def compare_paths(a: Path, b: Path) -> Comparison:
     (first, mine), (second, theirs) = _side(a), _side(b)
     if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
         what = f"{a} is a {first.kind} and {b} is a {second.kind}: no figures in common"
-        raise UsageError(what, next_step="Compare two of a kind, or a profile with a run.")
+        raise UsageError(
+            what, next_step="Compare two of a kind, or a profile with a run."
+        )
     return compare(first, second, _loss(mine, theirs) if mine and theirs else None)
 
 
@@ -66,112 +84,213 @@ def _side(path: Path) -> tuple[Side, Run | None]:
 def _dataset_side(manifest: Manifest, name: str) -> Side:
     figures = tuple(
         Measurement(metric=metric, of=of, estimate=of_one(count), exact=True)
-        for of, split in (("training", manifest.train), ("validation", manifest.validation))
-        for metric, count in ((decide.SAMPLES, split.samples), (decide.TOKENS, split.tokens))
+        for of, split in (
+            ("training", manifest.train),
+            ("validation", manifest.validation),
+        )
+        for metric, count in (
+            (decide.SAMPLES, split.samples),
+            (decide.TOKENS, split.tokens),
+        )
         if count
     )
     return Side(
-        kind="dataset", name=name, circumstances={"dataset": manifest.dataset_hash}, facts={},
-        measurements=figures, settings=flat_table(manifest.model_dump(mode="json", exclude={"train", "validation"})),
-    )  # fmt: skip
+        kind="dataset",
+        name=name,
+        circumstances={"dataset": manifest.dataset_hash},
+        facts={},
+        measurements=figures,
+        settings=flat_table(
+            manifest.model_dump(mode="json", exclude={"train", "validation"})
+        ),
+    )
 
 
 def _profile_side(stored: StoredProfile, name: str) -> Side:
-    profile, train, made_on = stored.profile, stored.profile.train, stored.profile.fingerprint
+    profile, train, made_on = (
+        stored.profile,
+        stored.profile.train,
+        stored.profile.fingerprint,
+    )
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
     circumstances: dict[Circumstance, str] = {
-        "model": made_on.model_sha256, "dataset": made_on.dataset_hash, "machine": made_on.gpu_name or "cpu",
+        "model": made_on.model_sha256,
+        "dataset": made_on.dataset_hash,
+        "machine": made_on.gpu_name or "cpu",
         "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
-        "global batch": f"{train.global_batch_size} sequences", "row length": str(train.seq_length_tokens),
-        "layout": train.layout, "memory budget": str(profile.constraints.memory_budget_bytes),
+        "global batch": f"{train.global_batch_size} sequences",
+        "row length": str(train.seq_length_tokens),
+        "layout": train.layout,
+        "memory budget": str(profile.constraints.memory_budget_bytes),
         **({} if ranks is None else {"ranks": str(ranks)}),
-    }  # fmt: skip
-    notes = ("the profile was edited by hand: its figures are those of the settings before",)
+    }
+    notes = (
+        "the profile was edited by hand: its figures are those of the settings before",
+    )
     return Side(
-        kind="profile", name=name, circumstances=circumstances,
-        settings=flat_table(train.model_dump(mode="json") | profile.model_dump(mode="json", include={"constraints"})),
+        kind="profile",
+        name=name,
+        circumstances=circumstances,
+        settings=flat_table(
+            train.model_dump(mode="json")
+            | profile.model_dump(mode="json", include={"constraints"})
+        ),
         facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
         | {"tool_version": profile.provenance.tool_version},
         measurements=tuple(_profile_figures(profile)),
         headlines=tuple(
             Measurement(
                 metric=decide.TRAINING_RATE,
-                of=_READ_FROM[rate.read_from] + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
+                of=_READ_FROM[rate.read_from]
+                + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
                 estimate=rate.estimate,
             )
             for rate in training_rates(profile)
         ),
-        notes=(*(() if stored.intact else notes), *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ())),
-    )  # fmt: skip
+        notes=(
+            *(() if stored.intact else notes),
+            *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ()),
+        ),
+    )
 
 
 def _profile_figures(profile: Profile) -> Iterable[Measurement]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
-        yield Measurement(metric=decide.LARGEST, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
+        yield Measurement(
+            metric=decide.LARGEST,
+            of="under the budget",
+            estimate=of_one(probe.feasible_max),
+            exact=True,
+        )
         # Peaks of a pretended GPU are not compared with those of a real one.
         of_peak = f"largest micro-batch{', allocator' * is_pretended(profile.fingerprint.driver)}"
-        yield Measurement(metric=decide.PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
-        sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
-        for point, how in [*((point, "cached batches") for point in probe.curve), *sustained]:
+        yield Measurement(
+            metric=decide.PEAK_MEMORY,
+            of=of_peak,
+            estimate=of_one(probe.feasible_peak_bytes),
+        )
+        sustained = (
+            [] if probe.sustained is None else [(probe.sustained, "for a minute")]
+        )
+        for point, how in [
+            *((point, "cached batches") for point in probe.curve),
+            *sustained,
+        ]:
             of = f"{_many(point.micro_batch_size, 'sequence')}, {how}"
-            yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_bounds(point.padded_rate, point.timed_steps))
+            yield Measurement(
+                metric=decide.STEP_RATE,
+                of=of,
+                estimate=of_bounds(point.padded_rate, point.timed_steps),
+            )
     if workers is not None:
         if rates := positive(workers.cached_padded_tokens_per_s):
-            yield Measurement(metric=decide.WINDOW_RATE, of="upper bound, cached batches", estimate=of_windows(rates))
+            yield Measurement(
+                metric=decide.WINDOW_RATE,
+                of="upper bound, cached batches",
+                estimate=of_windows(rates),
+            )
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
             if rates := positive(row.padded_tokens_per_s):
-                yield Measurement(metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates))
-            yield Measurement(metric=decide.DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
+                yield Measurement(
+                    metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates)
+                )
+            yield Measurement(
+                metric=decide.DATA_WAIT,
+                of=of,
+                estimate=of_one(row.data_wait_share, scale="linear"),
+            )
 
 
 def _run_side(run: Run, name: str) -> Side:
     header, config, rows = run.header, run.header.config, settled_steps(run)
     circumstances: dict[Circumstance, str] = {
-        "model": _model_of(config.get("model"), header.name), "dataset": header.dataset_hash, "machine": header.device,
-        "ranks": str(header.world_size), "global batch": f"{header.global_batch_size} sequences",
-        "row length": str(config.get("seq_length_tokens")), "layout": header.layout,
-    }  # fmt: skip
-    rate = _steps(decide.TRAINING_RATE, [(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
-    waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
+        "model": _model_of(config.get("model"), header.name),
+        "dataset": header.dataset_hash,
+        "machine": header.device,
+        "ranks": str(header.world_size),
+        "global batch": f"{header.global_batch_size} sequences",
+        "row length": str(config.get("seq_length_tokens")),
+        "layout": header.layout,
+    }
+    rate = _steps(
+        decide.TRAINING_RATE,
+        [(row.tokens_per_s * row.step_s, row.step_s) for row in rows],
+    )
+    waits = [
+        (row.communication_s, row.step_s)
+        for row in rows
+        if row.communication_s is not None
+    ]
     measurements = [
         *rate,
-        *_steps(decide.DATA_WAIT, [(row.data_wait_s, row.step_s) for row in rows], scale="linear"),
+        *_steps(
+            decide.DATA_WAIT,
+            [(row.data_wait_s, row.step_s) for row in rows],
+            scale="linear",
+        ),
         *_steps(decide.WAIT_FOR_RANKS, waits, scale="linear"),
-        *_steps(decide.MFU, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None]),
+        *_steps(
+            decide.MFU,
+            [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None],
+        ),
     ]
     if rows and rows[-1].peak_memory_bytes > 0:
         peak = of_one(rows[-1].peak_memory_bytes)
-        measurements.append(Measurement(metric=decide.PEAK_MEMORY, of=_BY_STEPS, estimate=peak))
+        measurements.append(
+            Measurement(metric=decide.PEAK_MEMORY, of=_BY_STEPS, estimate=peak)
+        )
     return Side(
-        kind="run", name=name, settings=flat_table(config), circumstances=circumstances,
-        facts={"device": header.device, "attention": header.attention, **header.versions},
-        measurements=tuple(measurements), headlines=tuple(rate),
+        kind="run",
+        name=name,
+        settings=flat_table(config),
+        circumstances=circumstances,
+        facts={
+            "device": header.device,
+            "attention": header.attention,
+            **header.versions,
+        },
+        measurements=tuple(measurements),
+        headlines=tuple(rate),
         notes=(
             f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up and left out",
             "runs record their device, and not their host",
             *(("the run has not finished, or was killed",) if run.end is None else ()),
         ),
-    )  # fmt: skip
+    )
 
 
-def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Measurement]:
+def _steps(
+    metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
+) -> list[Measurement]:
     """Return a figure of steps; an empty list if fewer than two of them have sound figures."""
     found = of_sound_steps(pairs, scale=scale)
-    return [] if found is None or found.n < 2 else [Measurement(metric=metric, of=_BY_STEPS, estimate=found)]
+    return (
+        []
+        if found is None or found.n < 2
+        else [Measurement(metric=metric, of=_BY_STEPS, estimate=found)]
+    )
 
 
 def _model_of(model: object, name: object = "") -> str:
     """Return the hash of a model's config without its name, or of the name if there is no config."""
-    return canonical_sha256({k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else name)
+    return canonical_sha256(
+        {k: v for k, v in model.items() if k != "name"}
+        if isinstance(model, dict)
+        else name
+    )
 
 
 def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
     """Return both losses over the later part of the common steps, and their ratio; None without any."""
     losses = [
-        {row.step: row.loss for row in run.steps if row.loss is not None and math.isfinite(row.loss) and row.loss > 0}
+        {
+            row.step: row.loss
+            for row in run.steps
+            if row.loss is not None and math.isfinite(row.loss) and row.loss > 0
+        }
         for run in (a, b)
     ]
     common = sorted(losses[0].keys() & losses[1].keys())
@@ -180,60 +299,124 @@ def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
         return None
     mine, theirs = ([side[step] for step in later] for side in losses)
     of = f"at the same steps, {later[0]} to {later[-1]}"
-    estimates = (Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in (mine, theirs))
-    first, second = (Measurement(metric=decide.LOSS, of=of, estimate=one) for one in estimates)
+    estimates = (
+        Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps")
+        for one in (mine, theirs)
+    )
+    first, second = (
+        Measurement(metric=decide.LOSS, of=of, estimate=one) for one in estimates
+    )
     return first, second, paired_difference(mine, theirs)
 
 
 def _tuning_side(path: Path) -> Side:
     every, corrupt = read_trial_records(path / TRIAL_LOG_DIRECTORY)
-    measured = [one for one in every if one.job in ("step", "training") and one.outcome["kind"] == "measured"]
+    measured = [
+        one
+        for one in every
+        if one.job in ("step", "training") and one.outcome["kind"] == "measured"
+    ]
     if not measured:
         what = f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt"
-        raise BadInput(what, next_step="Tune first (autotune tune), or name the profile.")
+        raise BadInput(
+            what, next_step="Tune first (autotune tune), or name the profile."
+        )
     records = [one for one in measured if one.site == measured[-1].site]
     left_out = corrupt + len(measured) - len(records)
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(_what(record), []).append(record)
-    measurements = [one for of, group in groups.items() for one in _trial_figures(of, group)]
+    measurements = [
+        one for of, group in groups.items() for one in _trial_figures(of, group)
+    ]
     config = records[-1].trial.config
     settings = flat_table(config)
     windows = [one for one in measurements if one.metric is decide.WINDOW_RATE]
-    keeps_up = windows or [one for one in measurements if one.metric is decide.STEP_RATE]
+    keeps_up = windows or [
+        one for one in measurements if one.metric is decide.STEP_RATE
+    ]
     circumstances: dict[Circumstance, str] = {
-        "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
+        "model": _model_of(config.get("model"), {}),
+        "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
-    }  # fmt: skip
-    named = (_table(record.trial.config, "data").get("dataset_hash") for record in records)
+    }
+    named = (
+        _table(record.trial.config, "data").get("dataset_hash") for record in records
+    )
     if datasets := {one for one in named if isinstance(one, str)}:
         circumstances["dataset"] = ", ".join(sorted(datasets))
     facts: dict[str, Any] = {"site": records[-1].site}
     if (where := records[-1].made_on) is not None:  # all of these are of one site
-        circumstances |= {"machine": where.gpu_name or "cpu", "processors": where.processors}
+        circumstances |= {
+            "machine": where.gpu_name or "cpu",
+            "processors": where.processors,
+        }
         circumstances.setdefault("dataset", where.dataset_hash)
-        facts = {"machine": where.machine, "processors": where.processors, "torch": where.torch} | facts
-    notes = [f"{left_out} records are left out: corrupt, or of other sites"] if left_out else []
+        facts = {
+            "machine": where.machine,
+            "processors": where.processors,
+            "torch": where.torch,
+        } | facts
+    notes = (
+        [f"{left_out} records are left out: corrupt, or of other sites"]
+        if left_out
+        else []
+    )
     notes += [_NOTHING_TIMED] if where and is_pretended(where.driver) else []
-    notes += [] if where else ["its trials do not name their machine: the machines may differ"]
+    notes += (
+        []
+        if where
+        else ["its trials do not name their machine: the machines may differ"]
+    )
     return Side(
-        kind="tuning", name=str(path), circumstances=circumstances, facts=facts, measurements=tuple(measurements),
-        settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
-        headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)), notes=tuple(notes),
-    )  # fmt: skip
+        kind="tuning",
+        name=str(path),
+        circumstances=circumstances,
+        facts=facts,
+        measurements=tuple(measurements),
+        settings={
+            key: value
+            for key, value in settings.items()
+            if not key.startswith(_OF_A_TRIAL)
+        },
+        headlines=tuple(sorted(keeps_up, key=lambda one: -one.estimate.value)),
+        notes=tuple(notes),
+    )
 
 
 def _what(record: TrialRecord) -> str:
     """Return a description of a trial, in words that another version of this project would use as well."""
     measured = record.measured
     config, loader = record.trial.config, _table(record.trial.config, "data")
-    words = [_many(config.get("micro_batch_size"), "sequence"), _many(measured.get("local_ranks", 1), "rank")]
+    words = [
+        _many(config.get("micro_batch_size"), "sequence"),
+        _many(measured.get("local_ranks", 1), "rank"),
+    ]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
-        return ", ".join([*words, f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"])
-    how = "cached batches" if measured.get("cached") else _many(loader.get("num_workers"), "DataLoader worker")
-    how += "" if loader.get("prefetch_factor") == 2 else f", prefetch {loader.get('prefetch_factor')}"
-    how += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
+        return ", ".join(
+            [
+                *words,
+                f"under {format_bytes(budget)}"
+                if isinstance(budget, int)
+                else "without a limit",
+            ]
+        )
+    how = (
+        "cached batches"
+        if measured.get("cached")
+        else _many(loader.get("num_workers"), "DataLoader worker")
+    )
+    how += (
+        ""
+        if loader.get("prefetch_factor") == 2
+        else f", prefetch {loader.get('prefetch_factor')}"
+    )
+    how += (
+        f", replay of {measured['replayed_step_s']} s"
+        if measured.get("replayed_step_s")
+        else ""
+    )
     return ", ".join([*words, f"global batch {config.get('global_batch_size')}", how])
 
 
@@ -251,18 +434,40 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
     where = group[0].made_on  # all of these are of one site
     gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
     finished = map(TrialRecord.finished, group)
-    measured = [(one.trial, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
-    rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
+    measured = [
+        (one.trial, one.outcome)
+        for one in finished
+        if isinstance(one.outcome, Measured)
+    ]
+    rated = [
+        outcome
+        for trial, outcome in measured
+        if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)
+    ]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
-        if rates := positive(one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0):
-            yield Measurement(metric=decide.STEP_RATE, of=of, estimate=of_windows(rates))
-        if peaks := positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
+        if rates := positive(
+            one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0
+        ):
+            yield Measurement(
+                metric=decide.STEP_RATE, of=of, estimate=of_windows(rates)
+            )
+        if peaks := positive(
+            StepFigures.of(outcome).peak_bytes for _, outcome in measured
+        ):
             of += ", allocator" * is_pretended(driver)
-            yield Measurement(metric=decide.PEAK_MEMORY, of=of, estimate=of_one(max(peaks)))
+            yield Measurement(
+                metric=decide.PEAK_MEMORY, of=of, estimate=of_one(max(peaks))
+            )
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := positive(one.padded_tokens_per_s for one in windows):
         yield Measurement(metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates))
-    if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
-        yield Measurement(metric=decide.DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
+    if waits := [
+        one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)
+    ]:
+        yield Measurement(
+            metric=decide.DATA_WAIT,
+            of=of,
+            estimate=of_one(statistics.median(waits), scale="linear"),
+        )

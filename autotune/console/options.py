@@ -16,8 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S, VOCAB_SIZE, WINDOW_S
-from autotune.base.units import NO_UNIT, exact_seconds, parse_amount, parse_bits_per_s, parse_bytes, parse_seconds
+from autotune.base.defaults import (
+    MAX_MICRO_BATCH_SIZE,
+    SEQ_LENGTH_TOKENS,
+    TRIAL_TIMEOUT_S,
+    VOCAB_SIZE,
+    WINDOW_S,
+)
+from autotune.base.units import (
+    NO_UNIT,
+    exact_seconds,
+    parse_amount,
+    parse_bits_per_s,
+    parse_bytes,
+    parse_seconds,
+)
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +55,11 @@ def cards(incomplete: str) -> list[tuple[str, str]]:
     """Return the GPUs that begin with ``incomplete``, each with its full name."""
     from autotune.machine.gpu_models import GPU_MODELS
 
-    return [(gpu_model.key, gpu_model.name) for gpu_model in GPU_MODELS if gpu_model.key.startswith(incomplete.lower())]
+    return [
+        (gpu_model.key, gpu_model.name)
+        for gpu_model in GPU_MODELS
+        if gpu_model.key.startswith(incomplete.lower())
+    ]
 
 
 def profiles(incomplete: str) -> list[str]:
@@ -50,26 +67,43 @@ def profiles(incomplete: str) -> list[str]:
     return [
         name
         for name in dict.fromkeys([*_tables(incomplete), *_tables(f"{_PROFILES}/")])
-        if name.startswith(incomplete) and not name.endswith(".previous.toml") and Path(name).name not in _NO_PROFILES
+        if name.startswith(incomplete)
+        and not name.endswith(".previous.toml")
+        and Path(name).name not in _NO_PROFILES
     ]
 
 
 def sites(incomplete: str) -> list[str]:
     """Return TOML files with this prefix, except ``pyproject.toml`` and those in ``profiles/``."""
-    return [name for name in _tables(incomplete) if not name.startswith(f"{_PROFILES}/") and name != _NO_PROFILES[0]]
+    return [
+        name
+        for name in _tables(incomplete)
+        if not name.startswith(f"{_PROFILES}/") and name != _NO_PROFILES[0]
+    ]
 
 
 def _tables(incomplete: str) -> list[str]:
     directory, slash, begun = incomplete.rpartition("/")
     with contextlib.suppress(OSError):
-        names = sorted(entry.name for entry in Path(directory + slash or ".").expanduser().glob("*.toml"))
+        names = sorted(
+            entry.name
+            for entry in Path(directory + slash or ".").expanduser().glob("*.toml")
+        )
         return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
     return []
 
 
-def option(metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any) -> Any:  # noqa: ANN401 - typer's
+def option(
+    metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any
+) -> Any:  # noqa: ANN401 - typer's
     """Return an option with a value; without a metavar, help shows the choices; --help-all also shows advanced ones."""
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel="Advanced" if advanced else None, **more)
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=text,
+        rich_help_panel="Advanced" if advanced else None,
+        **more,
+    )
 
 
 def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
@@ -77,7 +111,9 @@ def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN40
     return option(None, text, name, advanced=advanced)
 
 
-def quantity(name: str, parse: Callable[[str], float], example: str, *, least: float = 0.0) -> Callable[[Any], float]:
+def quantity(
+    name: str, parse: Callable[[str], float], example: str, *, least: float = 0.0
+) -> Callable[[Any], float]:
     """Return the parser of an option that takes a number with a unit; ``example`` shows the usual one."""
 
     def read(given: str | float) -> float:
@@ -89,35 +125,58 @@ def quantity(name: str, parse: Callable[[str], float], example: str, *, least: f
             why = f"is less than {exact_seconds(least)}"
         except ValueError as error:
             why = str(error)
-        fixed = given.strip() + example.lstrip("0123456789") if why == NO_UNIT else example
+        fixed = (
+            given.strip() + example.lstrip("0123456789") if why == NO_UNIT else example
+        )
         raise UsageError(f"{name} {given!r} {why}", next_step=f"Write {name} {fixed}")
 
     return read
 
 
 def duration(
-    name: str, example: str, text: str, default_s: float | None = None, *, least_s: float = 0.0, advanced: bool = False
+    name: str,
+    example: str,
+    text: str,
+    default_s: float | None = None,
+    *,
+    least_s: float = 0.0,
+    advanced: bool = False,
 ) -> Any:  # noqa: ANN401 - typer's
     """Return an option that takes a duration with a unit; its value is in seconds."""
     text += "" if default_s is None else f" Default: {exact_seconds(default_s)}."
     read = quantity(name, parse_seconds, example, least=least_s)
-    return option("DURATION", text, name, parser=read, show_default=False, advanced=advanced)
+    return option(
+        "DURATION", text, name, parser=read, show_default=False, advanced=advanced
+    )
 
 
 def time_limit(default: str) -> Any:  # noqa: ANN401 - typer's
     """Return the option of a measurement's time budget; its value is in seconds."""
-    return duration("--time-limit", "10min", f"Time budget of the measurements. Default: {default}.", least_s=1)
+    return duration(
+        "--time-limit",
+        "10min",
+        f"Time budget of the measurements. Default: {default}.",
+        least_s=1,
+    )
 
 
 def batch_tokens(default: str) -> Any:  # noqa: ANN401 - typer's
     """Return the option of the global batch; its value is a number of tokens."""
-    text, read = "Non-padding tokens per optimizer step, over all GPUs", quantity(_BATCH, parse_amount, "512K")
+    text, read = (
+        "Non-padding tokens per optimizer step, over all GPUs",
+        quantity(_BATCH, parse_amount, "512K"),
+    )
     return option("TOKENS", f"{text}. Default: {default}.", _BATCH, parser=read)
 
 
 def gpus_per_node(default: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
     """Return the option of the number of GPUs per node."""
-    return option("N", f"GPUs per node; processes on a CPU. Default: {default}.", min=1, advanced=advanced)
+    return option(
+        "N",
+        f"GPUs per node; processes on a CPU. Default: {default}.",
+        min=1,
+        advanced=advanced,
+    )
 
 
 _BATCH = "--global-batch-tokens"
@@ -125,64 +184,126 @@ REPORTS = Path("reports")
 NOT_GIVEN = Path("/dev/null")
 """Default of a path that only some forms of a command require."""
 NODES = option("N", "Nodes to train on.", min=1, max=8192)
-SEQ_LENGTH = option("TOKENS", f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.", min=8, show_default=False)
+SEQ_LENGTH = option(
+    "TOKENS",
+    f"Sequence length. Default: {SEQ_LENGTH_TOKENS}.",
+    min=8,
+    show_default=False,
+)
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
-Reports = Annotated[Path, option("DIR", "Directory for trial logs and reports.", advanced=True)]
-RequireApproved = Annotated[bool, flag("--require-approved", "Fail unless this exact content was approved.")]
-OneProfile = Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile (TOML).", autocompletion=profiles)]
+Reports = Annotated[
+    Path, option("DIR", "Directory for trial logs and reports.", advanced=True)
+]
+RequireApproved = Annotated[
+    bool, flag("--require-approved", "Fail unless this exact content was approved.")
+]
+OneProfile = Annotated[
+    Path,
+    typer.Argument(metavar="PROFILE", help="Profile (TOML).", autocompletion=profiles),
+]
 Data = Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA")]
 ProfileData = Annotated[
-    Path | None, option("DIR", "Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
+    Path | None,
+    option("DIR", "Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA"),
 ]
 NodeRanks = Annotated[int | None, gpus_per_node("the profile's")]
 Layout = Annotated[
     Literal["packed", "bucketed", "padded"] | None,
-    option(None, "Layout of samples in sequences. Default: packed if supported, else padded.", advanced=True),
+    option(
+        None,
+        "Layout of samples in sequences. Default: packed if supported, else padded.",
+        advanced=True,
+    ),
 ]
 Checkpointing = Annotated[
-    Literal["none", "selective", "full"], option(None, "Activation checkpointing: recompute activations in backward.")
+    Literal["none", "selective", "full"],
+    option(None, "Activation checkpointing: recompute activations in backward."),
 ]
 Compile = Annotated[
     bool | None,
-    flag("--compile/--no-compile", "Compile the layers with torch.compile. Default: on GPUs.", advanced=True),
+    flag(
+        "--compile/--no-compile",
+        "Compile the layers with torch.compile. Default: on GPUs.",
+        advanced=True,
+    ),
 ]
 Precision = Annotated[
     Literal["bf16", "fp32"] | None,
-    option(None, "Precision of matrix multiplications. Default: bf16 on GPUs, fp32 on CPUs.", advanced=True),
+    option(
+        None,
+        "Precision of matrix multiplications. Default: bf16 on GPUs, fp32 on CPUs.",
+        advanced=True,
+    ),
 ]
 VocabSize = Annotated[
-    int | None, option("N", f"Vocabulary size if there is no dataset. Default: {VOCAB_SIZE}.", min=8, advanced=True)
+    int | None,
+    option(
+        "N",
+        f"Vocabulary size if there is no dataset. Default: {VOCAB_SIZE}.",
+        min=8,
+        advanced=True,
+    ),
 ]
 Gpu = Annotated[
     str | None,
-    option("NAME", "Target GPU, such as h100-nvl-94gb. Default: the machine's or the profile's.", autocompletion=cards),
+    option(
+        "NAME",
+        "Target GPU, such as h100-nvl-94gb. Default: the machine's or the profile's.",
+        autocompletion=cards,
+    ),
 ]
 Memory = Annotated[
     int | None,
     option(
-        "SIZE", "Memory budget per GPU, such as 80GB. Default: all free memory but 512 MiB; on a CPU half of the RAM.",
-        "--memory", parser=quantity("--memory", parse_bytes, "80GB"),
+        "SIZE",
+        "Memory budget per GPU, such as 80GB. Default: all free memory but 512 MiB; on a CPU half of the RAM.",
+        "--memory",
+        parser=quantity("--memory", parse_bytes, "80GB"),
     ),
-]  # fmt: skip
+]
 Bandwidth = Annotated[
     float | None,
     option(
-        "RATE", "Assumed line rate of a node's NIC, such as 25Gbit. Default: the measured one.",
-        parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"), advanced=True,
+        "RATE",
+        "Assumed line rate of a node's NIC, such as 25Gbit. Default: the measured one.",
+        parser=quantity("--bandwidth", parse_bits_per_s, "25Gbit"),
+        advanced=True,
     ),
-]  # fmt: skip
-MaxMicroBatchSize = Annotated[int, option("N", "Largest micro-batch size.", advanced=True, min=1)]
-TensorRanks = Annotated[int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)]
-PipelineStages = Annotated[int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)]
+]
+MaxMicroBatchSize = Annotated[
+    int, option("N", "Largest micro-batch size.", advanced=True, min=1)
+]
+TensorRanks = Annotated[
+    int, option("N", "GPUs per tensor-parallel group (formula).", min=1, advanced=True)
+]
+PipelineStages = Annotated[
+    int, option("N", "Pipeline-parallel stages (formula).", min=1, advanced=True)
+]
 Device = Annotated[
-    Literal["auto", "cuda", "cpu"], option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True)
+    Literal["auto", "cuda", "cpu"],
+    option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True),
 ]
 Window = Annotated[
-    float, duration("--window", "2s", "Duration of one timed window.", WINDOW_S, least_s=0.1, advanced=True)
+    float,
+    duration(
+        "--window",
+        "2s",
+        "Duration of one timed window.",
+        WINDOW_S,
+        least_s=0.1,
+        advanced=True,
+    ),
 ]
 TrialTimeout = Annotated[
     float,
-    duration("--trial-timeout", "600s", "Longest duration of a trial.", TRIAL_TIMEOUT_S, least_s=1, advanced=True),
+    duration(
+        "--trial-timeout",
+        "600s",
+        "Longest duration of a trial.",
+        TRIAL_TIMEOUT_S,
+        least_s=1,
+        advanced=True,
+    ),
 ]
 
 
@@ -190,12 +311,25 @@ TrialTimeout = Annotated[
 class StepOptions:
     """Models, and settings of their training step."""
 
-    model: Annotated[list[str], option("NAME", "Preset, or path of a config.json; repeatable.", autocompletion=models)]
+    model: Annotated[
+        list[str],
+        option(
+            "NAME",
+            "Preset, or path of a config.json; repeatable.",
+            autocompletion=models,
+        ),
+    ]
     seq_length: Annotated[int, SEQ_LENGTH] = SEQ_LENGTH_TOKENS
     precision: Precision = None
     attention_dropout: Annotated[
         float | None,
-        option("SHARE", "Attention dropout; 0 is fastest. Default: the model's.", min=0, max=0.99, advanced=True),
+        option(
+            "SHARE",
+            "Attention dropout; 0 is fastest. Default: the model's.",
+            min=0,
+            max=0.99,
+            advanced=True,
+        ),
     ] = None
     max_micro_batch_size: MaxMicroBatchSize = MAX_MICRO_BATCH_SIZE
 
@@ -208,26 +342,38 @@ class ModelOptions(StepOptions):
     device: Device = "auto"
     memory_bytes: Memory = None
     global_batch_tokens: Annotated[int | None, batch_tokens("524288")] = None
-    ranks: Annotated[int | None, gpus_per_node("all visible GPUs; 1 on a CPU", advanced=True)] = None
+    ranks: Annotated[
+        int | None, gpus_per_node("all visible GPUs; 1 on a CPU", advanced=True)
+    ] = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
-    def probes(self, reports: Path, settings: dict[str, object], **more: Any) -> "tuple[ProbeRequest, ...]":  # noqa: ANN401 - of the request
+    def probes(
+        self, reports: Path, settings: dict[str, object], **more: Any
+    ) -> "tuple[ProbeRequest, ...]":  # noqa: ANN401 - of the request
         """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
 
         tokens = self.global_batch_tokens and int(self.global_batch_tokens)
-        asked = settings | {"attention_dropout": self.attention_dropout, "precision": self.precision}
+        asked = settings | {
+            "attention_dropout": self.attention_dropout,
+            "precision": self.precision,
+        }
         asked |= {"seq_length_tokens": self.seq_length, "global_batch_tokens": tokens}
         return tuple(
             ProbeRequest(
-                config=requested_config(model_settings(name), **asked), data=self.data, reports=reports,
-                memory_bytes=self.memory_bytes, ranks=self.ranks, max_micro_batch_size=self.max_micro_batch_size,
-                trial_timeout_s=self.trial_timeout_s, **more,
+                config=requested_config(model_settings(name), **asked),
+                data=self.data,
+                reports=reports,
+                memory_bytes=self.memory_bytes,
+                ranks=self.ranks,
+                max_micro_batch_size=self.max_micro_batch_size,
+                trial_timeout_s=self.trial_timeout_s,
+                **more,
             )
             for name in self.model
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,14 +381,28 @@ class OwnOptions:
     """Functions of your own training code, in the place of a model and a dataset."""
 
     step: Annotated[
-        str | None, option("MODULE:FUNCTION", "Your own step instead: build_step(micro_batch_size, device).")
+        str | None,
+        option(
+            "MODULE:FUNCTION",
+            "Your own step instead: build_step(micro_batch_size, device).",
+        ),
     ] = None
     arguments: Annotated[
         list[str] | None,
-        option("NAME=VALUE", "Argument of your functions; repeatable. A,B: each in turn.", "--set", advanced=True),
+        option(
+            "NAME=VALUE",
+            "Argument of your functions; repeatable. A,B: each in turn.",
+            "--set",
+            advanced=True,
+        ),
     ] = None
     along: Annotated[
-        str | None, option("NAME", "Argument of --step to search. Default: micro_batch_size.", advanced=True)
+        str | None,
+        option(
+            "NAME",
+            "Argument of --step to search. Default: micro_batch_size.",
+            advanced=True,
+        ),
     ] = None
 
     def reject_others(self, context: typer.Context, kept: Collection[str]) -> None:
@@ -260,17 +420,29 @@ class OwnOptions:
         from autotune.integrations.values import SIZE, OwnCode
 
         for name in (self.step, loader):
-            if name is not None and not re.fullmatch(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*", name):
+            if name is not None and not re.fullmatch(
+                r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*", name
+            ):
                 next_step = "Write module:function, such as my_module:build_step, or path/of/script.py:function"
-                raise UsageError(f"{name!r} does not name a function", next_step=next_step)
+                raise UsageError(
+                    f"{name!r} does not name a function", next_step=next_step
+                )
         values: dict[str, list[int | float | str]] = {}
         for given in self.arguments or ():
             name, equals, text = given.partition("=")
             if not equals or not name.isidentifier() or not text:
-                raise UsageError(f"--set {given!r} is not NAME=VALUE", next_step="Write --set seq_length=512")
+                raise UsageError(
+                    f"--set {given!r} is not NAME=VALUE",
+                    next_step="Write --set seq_length=512",
+                )
             values[name] = [_scalar(one) for one in text.split(",")]
-        code = functools.partial(OwnCode, step=self.step, loader=loader, along=self.along or SIZE)
-        return [code(arguments=dict(zip(values, one, strict=True))) for one in itertools.product(*values.values())]
+        code = functools.partial(
+            OwnCode, step=self.step, loader=loader, along=self.along or SIZE
+        )
+        return [
+            code(arguments=dict(zip(values, one, strict=True)))
+            for one in itertools.product(*values.values())
+        ]
 
 
 def _scalar(text: str) -> int | float | str:
@@ -291,13 +463,24 @@ class SweepOptions:
     ranks: NodeRanks = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
-    def request(self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any) -> "SweepRequest":  # noqa: ANN401 - of the request
+    def request(
+        self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any
+    ) -> "SweepRequest":  # noqa: ANN401 - of the request
         """Return the request for a sweep of timed windows, with ``more`` of its fields."""
         from autotune.workers.values import SweepRequest
 
-        data, minutes, timeout_s = stored.data_dir(self.data), time_limit_s / 60, self.trial_timeout_s
+        data, minutes, timeout_s = (
+            stored.data_dir(self.data),
+            time_limit_s / 60,
+            self.trial_timeout_s,
+        )
         return SweepRequest(
-            data=data, reports=reports, minutes=minutes, ranks=self.ranks, trial_timeout_s=timeout_s, **more
+            data=data,
+            reports=reports,
+            minutes=minutes,
+            ranks=self.ranks,
+            trial_timeout_s=timeout_s,
+            **more,
         )
 
 
@@ -306,7 +489,13 @@ class WorkersOptions(SweepOptions):
     """A probed profile, or none if only your own loader is measured."""
 
     profile: Annotated[
-        Path, typer.Argument(metavar="[PROFILE]", help="Profile (TOML).", autocompletion=profiles, show_default=False)
+        Path,
+        typer.Argument(
+            metavar="[PROFILE]",
+            help="Profile (TOML).",
+            autocompletion=profiles,
+            show_default=False,
+        ),
     ] = NOT_GIVEN
 
     def required(self) -> Path:
@@ -322,15 +511,28 @@ class ProbeOptions(ModelOptions):
     """Models to probe, or none if your own step is."""
 
     model: Annotated[
-        list[str], option("NAME", "Preset, or path of a config.json; repeatable.", autocompletion=models)
+        list[str],
+        option(
+            "NAME",
+            "Preset, or path of a config.json; repeatable.",
+            autocompletion=models,
+        ),
     ] = field(default_factory=list)
-    data: Annotated[Path, option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False)] = NOT_GIVEN
+    data: Annotated[
+        Path,
+        option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False),
+    ] = NOT_GIVEN
 
     def require(self) -> None:
         """Raise ``UsageError`` unless a model and a dataset are set."""
-        for name, given in {"--model": bool(self.model), "--data": self.data != NOT_GIVEN}.items():
+        for name, given in {
+            "--model": bool(self.model),
+            "--data": self.data != NOT_GIVEN,
+        }.items():
             if not given:
-                own = "your own training code: autotune probe --step my_module:build_step"
+                own = (
+                    "your own training code: autotune probe --step my_module:build_step"
+                )
                 next_step = f"autotune probe --model bert-120m --data data; or {own}"
                 raise UsageError(f"autotune probe requires {name}", next_step=next_step)
 
@@ -345,13 +547,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
         for one in groups.get(parameter.name, ()):
             default = parameter.empty if one.default is MISSING else one.default
-            default = default if one.default_factory is MISSING else one.default_factory()
-            parameters.append(parameter.replace(name=one.name, default=default, annotation=one.type))
+            default = (
+                default if one.default_factory is MISSING else one.default_factory()
+            )
+            parameters.append(
+                parameter.replace(name=one.name, default=default, annotation=one.type)
+            )
 
     @functools.wraps(command)
     def call(**given: Any) -> None:  # noqa: ANN401 - options of any kind
         for name, options in groups.items():
-            given[name] = hints[name](**{one.name: given.pop(one.name) for one in options})
+            given[name] = hints[name](
+                **{one.name: given.pop(one.name) for one in options}
+            )
         command(**given)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
@@ -359,7 +567,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_request(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:
+def make_request(
+    kind: Callable[..., _T], context: typer.Context, **others: object
+) -> _T:
     """Return a request; fields that ``others`` does not set come from the options of the same name, if they exist."""
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
-    return kind(**{name: value for name, value in context.params.items() if name in names} | others)
+    return kind(
+        **{name: value for name, value in context.params.items() if name in names}
+        | others
+    )

@@ -62,9 +62,18 @@ class JobRequest:
 class SlurmOptions:
     """Options to run a command as a job, and to choose its output."""
 
-    slurm: Annotated[str | None, option("[SITE]", _HELP, "--slurm", autocompletion=sites)] = None
-    wait: Annotated[bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")] = False
-    dry_run: Annotated[bool, flag("--dry-run", "Print the job script (with --slurm) instead of submitting it.")] = False
+    slurm: Annotated[
+        str | None, option("[SITE]", _HELP, "--slurm", autocompletion=sites)
+    ] = None
+    wait: Annotated[
+        bool, flag("--wait", "Wait for the job (with --slurm), and exit with its code.")
+    ] = False
+    dry_run: Annotated[
+        bool,
+        flag(
+            "--dry-run", "Print the job script (with --slurm) instead of submitting it."
+        ),
+    ] = False
     as_json: AsJson = False
 
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
@@ -73,19 +82,29 @@ class SlurmOptions:
         Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``, ``AutotuneError`` or
         ``TrainerError`` if the site file cannot be used, or SLURM rejects or ends the job.
         """
-        from autotune.cluster.job_script import Shape, cpus_of, measure_script, read_template
+        from autotune.cluster.job_script import (
+            Shape,
+            cpus_of,
+            measure_script,
+            read_template,
+        )
         from autotune.cluster.site_file import find_site
 
         if self.slurm is None:
             if self.wait or self.dry_run:
                 option = "--wait" if self.wait else "--dry-run"
-                raise UsageError(f"{option} means nothing without --slurm", next_step="Add --slurm.")
+                raise UsageError(
+                    f"{option} means nothing without --slurm", next_step="Add --slurm."
+                )
             return False
         site, site_path = find_site(self.slurm, os.environ)
         template = read_template("measure", site, site_path)
 
         def script_of(one: JobRequest) -> str:
-            if one.trial_timeout_s is not None and START_UP_S + one.trial_timeout_s > site.slurm.time_s:
+            if (
+                one.trial_timeout_s is not None
+                and START_UP_S + one.trial_timeout_s > site.slurm.time_s
+            ):
                 raise BadInput(
                     f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
                     f"({one.trial_timeout_s:g} s)",
@@ -93,26 +112,55 @@ class SlurmOptions:
                     f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}s",
                 )
             gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
-            cpus = cpus_of(site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task)
-            words = command_in_job(context.find_root().obj) if one.command is None else one.command
+            cpus = cpus_of(
+                site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task
+            )
+            words = (
+                command_in_job(context.find_root().obj)
+                if one.command is None
+                else one.command
+            )
             return measure_script(
-                site, template, name=one.name, purpose=one.purpose, with_srun=one.with_srun, directory=Path.cwd(),
-                command=[site.python or sys.executable, "-m", "autotune", *words], typed=one.command is None,
-                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus), log=one.reports / "jobs" / f"{one.name}-%j.log",
-                variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
-            )  # fmt: skip
+                site,
+                template,
+                name=one.name,
+                purpose=one.purpose,
+                with_srun=one.with_srun,
+                directory=Path.cwd(),
+                command=[site.python or sys.executable, "-m", "autotune", *words],
+                typed=one.command is None,
+                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
+                log=one.reports / "jobs" / f"{one.name}-%j.log",
+                variables={
+                    name: os.environ[name]
+                    for name in _PASSED_ON
+                    if os.environ.get(name)
+                },
+            )
 
         if self.dry_run:
             second = request.then and request.then("JOB")  # which has no number yet
-            print("\n".join(script_of(one) for one in (request, second) if one is not None), end="")
+            print(
+                "\n".join(
+                    script_of(one) for one in (request, second) if one is not None
+                ),
+                end="",
+            )
             return True
         jobs = [_submit(request, script_of(request), site.slurm.time)]
         if request.then is not None:
             second = request.then(jobs[0]["job"])
-            jobs.append(_submit(second, script_of(second), site.slurm.time, after=jobs[0]["job"]))
+            jobs.append(
+                _submit(
+                    second, script_of(second), site.slurm.time, after=jobs[0]["job"]
+                )
+            )
         if not self.as_json:
             print("\n\n".join(map(_job_text, jobs)), flush=True)
-        self.finish([(job["job"], Path(job["log"])) for job in jobs], {**jobs[0], "then": jobs[1:]})
+        self.finish(
+            [(job["job"], Path(job["log"])) for job in jobs],
+            {**jobs[0], "then": jobs[1:]},
+        )
         return True
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
@@ -121,11 +169,17 @@ class SlurmOptions:
 
         ended = Ended(code=0)
         for number, log in jobs if self.wait else ():
-            ended = follow(number, log, functools.partial(print, f"job {number}:", file=sys.stderr, flush=True))
+            ended = follow(
+                number,
+                log,
+                functools.partial(print, f"job {number}:", file=sys.stderr, flush=True),
+            )
             if ended.code:
                 break
         if self.as_json:
-            print(answer_json({**answer, "exit_code": ended.code if self.wait else None}))
+            print(
+                answer_json({**answer, "exit_code": ended.code if self.wait else None})
+            )
         if ended.code:
             sys.stderr.write(f"error: {ended.words}\n")
             raise SystemExit(ended.code)
@@ -135,10 +189,14 @@ class SlurmOptions:
 class JobOptions(SlurmOptions):
     """Options to choose where a measuring command runs, and its output."""
 
-    here: Annotated[bool, flag("--here", "Allow measuring on a login node.", advanced=True)] = False
+    here: Annotated[
+        bool, flag("--here", "Allow measuring on a login node.", advanced=True)
+    ] = False
     reports: Reports = REPORTS
 
-    def submitted_or_rejected(self, context: typer.Context, request: JobRequest) -> bool:
+    def submitted_or_rejected(
+        self, context: typer.Context, request: JobRequest
+    ) -> bool:
         """Do as ``submitted``; raise ``MachineLacks`` on a login node, which people share, unless ``here`` is set."""
         if self.submitted(context, request):
             return True
@@ -154,17 +212,26 @@ class JobOptions(SlurmOptions):
 
 
 def profile_job(
-    name: str, purpose: str, stored: "StoredProfile", request: "SweepRequest", *, on_gpus: bool = True
+    name: str,
+    purpose: str,
+    stored: "StoredProfile",
+    request: "SweepRequest",
+    *,
+    on_gpus: bool = True,
 ) -> JobRequest:
     """Return the job that measures a profile's training."""
     train, probe = stored.profile.train, stored.profile.evidence.probe
     return JobRequest(
-        name=f"{name}-{train.model.name}", purpose=purpose,
-        trial_log=str(request.reports / stored.path.stem / "trials"), expected_minutes=request.minutes + 1,
-        trial_timeout_s=request.trial_timeout_s, ranks=request.ranks or (None if probe is None else probe.local_ranks),
-        on_gpus=on_gpus and train.device == "cuda", cpus=stored.profile.fingerprint.allotted_cpus,
+        name=f"{name}-{train.model.name}",
+        purpose=purpose,
+        trial_log=str(request.reports / stored.path.stem / "trials"),
+        expected_minutes=request.minutes + 1,
+        trial_timeout_s=request.trial_timeout_s,
+        ranks=request.ranks or (None if probe is None else probe.local_ranks),
+        on_gpus=on_gpus and train.device == "cuda",
+        cpus=stored.profile.fingerprint.allotted_cpus,
         reports=request.reports,
-    )  # fmt: skip
+    )
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
@@ -191,26 +258,40 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     from autotune.cluster.site_file import DEFAULT_SITE
 
     plain = list(arguments)
-    files = [word for word in plain if word.endswith(".toml")] if plain[0] in _TAKE_PROFILE else []
+    files = (
+        [word for word in plain if word.endswith(".toml")]
+        if plain[0] in _TAKE_PROFILE
+        else []
+    )
     ended = plain.index("--") if "--" in plain else len(plain)
     for position, following in enumerate([*plain[1:], "-"][:ended]):
-        if plain[position] == "--slurm" and (following.startswith("-") or files == [following]):
+        if plain[position] == "--slurm" and (
+            following.startswith("-") or files == [following]
+        ):
             plain[position] = f"--slurm={DEFAULT_SITE}"
     return tuple(plain)
 
 
-def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
+def _submit(
+    request: JobRequest, script: str, limit: str, after: str | None = None
+) -> dict[str, Any]:
     from autotune.base.files import write_atomically
     from trainer.health.events import utc_now
 
     place = request.reports / "jobs"
-    path = place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
+    path = (
+        place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
+    )
     write_atomically(path, script)
     number = submit(path, after=after)
     return {
-        "job": number, "expected_minutes": request.expected_minutes, "time_limit": limit,
-        "trial_log": request.trial_log, "log": str(place / f"{request.name}-{number}.log"), "script": str(path),
-    }  # fmt: skip
+        "job": number,
+        "expected_minutes": request.expected_minutes,
+        "time_limit": limit,
+        "trial_log": request.trial_log,
+        "log": str(place / f"{request.name}-{number}.log"),
+        "script": str(path),
+    }
 
 
 def _job_text(job: dict[str, Any]) -> str:

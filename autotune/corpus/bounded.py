@@ -62,7 +62,10 @@ class CancelledError(Exception):
 
 
 def run_bounded(
-    work: Callable[[], Sequence[Outcome]], limits: ChildLimits, *, cancel_fd: int | None = None
+    work: Callable[[], Sequence[Outcome]],
+    limits: ChildLimits,
+    *,
+    cancel_fd: int | None = None,
 ) -> Sequence[Outcome] | Unread:
     """Run ``work`` in a child within the limits; return ``Unread`` if it raises, crashes or exceeds them.
 
@@ -81,7 +84,8 @@ def run_bounded(
             # Kill the child's process group, which holds only its processes, and reap it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)  # between fork and setsid it is still in the group of its parent
+            # Between fork and setsid it is still in the group of its parent.
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         if unread:
             return unread
@@ -100,7 +104,9 @@ def run_bounded(
 def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
     """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
     with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as end_of_child:
-        watched: list[Any] = [end_of_child] if cancel_fd is None else [end_of_child, cancel_fd]
+        watched: list[Any] = (
+            [end_of_child] if cancel_fd is None else [end_of_child, cancel_fd]
+        )
         ready, _, _ = select.select(watched, [], [], limits.wall_s)
     if ready == [cancel_fd]:
         raise CancelledError
@@ -109,26 +115,46 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert end is not None  # blocks without WNOHANG
     if end.si_code == os.CLD_EXITED:
-        return Unread(reason=f"its reader exited with status {end.si_status}") if end.si_status else None
+        return (
+            Unread(reason=f"its reader exited with status {end.si_status}")
+            if end.si_status
+            else None
+        )
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
-    return Unread(reason=f"its reader was killed by signal {end.si_status}", killed=end.si_status == signal.SIGKILL)
+    return Unread(
+        reason=f"its reader was killed by signal {end.si_status}",
+        killed=end.si_status == signal.SIGKILL,
+    )
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
     """Make an outcome of untrusted fields; raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one."""
     if "reason" in told:
-        return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
-    return Extracted(**{field.name: int(told[field.name]) for field in fields(Extracted)})
+        return Unread(
+            reason=printable(str(told["reason"])), killed=bool(told.get("killed"))
+        )
+    return Extracted(
+        **{field.name: int(told[field.name]) for field in fields(Extracted)}
+    )
 
 
 def printable(text: str) -> str:
     """Return one short line without control characters, as an untrusted file must not write to a terminal."""
     line = "".join(character if character.isprintable() else "?" for character in text)
-    return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
+    return (
+        line
+        if len(line) <= _MAX_REASON_LENGTH
+        else line[: _MAX_REASON_LENGTH - 1] + "…"
+    )
 
 
-def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd: int, parent: int) -> None:
+def _child(
+    work: Callable[[], Sequence[Outcome]],
+    limits: ChildLimits,
+    write_fd: int,
+    parent: int,
+) -> None:
     """Run the work and exit, without returning: an exception must not reach the copy of the caller's stack."""
     status = 1
     try:
@@ -140,7 +166,10 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
             os.dup2(nothing, fd)
         # Soft and hard limits, without exceeding those of this process. The sixth figure is data and stack, which the
         # limit counts; reserved address space is harmless.
-        used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        used_bytes = (
+            int(Path("/proc/self/statm").read_text().split()[5])
+            * resource.getpagesize()
+        )
         for which, value in (
             (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
             # Whole seconds, rounded up; the wall clock is the exact bound.
@@ -154,11 +183,15 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd:
         try:
             reply: dict[str, object] = {"outcomes": [asdict(one) for one in work()]}
         except MemoryError:
-            reply = {"reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
+            reply = {
+                "reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"
+            }
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
             # A full disk is not the file's fault: the caller must stop.
             code = error.errno if isinstance(error, OSError) else None
-            reply = {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
+            reply = (
+                {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
+            )
         os.write(write_fd, json.dumps(reply).encode())
         status = 0
     finally:

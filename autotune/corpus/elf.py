@@ -46,7 +46,15 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
 _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 
-_POINTER_LETTERS = {0x00: "Q", 0x02: "H", 0x03: "I", 0x04: "Q", 0x0A: "h", 0x0B: "i", 0x0C: "q"}
+_POINTER_LETTERS = {
+    0x00: "Q",
+    0x02: "H",
+    0x03: "I",
+    0x04: "Q",
+    0x0A: "h",
+    0x0B: "i",
+    0x0C: "q",
+}
 _RELATIVE_TO_FIELD = 0x10
 _Encoding = tuple[struct.Struct, bool]
 """Format of an entry's address and size, and True if the address is relative to its own position."""
@@ -59,20 +67,37 @@ def functions(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         try:
             elf = ELFFile(file)
-            if elf.elfclass != 64 or not elf.little_endian or elf["e_machine"] != "EM_X86_64":
-                raise UnusableFileError(f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}")
+            if (
+                elf.elfclass != 64
+                or not elf.little_endian
+                or elf["e_machine"] != "EM_X86_64"
+            ):
+                raise UnusableFileError(
+                    f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}"
+                )
             if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
                 raise UnusableFileError(f"not a linked program but {elf['e_type']}")
-            held = [section for section in elf.iter_sections() if section["sh_type"] != "SHT_NOBITS"]
+            held = [
+                section
+                for section in elf.iter_sections()
+                if section["sh_type"] != "SHT_NOBITS"
+            ]
             frames = [section for section in held if section.name == ".eh_frame"]
-            code = [one for one in held if one["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and one.name != ".eh_frame"]
+            code = [
+                one
+                for one in held
+                if one["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and one.name != ".eh_frame"
+            ]
             code = [one for one in code if not one.name.startswith(".plt")]
             if not frames:
                 raise UnusableFileError("no .eh_frame section with function bounds")
             if not code:
                 raise UnusableFileError("no executable section")
             table, table_address = frames[-1].data(), frames[-1]["sh_addr"]
-            sections = sorted(((one["sh_addr"], one.data()) for one in code), key=lambda section: section[0])
+            sections = sorted(
+                ((one["sh_addr"], one.data()) for one in code),
+                key=lambda section: section[0],
+            )
         except (ELFError, AssertionError) as error:
             # pyelftools asserts its assumptions about a file.
             raise UnusableFileError(f"corrupt ELF: {error}") from error
@@ -80,7 +105,9 @@ def functions(path: Path) -> Iterator[str]:
     for address, size_bytes in function_ranges(table, table_address):
         content = _code_at(sections, address, size_bytes)
         parts, decoded_bytes = list[str](), 0
-        for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(content, address):
+        for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(
+            content, address
+        ):
             parts.append(instruction_text(mnemonic, operands))
             decoded_bytes += instruction_bytes
         if decoded_bytes == len(content) and len(parts) >= MIN_INSTRUCTIONS:
@@ -94,7 +121,11 @@ def _code_at(sections: list[tuple[int, bytes]], address: int, size_bytes: int) -
         return b""
     first, content = sections[index]
     begin = address - first
-    return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else b""
+    return (
+        content[begin : begin + size_bytes]
+        if begin + size_bytes <= len(content)
+        else b""
+    )
 
 
 # Cached, as instructions repeat often; bounded, as files may be hostile.
@@ -105,7 +136,12 @@ def instruction_text(mnemonic: str, operands: str) -> str:
     if operands:
         # The last word: prefixes such as ``bnd`` and ``notrack`` come before it.
         name = mnemonic.rsplit(" ", 1)[-1]
-        branches = name.startswith(("j", "loop")) or name in ("call", "lcall", "ljmp", "xbegin")
+        branches = name.startswith(("j", "loop")) or name in (
+            "call",
+            "lcall",
+            "ljmp",
+            "xbegin",
+        )
         tokens += [_operand(operand, branches) for operand in operands.split(", ")]
     return " ".join([*tokens, NEXT_TOKEN])
 
@@ -114,7 +150,10 @@ def _operand(operand: str, branches: bool) -> str:
     if branches and _IMMEDIATE.fullmatch(operand):
         return ADDRESS_TOKEN
     fixed = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
-    constants = _HEXADECIMAL.sub(lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0], fixed)
+    constants = _HEXADECIMAL.sub(
+        lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0],
+        fixed,
+    )
     return constants.replace(" ", "")
 
 
@@ -135,8 +174,11 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
                 # A terminator, which may be followed by more entries of joined tables.
                 position = body
                 continue
-            if length < 4 or end > len(section):  # also 0xFFFFFFFF, which announces a 64-bit length
-                raise UnusableFileError(f".eh_frame entry at {position:#x} has length {length:#x}")
+            # Also 0xFFFFFFFF, which announces a 64-bit length.
+            if length < 4 or end > len(section):
+                raise UnusableFileError(
+                    f".eh_frame entry at {position:#x} has length {length:#x}"
+                )
             (back,) = struct.unpack_from("<I", section, body)
             if back == 0:
                 encodings[position] = _common_encoding(section[body + 4 : end])
@@ -146,7 +188,9 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
                 yield (address + relative * (section_address + body + 4)) % 2**64, size
             position = end
     except (struct.error, IndexError, KeyError) as error:
-        raise UnusableFileError(f".eh_frame entry at {position:#x} is corrupt") from error
+        raise UnusableFileError(
+            f".eh_frame entry at {position:#x} is corrupt"
+        ) from error
 
 
 def _common_encoding(entry: bytes) -> _Encoding:
@@ -158,7 +202,9 @@ def _common_encoding(entry: bytes) -> _Encoding:
     if not augmentation:
         return _encoding(0)
     if not augmentation.startswith(b"z"):
-        raise UnusableFileError(f".eh_frame augmentation {augmentation[:8]!r} is unknown")
+        raise UnusableFileError(
+            f".eh_frame augmentation {augmentation[:8]!r} is unknown"
+        )
     position = len(augmentation) + 2
     # Alignment factors of code and data, the return register (one byte in version 1), and the augmentation's length.
     for _ in range(2):
@@ -169,7 +215,9 @@ def _common_encoding(entry: bytes) -> _Encoding:
         if letter == "R":
             return _encoding(entry[position])
         if letter == "P":
-            position += 1 + struct.calcsize(f"<{_POINTER_LETTERS[entry[position] & 0x0F]}")
+            position += 1 + struct.calcsize(
+                f"<{_POINTER_LETTERS[entry[position] & 0x0F]}"
+            )
         elif letter == "L":
             position += 1
         elif letter not in "SB":
@@ -182,7 +230,9 @@ def _encoding(code: int) -> _Encoding:
     if letter is None or application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
     # A range is a size, so it is unsigned even if the address is signed.
-    return struct.Struct(f"<{letter}{letter.upper()}"), application == _RELATIVE_TO_FIELD
+    return struct.Struct(
+        f"<{letter}{letter.upper()}"
+    ), application == _RELATIVE_TO_FIELD
 
 
 def _after_leb(entry: bytes, position: int) -> int:

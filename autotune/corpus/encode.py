@@ -42,11 +42,19 @@ class LengthLimit:
         if self.max_tokens is None:
             return [ids]
         starts = range(0, len(ids), self.max_tokens)
-        return [ids[one : one + self.max_tokens] for one in (starts[:1] if self.long == "truncate" else starts)]
+        return [
+            ids[one : one + self.max_tokens]
+            for one in (starts[:1] if self.long == "truncate" else starts)
+        ]
 
 
 def encode_piece(
-    workplace: Workplace, directory: Path, *, number: int, selection: Selection, limit: LengthLimit
+    workplace: Workplace,
+    directory: Path,
+    *,
+    number: int,
+    selection: Selection,
+    limit: LengthLimit,
 ) -> Receipt:
     """Encode the selected samples of one piece."""
     tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
@@ -54,8 +62,13 @@ def encode_piece(
     receipt: Receipt = {}
     for name, wanted in zip(SPLITS, selected, strict=True):
         counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
-        said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
-        with (directory / f"{name}.ids").open("wb") as id_file, (directory / f"{name}.lengths").open("wb") as size_file:
+        said = dict.fromkeys(
+            ("samples", "tokens", "unknown", "empty", "truncated", "split"), 0
+        )
+        with (
+            (directory / f"{name}.ids").open("wb") as id_file,
+            (directory / f"{name}.lengths").open("wb") as size_file,
+        ):
             for batch in _batches(paths.read_samples(wanted)):
                 stored: list[Ids] = []
                 for ids in tokenizer.encode(batch):
@@ -63,19 +76,25 @@ def encode_piece(
                         said["empty"] += 1
                         continue
                     samples = limit.applied(ids)
-                    said["split" if len(samples) > 1 else "truncated"] += len(samples) > 1 or len(samples[0]) < len(ids)
+                    said["split" if len(samples) > 1 else "truncated"] += len(
+                        samples
+                    ) > 1 or len(samples[0]) < len(ids)
                     stored += samples
                 if not stored:
                     continue
                 lengths = np.array([len(ids) for ids in stored], dtype="<u4")
                 joined = np.concatenate(stored)
-                id_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
+                id_file.write(
+                    joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes()
+                )
                 size_file.write(lengths.tobytes())
                 bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
                 counts += np.bincount(bins, minlength=len(counts))
                 said["samples"] += len(stored)
                 said["tokens"] += len(joined)
-                said["unknown"] += int(np.count_nonzero(joined == tokenizer.special_ids.unk))
+                said["unknown"] += int(
+                    np.count_nonzero(joined == tokenizer.special_ids.unk)
+                )
         receipt[name] = {**said, "histogram": counts.tolist()}
     return receipt
 
@@ -98,7 +117,10 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
     for number, (more_samples, more_tokens) in enumerate(sizes):
-        if samples and (samples + more_samples > SHARD_SAMPLES or tokens + more_tokens > SHARD_TOKENS):
+        if samples and (
+            samples + more_samples > SHARD_SAMPLES
+            or tokens + more_tokens > SHARD_TOKENS
+        ):
             edges.append((first, number))
             first, samples, tokens = number, 0, 0
         samples, tokens = samples + more_samples, tokens + more_tokens
@@ -108,12 +130,21 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def assemble_shard(
-    workplace: Workplace, directory: Path, *, split: str, shard: int, pieces: tuple[int, int], samples: int,
-    tokens: int, dtype: str,
-) -> Receipt:  # fmt: skip
+    workplace: Workplace,
+    directory: Path,
+    *,
+    split: str,
+    shard: int,
+    pieces: tuple[int, int],
+    samples: int,
+    tokens: int,
+    dtype: str,
+) -> Receipt:
     """Join the pieces of a shard into its two files."""
     sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
-    ids = (content for source in sources for content in _chunks(source / f"{split}.ids"))
+    ids = (
+        content for source in sources for content in _chunks(source / f"{split}.ids")
+    )
     receipt: Receipt = {"samples": samples, "tokens": tokens}
     for kind, array, length, contents in (
         ("tokens", dtype, tokens, ids),
@@ -122,7 +153,11 @@ def assemble_shard(
         receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
         # A one-dimensional array of little-endian numbers after numpy's header.
         header, hashed = io.BytesIO(), hashlib.sha256()
-        shape = {"descr": np.dtype(array).newbyteorder("<").str, "fortran_order": False, "shape": (length,)}
+        shape = {
+            "descr": np.dtype(array).newbyteorder("<").str,
+            "fortran_order": False,
+            "shape": (length,),
+        }
         np.lib.format.write_array_header_1_0(header, shape)
         with (directory / name).open("xb", buffering=2**20) as file:
             for content in itertools.chain([header.getvalue()], contents):

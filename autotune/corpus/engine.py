@@ -29,8 +29,14 @@ AHEAD = 3
 _CONNECT_S = 20.0
 _START_S = 600.0
 """Longest wait for the first job of a queue, in seconds; the others join as they start."""
-_WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_RESUME_WITH_FEWER = "If memory is short, use fewer --workers. Run the same command again to resume."
+_WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_RESUME_WITH_FEWER = (
+    "If memory is short, use fewer --workers. Run the same command again to resume."
+)
 
 Work = Callable[..., Receipt]
 """Function of a task: called with the workplace, a directory for its files, and the task's arguments by name. It may
@@ -63,7 +69,9 @@ class Workers:
     site: Path | None = None
 
 
-def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
+def open_engine(
+    workplace: Workplace, workers: Workers, tasks: int
+) -> AbstractContextManager[Engine]:
     """Start an engine, for at most ``tasks`` tasks in a stage; it stops at the end of the block."""
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
@@ -76,7 +84,11 @@ def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractC
 
 
 def _perform(workplace: Workplace, task: Task) -> Receipt:
-    return workplace.perform(task.stage, task.number, functools.partial(task.work, workplace, **task.arguments))
+    return workplace.perform(
+        task.stage,
+        task.number,
+        functools.partial(task.work, workplace, **task.arguments),
+    )
 
 
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
@@ -96,7 +108,13 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
     from distributed.scheduler import KilledWorker
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
-        futures = ((client.submit(_perform_there, workplace, task, pure=False, retries=0), task) for task in tasks)
+        futures = (
+            (
+                client.submit(_perform_there, workplace, task, pure=False, retries=0),
+                task,
+            )
+            for task in tasks
+        )
         running: dict[Any, Task] = dict(islice(futures, ahead * workers))
         completed = as_completed(list(running))
         for future in completed:
@@ -104,7 +122,9 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
             try:
                 receipt: Receipt | Callable[[], Exception] = future.result()
             except KilledWorker as error:
-                what = f"workers were killed repeatedly in task {task.stage}/{task.number}"
+                what = (
+                    f"workers were killed repeatedly in task {task.stage}/{task.number}"
+                )
                 raise InternalError(what, next_step=_RESUME_WITH_FEWER) from error
             if callable(receipt):
                 raise receipt()
@@ -116,14 +136,18 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
     return run
 
 
-def _perform_there(workplace: Workplace, task: Task) -> Receipt | Callable[[], Exception]:
+def _perform_there(
+    workplace: Workplace, task: Task
+) -> Receipt | Callable[[], Exception]:
     """Perform a task; return errors as factories, as dask would log them and pickle would lose their fields."""
     try:
         return _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
         return functools.partial(type(error), error.message, next_step=error.next_step)
     except OSError as error:
-        return functools.partial(OSError, error.errno, error.strerror, str(error.filename or workplace.path))
+        return functools.partial(
+            OSError, error.errno, error.strerror, str(error.filename or workplace.path)
+        )
 
 
 @contextlib.contextmanager
@@ -134,25 +158,40 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 
     # Silent, as errors of tasks return as values, and logs of ended workers are noise after Ctrl-C.
     quiet = {
-        "distributed.worker.memory.target": False, "distributed.worker.memory.spill": False,
-        "distributed.admin.tick.limit": "1h", "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
-        "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
-    }  # fmt: skip
+        "distributed.worker.memory.target": False,
+        "distributed.worker.memory.spill": False,
+        "distributed.admin.tick.limit": "1h",
+        "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
+        "distributed.logging": {
+            "distributed": "critical",
+            "distributed.nanny": "critical",
+            "tornado": "critical",
+        },
+    }
     with dask.config.set(quiet), contextlib.ExitStack() as closing:
         logging.disable(logging.CRITICAL)
         closing.callback(logging.disable, logging.NOTSET)
         try:
             # Its web server cannot be disabled; ``dashboard_address`` limits it to this machine.
             cluster = LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, memory_limit=WORKER_MEMORY_BYTES,
-                host="127.0.0.1", dashboard_address="127.0.0.1:0", scheduler_kwargs={"dashboard": False},
-                worker_dashboard_address=None, local_directory=str(workplace.path / "dask"),
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=WORKER_MEMORY_BYTES,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
+                worker_dashboard_address=None,
+                local_directory=str(workplace.path / "dask"),
                 silence_logs=logging.CRITICAL,
-            )  # fmt: skip
+            )
             closing.callback(_close, cluster)
             client = Client(cluster)
-        except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
-            raise MachineLacks(f"cannot start workers: {error}", next_step=_RESUME_WITH_FEWER) from error
+        # RuntimeError: a worker that ended while it started.
+        except (OSError, RuntimeError) as error:
+            raise MachineLacks(
+                f"cannot start workers: {error}", next_step=_RESUME_WITH_FEWER
+            ) from error
         closing.callback(_close, client)
         yield _on_workers(workplace, client, workers)
 
@@ -164,7 +203,9 @@ def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
 
 
 @contextlib.contextmanager
-def cluster_engine(workplace: Workplace, address: Any, workers: int | None = None) -> Iterator[Engine]:  # noqa: ANN401
+def cluster_engine(
+    workplace: Workplace, address: Any, workers: int | None = None
+) -> Iterator[Engine]:  # noqa: ANN401
     """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
     Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a worker lacks this package, has
@@ -176,16 +217,23 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         what = f"the scheduler at {address} does not respond: {error}"
-        raise BadInput(what, next_step="Check --scheduler, such as tcp://HOST:8786") from error
+        raise BadInput(
+            what, next_step="Check --scheduler, such as tcp://HOST:8786"
+        ) from error
     try:
         if workers:
             try:
                 client.wait_for_workers(1, timeout=_START_S)
             except TimeoutError as error:
                 what = f"no worker started within {_START_S:g} s"
-                raise BadInput(what, next_step="Check the queue: squeue --me") from error
+                raise BadInput(
+                    what, next_step="Check the queue: squeue --me"
+                ) from error
         if not (there := client.scheduler_info(n_workers=-1)["workers"]):
-            raise BadInput(f"the scheduler at {address} has no workers", next_step=f"Start some: dask worker {address}")
+            raise BadInput(
+                f"the scheduler at {address} has no workers",
+                next_step=f"Start some: dask worker {address}",
+            )
         _check_workers(client, workplace)
         yield _on_workers(workplace, client, workers or len(there))
     finally:
@@ -202,10 +250,17 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
         what = "--slurm-workers requires dask-jobqueue"
-        raise MachineLacks(what, next_step=install_step("dask-jobqueue"), docs="missing-extra")
+        raise MachineLacks(
+            what, next_step=install_step("dask-jobqueue"), docs="missing-extra"
+        )
     if shutil.which("sbatch") is None:
-        raise MachineLacks("cannot submit jobs: sbatch not found", next_step="Run this on a login node of the cluster.")
-    with contextlib.closing(_slurm_cluster()(**job_settings(site, workplace.path / "jobs"))) as cluster:
+        raise MachineLacks(
+            "cannot submit jobs: sbatch not found",
+            next_step="Run this on a login node of the cluster.",
+        )
+    with contextlib.closing(
+        _slurm_cluster()(**job_settings(site, workplace.path / "jobs"))
+    ) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:
             yield engine
@@ -223,36 +278,62 @@ def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     """Return the arguments of ``dask_jobqueue.SLURMCluster``: each job has one worker process. Pure."""
     slurm = site.slurm
-    said = [f"--{name}={value}" for name in ("constraint", "exclude") if (value := getattr(slurm, name))]
+    said = [
+        f"--{name}={value}"
+        for name in ("constraint", "exclude")
+        if (value := getattr(slurm, name))
+    ]
     # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
     return {
-        "cores": 1, "processes": 1, "job_cpu": slurm.cpus_per_task, "memory": f"{memory_mib}MiB",
-        "job_mem": slurm.mem or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
-        "account": slurm.account, "queue": slurm.partition, "walltime": slurm.time, "interface": site.network.interface,
-        "python": " ".join([site.command_prefix, shlex.quote(site.python or sys.executable)]).strip(),
-        "job_script_prologue": list(site.prologue), "job_extra_directives": said + slurm.extra,
-        "log_directory": str(log_directory), "local_directory": site.node_local_path,
+        "cores": 1,
+        "processes": 1,
+        "job_cpu": slurm.cpus_per_task,
+        "memory": f"{memory_mib}MiB",
+        "job_mem": slurm.mem
+        or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
+        "account": slurm.account,
+        "queue": slurm.partition,
+        "walltime": slurm.time,
+        "interface": site.network.interface,
+        "python": " ".join(
+            [site.command_prefix, shlex.quote(site.python or sys.executable)]
+        ).strip(),
+        "job_script_prologue": list(site.prologue),
+        "job_extra_directives": said + slurm.extra,
+        "log_directory": str(log_directory),
+        "local_directory": site.node_local_path,
         "scheduler_options": {"dashboard_address": None},
-    }  # fmt: skip
+    }
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client
     same_version = "Install the same version of encoder-autotune on every worker."
     try:
-        found: dict[str, tuple[str, bool]] = client.run(_describe_worker, workplace.path)
+        found: dict[str, tuple[str, bool]] = client.run(
+            _describe_worker, workplace.path
+        )
     except (ImportError, AttributeError) as error:
-        raise MachineLacks(f"a worker cannot import this package: {error}", next_step=same_version) from error
+        raise MachineLacks(
+            f"a worker cannot import this package: {error}", next_step=same_version
+        ) from error
     version = importlib.metadata.version("encoder-autotune")
     for worker, (theirs, sees) in sorted(found.items()):
         if theirs != version:
-            what = f"worker {worker} has encoder-autotune {theirs}, this process {version}"
+            what = (
+                f"worker {worker} has encoder-autotune {theirs}, this process {version}"
+            )
             raise MachineLacks(what, next_step=same_version)
         if not sees:
             what = f"worker {worker} does not see {workplace.path}"
-            raise MachineLacks(what, next_step="Choose an --out on a file system that all workers share.")
+            raise MachineLacks(
+                what,
+                next_step="Choose an --out on a file system that all workers share.",
+            )
 
 
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:
     os.environ.update(_WORKER_ENVIRONMENT)
-    return importlib.metadata.version("encoder-autotune"), (work_directory / "lock").is_file()
+    return importlib.metadata.version("encoder-autotune"), (
+        work_directory / "lock"
+    ).is_file()

@@ -20,10 +20,31 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.corpus import bounded
-from autotune.corpus.bounded import CancelledError, ChildLimits, Extracted, Outcome, Unread, outcome_of, reason_of
-from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
+from autotune.corpus.bounded import (
+    CancelledError,
+    ChildLimits,
+    Extracted,
+    Outcome,
+    Unread,
+    outcome_of,
+    reason_of,
+)
+from autotune.corpus.pieces import (
+    INDEX,
+    PiecePaths,
+    PieceWriter,
+    digest,
+    file_sizes,
+    take_back,
+)
 from autotune.corpus.sources import SOURCES
-from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
+from autotune.corpus.sources.base import (
+    Partition,
+    Reject,
+    Slice,
+    SourceOptions,
+    UnusableFileError,
+)
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError, MachineLacks
 
@@ -43,7 +64,12 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.
 
 
 def extract_partition(
-    workplace: Workplace, directory: Path, *, partition: Partition, options: SourceOptions, most: int | None = None
+    workplace: Workplace,
+    directory: Path,
+    *,
+    partition: Partition,
+    options: SourceOptions,
+    most: int | None = None,
 ) -> Receipt:
     """Write a partition's samples as pieces, and its rejects as JSON lines.
 
@@ -55,7 +81,12 @@ def extract_partition(
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()
-    told = {"kind": partition.kind, "options": asdict(options), "directory": str(directory), "most": most}
+    told = {
+        "kind": partition.kind,
+        "options": asdict(options),
+        "directory": str(directory),
+        "most": most,
+    }
     with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, told | {"piece": piece}, slices):
@@ -67,21 +98,35 @@ def extract_partition(
                 rejected += outcome.rejected
                 if most is not None:
                     # The last digests of the pieces that the slice went to.
-                    pieces = [PiecePaths(directory=directory, number=n) for n in range(piece, outcome.piece + 1)]
-                    digests = [record.tobytes() for paths in pieces for record in paths.read_index()["digest"]]
+                    pieces = [
+                        PiecePaths(directory=directory, number=n)
+                        for n in range(piece, outcome.piece + 1)
+                    ]
+                    digests = [
+                        record.tobytes()
+                        for paths in pieces
+                        for record in paths.read_index()["digest"]
+                    ]
                     seen.update(digests[len(digests) - outcome.samples :])
                 piece = outcome.piece
             if most is not None and len(seen) >= most:
                 break
-    pieces = [PiecePaths(directory=directory, number=number) for number in range(piece + 1)]
-    pieces = [paths for paths in pieces if paths.file("index").exists()]  # none if no slice could be read
+    pieces = [
+        PiecePaths(directory=directory, number=number) for number in range(piece + 1)
+    ]
+    # None if no slice could be read.
+    pieces = [paths for paths in pieces if paths.file("index").exists()]
     for paths in pieces:
         paths.sort_digests()
     return {
-        "samples": [paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces],
-        "text_bytes": [paths.file("text").stat().st_size for paths in pieces], "files": files, "raw_bytes": raw_bytes,
+        "samples": [
+            paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces
+        ],
+        "text_bytes": [paths.file("text").stat().st_size for paths in pieces],
+        "files": files,
+        "raw_bytes": raw_bytes,
         "rejected": rejected,
-    }  # fmt: skip
+    }
 
 
 class _Process:
@@ -95,13 +140,18 @@ class _Process:
         try:
             # A session of its own: Ctrl-C reaches the requesting process only, which then stops this one.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, pass_fds=(inherited_fd,), start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(inherited_fd,),
+                start_new_session=True,
+            )
         except OSError as error:
             self._alive.close()
             what = f"cannot start an extraction process: {error.strerror}"
-            raise MachineLacks(what, next_step="Use fewer --workers, or stop other programs.") from error
+            raise MachineLacks(
+                what, next_step="Use fewer --workers, or stop other programs."
+            ) from error
         finally:
             os.close(inherited_fd)
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -128,21 +178,29 @@ class _Process:
         reply = json.loads(line)
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
-        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Unread(**reply)
+        return (
+            [outcome_of(one) for one in reply["outcomes"]]
+            if "outcomes" in reply
+            else Unread(**reply)
+        )
 
     def close(self) -> None:
         """End the process and its child; nothing is written after that."""
         if self._alive.closed:
             return
         try:
-            self._process.communicate(timeout=_STOP_S)  # closes standard input, which ends the process
+            # Closes standard input, which ends the process.
+            self._process.communicate(timeout=_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
         with self._alive:
             gone, _, _ = select.select([self._alive], [], [], _STOP_S)
         if not gone:
-            raise InternalError("a reader outlived its extraction process", next_step="Run the same command again.")
+            raise InternalError(
+                "a reader outlived its extraction process",
+                next_step="Run the same command again.",
+            )
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -150,13 +208,17 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
     first = size_bytes = 0
     for number, part in enumerate(slices):
         size_bytes += part.end - part.begin
-        if number > first and (size_bytes > _TOGETHER_BYTES or number - first == _TOGETHER):
+        if number > first and (
+            size_bytes > _TOGETHER_BYTES or number - first == _TOGETHER
+        ):
             yield slices[first:number]
             first, size_bytes = number, part.end - part.begin
     yield slices[first:]
 
 
-def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
+def _read(
+    process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
+) -> list[tuple[Slice, Outcome]]:
     """Read slices together, again if the child was killed, or else one by one; skip those after the last needed one."""
     directory = Path(request["directory"])
     before = file_sizes(directory)
@@ -188,15 +250,25 @@ def main() -> None:
         for library in SOURCES[request["kind"]].libraries:
             importlib.import_module(library)
         size_bytes = sum(part["end"] - part["begin"] for part in request["slices"])
-        limits = ChildLimits(wall_s=bounded.MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
+        limits = ChildLimits(
+            wall_s=bounded.MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S
+        )
         try:
-            outcome = bounded.run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
+            outcome = bounded.run_bounded(
+                functools.partial(extract_slices, request),
+                limits,
+                cancel_fd=_REQUEST_FD,
+            )
         except CancelledError:
             return
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        _answer(asdict(outcome) if isinstance(outcome, Unread) else {"outcomes": [asdict(one) for one in outcome]})
+        _answer(
+            asdict(outcome)
+            if isinstance(outcome, Unread)
+            else {"outcomes": [asdict(one) for one in outcome]}
+        )
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
@@ -213,8 +285,11 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
         before = file_sizes(directory)
         try:
             done, new = _extract_slice(request, Slice(**fields), piece, seen)
-        except Exception as error:  # a hostile file can make a parser raise anything; only this slice is lost
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in bounded.DISK_FULL):
+        # A hostile file can make a parser raise anything; only this slice is lost.
+        except Exception as error:
+            if isinstance(error, MemoryError) or (
+                isinstance(error, OSError) and error.errno in bounded.DISK_FULL
+            ):
                 raise
             take_back(directory, before)
             refused = Unread(reason=reason_of(error))
@@ -239,12 +314,21 @@ def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
         _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
 
 
-def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]) -> tuple[Extracted, set[bytes]]:
+def _extract_slice(
+    request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]
+) -> tuple[Extracted, set[bytes]]:
     """Extract one slice; also return its digests that are not in ``seen``, if ``most`` is set."""
-    source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
+    source, directory, most = (
+        SOURCES[request["kind"]],
+        Path(request["directory"]),
+        request["most"],
+    )
     new: set[bytes] = set()
     samples = rejected = 0
-    with contextlib.closing(PieceWriter(directory, piece)) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+    with (
+        contextlib.closing(PieceWriter(directory, piece)) as pieces,
+        (directory / REJECTS_FILE).open("a") as rejects,
+    ):
         for found in source.samples(part, SourceOptions(**request["options"])):
             if isinstance(found, Reject):
                 rejected += 1

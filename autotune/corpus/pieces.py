@@ -62,16 +62,26 @@ class PiecePaths:
         lengths: npt.NDArray[Any] = self.read_index()["bytes"].astype(np.int64)
         ends = np.cumsum(lengths)
         with self.file("text").open("rb") as file:
-            for begin, length in zip((ends - lengths)[kept].tolist(), lengths[kept].tolist(), strict=True):
+            for begin, length in zip(
+                (ends - lengths)[kept].tolist(), lengths[kept].tolist(), strict=True
+            ):
                 file.seek(begin)
                 yield file.read(length).decode()
 
     def sort_digests(self) -> None:
         """Write the digests in ascending order, and the position at which each prefix begins."""
-        words = np.ascontiguousarray(self.read_index()["digest"]).view(">u8").astype(np.uint64)
+        words = (
+            np.ascontiguousarray(self.read_index()["digest"])
+            .view(">u8")
+            .astype(np.uint64)
+        )
         order = np.lexsort((words[:, 1], words[:, 0]))
         records = np.empty(len(words), dtype=_SORTED)
-        records["high"], records["low"], records["number"] = words[order, 0], words[order, 1], order
+        records["high"], records["low"], records["number"] = (
+            words[order, 0],
+            words[order, 1],
+            order,
+        )
         self.file("sorted").write_bytes(records.tobytes())
         prefixes = records["high"] >> np.uint64(64 - _PREFIX_BITS)
         edges = np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4")
@@ -87,7 +97,10 @@ class PieceWriter:
 
     def add(self, content: bytes, name: bytes) -> None:
         """Append one sample with its digest."""
-        if self._text.tell() >= PIECE_TEXT_BYTES or self._index.tell() >= PIECE_SAMPLES * INDEX.itemsize:
+        if (
+            self._text.tell() >= PIECE_TEXT_BYTES
+            or self._index.tell() >= PIECE_SAMPLES * INDEX.itemsize
+        ):
             self.close()
             self.number += 1
             self._open()
@@ -132,23 +145,35 @@ class Piece:
 
     def paths(self, workplace: Workplace) -> PiecePaths:
         """Return the paths of its files."""
-        return PiecePaths(directory=workplace.directory(EXTRACT, self.partition), number=self.number)
+        return PiecePaths(
+            directory=workplace.directory(EXTRACT, self.partition), number=self.number
+        )
 
 
 def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
     """Return the pieces of an extracted partition, in reading order."""
     sizes = zip(receipt["samples"], receipt["text_bytes"], strict=True)
-    return [Piece(partition=partition, number=n, samples=held, text_bytes=size) for n, (held, size) in enumerate(sizes)]
+    return [
+        Piece(partition=partition, number=n, samples=held, text_bytes=size)
+        for n, (held, size) in enumerate(sizes)
+    ]
 
 
 def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
     """Write the list of pieces for the tasks to read, as it is too large to send with each."""
-    write_atomically(workplace.path / _PIECES_FILE, json.dumps([asdict(piece) for piece in pieces]), durable=False)
+    write_atomically(
+        workplace.path / _PIECES_FILE,
+        json.dumps([asdict(piece) for piece in pieces]),
+        durable=False,
+    )
 
 
 def read_pieces(workplace: Workplace) -> list[Piece]:
     """Read the list of pieces, in reading order."""
-    return [Piece(**fields) for fields in json.loads((workplace.path / _PIECES_FILE).read_bytes())]
+    return [
+        Piece(**fields)
+        for fields in json.loads((workplace.path / _PIECES_FILE).read_bytes())
+    ]
 
 
 class FirstDistinct:
@@ -193,7 +218,9 @@ def power_of_two(least: float) -> int:
     return 1 << max(0, math.ceil(least) - 1).bit_length()
 
 
-def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, buckets: int) -> Receipt:
+def find_duplicates(
+    workplace: Workplace, directory: Path, *, bucket: int, buckets: int
+) -> Receipt:
     """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
     pieces, parts, step = read_pieces(workplace), list[Index](), MAX_BUCKETS // buckets
     for piece in pieces:
@@ -207,7 +234,9 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
     order = np.lexsort((records["number"], owner, records["low"], records["high"]))
     records, owner = records[order], owner[order]
     again = np.zeros(len(records), dtype=bool)
-    again[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    again[1:] = (records["high"][1:] == records["high"][:-1]) & (
+        records["low"][1:] == records["low"][:-1]
+    )
     dropped, owner = records["number"][again], owner[again]
     by_piece = np.lexsort((dropped, owner))
     edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
@@ -218,7 +247,9 @@ def find_duplicates(workplace: Workplace, directory: Path, *, bucket: int, bucke
 
 
 def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
-    return np.fromfile(path, dtype=dtype, count=count, offset=first * np.dtype(dtype).itemsize)
+    return np.fromfile(
+        path, dtype=dtype, count=count, offset=first * np.dtype(dtype).itemsize
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,5 +280,10 @@ def drawn(index: Index, share: float, purpose: str) -> Bools:
     """Return a mask of the samples in a random share, seeded by ``purpose`` and their content; shape (samples,)."""
     key = hashlib.blake2b(purpose.encode(), digest_size=32).digest()
     below = int(share * 2**64)
-    hashes = (hashlib.blake2b(name.tobytes(), digest_size=8, key=key).digest() for name in index["digest"])
-    return np.fromiter((int.from_bytes(word) < below for word in hashes), dtype=bool, count=len(index))
+    hashes = (
+        hashlib.blake2b(name.tobytes(), digest_size=8, key=key).digest()
+        for name in index["digest"]
+    )
+    return np.fromiter(
+        (int.from_bytes(word) < below for word in hashes), dtype=bool, count=len(index)
+    )

@@ -19,8 +19,24 @@ import numpy as np
 from autotune.corpus import pieces as parts
 from autotune.corpus import tokenizer as learning
 from autotune.corpus import workplace as places
-from autotune.corpus.encode import ENCODE, SPLITS, LengthLimit, assemble_shard, encode_piece, gather, shard_edges
-from autotune.corpus.engine import AHEAD, Engine, OnDone, Task, Work, Workers, open_engine
+from autotune.corpus.encode import (
+    ENCODE,
+    SPLITS,
+    LengthLimit,
+    assemble_shard,
+    encode_piece,
+    gather,
+    shard_edges,
+)
+from autotune.corpus.engine import (
+    AHEAD,
+    Engine,
+    OnDone,
+    Task,
+    Work,
+    Workers,
+    open_engine,
+)
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
 from autotune.corpus.sources import SOURCES, Found, Input, find_input
 from autotune.corpus.sources.base import Reject, SourceOptions
@@ -29,7 +45,14 @@ from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.errors import BadInput
 from trainer.config.tables import canonical_json, read_json
 from trainer.data import dataset as disk
-from trainer.data.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, Split, read_manifest
+from trainer.data.dataset import (
+    LengthHistogram,
+    Manifest,
+    Shard,
+    SourceStatistics,
+    Split,
+    read_manifest,
+)
 from trainer.files import sync, write_atomically
 from trainer.record.progress import Update
 
@@ -67,25 +90,39 @@ class Request:
     limit: LengthLimit
 
 
-def request_key(request: Request, files: Sequence[Found], tokenizer: bytes | None) -> str:
+def request_key(
+    request: Request, files: Sequence[Found], tokenizer: bytes | None
+) -> str:
     """Return a hash of everything that determines the result; a run resumes only work of the same key."""
     settings = asdict(request) | {
         "format": _FORMAT_VERSION,
-        "tokenizer": hashlib.sha256(tokenizer).hexdigest() if tokenizer else str(request.tokenizer),
+        "tokenizer": hashlib.sha256(tokenizer).hexdigest()
+        if tokenizer
+        else str(request.tokenizer),
         "sources": [spec.partition(":")[0] for spec in request.sources],
     }
     named = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for found in files:
         for file in found.files:
-            named.update(f"{file.path}\0{file.size_bytes}\0{file.modified_ns}\n".encode(errors="surrogateescape"))
+            named.update(
+                f"{file.path}\0{file.size_bytes}\0{file.modified_ns}\n".encode(
+                    errors="surrogateescape"
+                )
+            )
         named.update(b"\n")
     return named.hexdigest()[:16]
 
 
 def prepare(
-    request: Request, out: Path, stages: Stages, tell: Callable[[str], None], *, workers: Workers, strict: bool,
+    request: Request,
+    out: Path,
+    stages: Stages,
+    tell: Callable[[str], None],
+    *,
+    workers: Workers,
+    strict: bool,
     overwrite: bool,
-) -> tuple[Manifest, list[Reject], int]:  # fmt: skip
+) -> tuple[Manifest, list[Reject], int]:
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
     ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Returns the
@@ -93,38 +130,60 @@ def prepare(
     source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full, ``MachineLacks`` if
     a library that reads the source is not installed.
     """
-    given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
+    given = (
+        load_tokenizer(request.tokenizer)
+        if isinstance(request.tokenizer, Path)
+        else None
+    )
     with stages("find files") as update:
         found = find_input(request.sources, request.options, update)
     shown, out = out, out.resolve()
     key = request_key(request, found.found, given.content if given else None)
     unfinished, note = places.workplace_path(out, key), {"request": key}
     with places.writing(out):
-        made = (out / disk.PREPARED_NAME).is_file() and read_json(out / disk.PREPARED_NAME) == note
+        made = (out / disk.PREPARED_NAME).is_file() and read_json(
+            out / disk.PREPARED_NAME
+        ) == note
         if made and (unfinished.exists() or not overwrite):
             # Interrupted between its last two steps, or requested twice.
             manifest = read_manifest(out)
             if strict and manifest.source.rejected:
-                raise _strict(read_rejects(out / disk.REJECTS_NAME, 1)[0], manifest.source.rejected)
+                raise _strict(
+                    read_rejects(out / disk.REJECTS_NAME, 1)[0],
+                    manifest.source.rejected,
+                )
             tell(f"{shown} already contains this dataset")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
             places.check_place(out, overwrite=overwrite)
             for path, size_bytes in places.other_workplaces(out, key):
-                tell(f"{path} is left from a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
+                tell(
+                    f"{path} is left from a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)"
+                )
             with places.open_workplace(out, key) as workplace:
                 try:
-                    with open_engine(workplace, workers, len(found.partitions)) as engine:
-                        manifest = _Preparation(request, found, workplace, engine, stages).all(given, strict=strict)
+                    with open_engine(
+                        workplace, workers, len(found.partitions)
+                    ) as engine:
+                        manifest = _Preparation(
+                            request, found, workplace, engine, stages
+                        ).all(given, strict=strict)
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
-                write_atomically(workplace.dataset / disk.PREPARED_NAME, json.dumps(note).encode() + b"\n")
+                write_atomically(
+                    workplace.dataset / disk.PREPARED_NAME,
+                    json.dumps(note).encode() + b"\n",
+                )
                 # Checked again, as the directory may have changed meanwhile.
                 places.check_place(out, overwrite=overwrite)
                 places.publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return manifest, read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS), sum(one.other_files for one in found.found)
+    return (
+        manifest,
+        read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS),
+        sum(one.other_files for one in found.found),
+    )
 
 
 def _strict(reject: Reject, count: int) -> BadInput:
@@ -140,7 +199,10 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
     if not path.is_file():
         return []
     with path.open() as file:
-        return [Reject(**json.loads(line)) for line, _ in zip(file, range(most), strict=False)]
+        return [
+            Reject(**json.loads(line))
+            for line, _ in zip(file, range(most), strict=False)
+        ]
 
 
 @dataclass(slots=True)
@@ -159,36 +221,67 @@ class _Preparation:
         buckets, duplicates = 0, 0
         if not request.keep_duplicates:
             buckets = parts.buckets_for(sum(piece.samples for piece in self.pieces))
-            compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
-            duplicates = sum(one["duplicates"] for one in self._run(parts.DISTINCT, parts.find_duplicates, compared))
-        selection = parts.Selection(buckets=buckets, validation_share=request.validation_share, seed=request.split_seed)
+            compared = [
+                {"bucket": bucket, "buckets": buckets} for bucket in range(buckets)
+            ]
+            duplicates = sum(
+                one["duplicates"]
+                for one in self._run(parts.DISTINCT, parts.find_duplicates, compared)
+            )
+        selection = parts.Selection(
+            buckets=buckets,
+            validation_share=request.validation_share,
+            seed=request.split_seed,
+        )
         tokenizer = given or self._learn(selection)
         write_atomically(self.workplace.path / disk.TOKENIZER_NAME, tokenizer.content)
-        encoded = self._run_pieces(ENCODE, encode_piece, selection=selection, limit=request.limit)
+        encoded = self._run_pieces(
+            ENCODE, encode_piece, selection=selection, limit=request.limit
+        )
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
-        said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
+        said = {
+            name: sum(one[split][name] for one in encoded for split in SPLITS)
+            for name in _COUNTED
+        }
         if not said["tokens"]:
-            raise NothingUsableError("the tokenizer yields no token from this data", next_step="Omit --tokenizer.")
+            raise NothingUsableError(
+                "the tokenizer yields no token from this data",
+                next_step="Omit --tokenizer.",
+            )
         manifest = Manifest(
-            schema_version=2, dtype=tokenizer.dtype, vocab_size=tokenizer.vocab_size,
-            used_vocab_size=tokenizer.used_vocab_size, special_ids=tokenizer.special_ids,
-            tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(), train=splits["train"],
+            schema_version=2,
+            dtype=tokenizer.dtype,
+            vocab_size=tokenizer.vocab_size,
+            used_vocab_size=tokenizer.used_vocab_size,
+            special_ids=tokenizer.special_ids,
+            tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(),
+            train=splits["train"],
             validation=splits["validation"],
             source=SourceStatistics(
-                kinds=self.input.kinds, files=sum(one["files"] for one in extracted),
-                rejected=sum(one["rejected"] for one in extracted) + len(self.input.unreadable),
-                duplicate_samples=duplicates, empty_samples=said["empty"], truncated_samples=said["truncated"],
-                split_samples=said["split"], raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize, unknown_tokens=said["unknown"],
+                kinds=self.input.kinds,
+                files=sum(one["files"] for one in extracted),
+                rejected=sum(one["rejected"] for one in extracted)
+                + len(self.input.unreadable),
+                duplicate_samples=duplicates,
+                empty_samples=said["empty"],
+                truncated_samples=said["truncated"],
+                split_samples=said["split"],
+                raw_bytes=sum(one["raw_bytes"] for one in extracted),
+                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
+                unknown_tokens=said["unknown"],
             ),
-        )  # fmt: skip
+        )
         with (self.workplace.dataset / disk.REJECTS_NAME).open("w") as file:
-            file.writelines(json.dumps(asdict(reject)) + "\n" for reject in self.input.unreadable)
+            file.writelines(
+                json.dumps(asdict(reject)) + "\n" for reject in self.input.unreadable
+            )
             for number in range(len(extracted)):
                 with self._rejects_of(number).open() as rejects:
                     shutil.copyfileobj(rejects, file)
         sync(self.workplace.dataset / disk.REJECTS_NAME)
-        write_atomically(self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content)
+        write_atomically(
+            self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content
+        )
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
         write_atomically(self.workplace.dataset / disk.MANIFEST_NAME, content)
         return manifest
@@ -202,22 +295,48 @@ class _Preparation:
 
         def on_done(task: Task, receipt: places.Receipt) -> None:
             if strict and receipt["rejected"]:
-                raise _strict(read_rejects(self._rejects_of(task.number), 1)[0], receipt["rejected"])
+                raise _strict(
+                    read_rejects(self._rejects_of(task.number), 1)[0],
+                    receipt["rejected"],
+                )
             if first is not None:
                 first.add(task.number, receipt)
 
-        asked = [{"partition": part, "options": self.request.options, "most": most} for part in inputs]
+        asked = [
+            {"partition": part, "options": self.request.options, "most": most}
+            for part in inputs
+        ]
         sizes = [part.raw_bytes for part in inputs]
-        receipts = self._run(parts.EXTRACT, extract_partition, asked, sizes_bytes=sizes, on_done=on_done, first=first)
+        receipts = self._run(
+            parts.EXTRACT,
+            extract_partition,
+            asked,
+            sizes_bytes=sizes,
+            on_done=on_done,
+            first=first,
+        )
         if first is None:
-            self.pieces = [piece for number, one in enumerate(receipts) for piece in parts.pieces_of(number, one)]
+            self.pieces = [
+                piece
+                for number, one in enumerate(receipts)
+                for piece in parts.pieces_of(number, one)
+            ]
         else:
             receipts, self.pieces = receipts[: first.partitions], first.pieces
         if not any(piece.samples for piece in self.pieces):
-            listed = (read_rejects(self._rejects_of(number), 1) for number in range(len(inputs)))
-            rejects = self.input.unreadable + [reject for some in listed for reject in some]
+            listed = (
+                read_rejects(self._rejects_of(number), 1)
+                for number in range(len(inputs))
+            )
+            rejects = self.input.unreadable + [
+                reject for some in listed for reject in some
+            ]
             files = sum(len(found.files) for found in self.input.found)
-            why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
+            why = (
+                f"; the first, {rejects[0].path!r}: {rejects[0].reason}"
+                if rejects
+                else ""
+            )
             raise NothingUsableError(
                 f"no sample found in {files} files{why}",
                 next_step=f"Pass a path with samples, such as {SOURCES[self.input.kinds[0]].example}",
@@ -228,59 +347,124 @@ class _Preparation:
         return self.workplace.directory(parts.EXTRACT, partition) / REJECTS_FILE
 
     def _learn(self, selection: parts.Selection) -> DatasetTokenizer:
-        kind = self.request.tokenizer or ("wordlevel" if self.input.kinds == ["elf"] else "bpe")
+        kind = self.request.tokenizer or (
+            "wordlevel" if self.input.kinds == ["elf"] else "bpe"
+        )
         vocab_size, pieces = self.request.vocab_size, len(self.pieces)
         if kind == "wordlevel":
-            counted = self._run_pieces(learning.COUNT, learning.count_words, selection=selection)
-            merges = learning.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
+            counted = self._run_pieces(
+                learning.COUNT, learning.count_words, selection=selection
+            )
+            merges = learning.merges_for(
+                sum(one["entries"] for one in counted),
+                sum(one["bytes"] for one in counted),
+            )
             shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
-            self._run(learning.MERGE, learning.merge_words, [{"merge": merge, **shared} for merge in range(merges)])
-            (learned,) = self._run(learning.LEARN, learning.learn_words, [{"merges": merges, "vocab_size": vocab_size}])
+            self._run(
+                learning.MERGE,
+                learning.merge_words,
+                [{"merge": merge, **shared} for merge in range(merges)],
+            )
+            (learned,) = self._run(
+                learning.LEARN,
+                learning.learn_words,
+                [{"merges": merges, "vocab_size": vocab_size}],
+            )
         else:
-            share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
-            self._run_pieces(learning.SAMPLE, learning.sample_texts, selection=selection, share=share)
-            (learned,) = self._run(learning.LEARN, learning.learn_pairs, [{"pieces": pieces, "vocab_size": vocab_size}])
-        return load_tokenizer(self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME, used=learned["used"])
+            share = min(
+                1.0,
+                _BPE_TEXT_BYTES
+                / max(1, sum(piece.text_bytes for piece in self.pieces)),
+            )
+            self._run_pieces(
+                learning.SAMPLE, learning.sample_texts, selection=selection, share=share
+            )
+            (learned,) = self._run(
+                learning.LEARN,
+                learning.learn_pairs,
+                [{"pieces": pieces, "vocab_size": vocab_size}],
+            )
+        return load_tokenizer(
+            self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME,
+            used=learned["used"],
+        )
 
-    def _assemble(self, split: str, encoded: list[places.Receipt], tokenizer: DatasetTokenizer) -> Split:
+    def _assemble(
+        self, split: str, encoded: list[places.Receipt], tokenizer: DatasetTokenizer
+    ) -> Split:
         sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
         arguments = [
             {
-                "split": split, "shard": number, "pieces": edges,
+                "split": split,
+                "shard": number,
+                "pieces": edges,
                 "samples": sum(samples for samples, _ in sizes[slice(*edges)]),
-                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]), "dtype": tokenizer.dtype,
+                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]),
+                "dtype": tokenizer.dtype,
             }
             for number, edges in enumerate(shard_edges(sizes))
-        ]  # fmt: skip
+        ]
         stage = f"assemble-{split}"
-        shards = [Shard(**one) for one in (self._run(stage, assemble_shard, arguments) if arguments else [])]
+        shards = [
+            Shard(**one)
+            for one in (
+                self._run(stage, assemble_shard, arguments) if arguments else []
+            )
+        ]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
             gather(self.workplace, self.workplace.directory(stage, number), shard)
-        counts = [sum(bin_counts) for bin_counts in zip(*(one[split]["histogram"] for one in encoded), strict=True)]
-        return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
+        counts = [
+            sum(bin_counts)
+            for bin_counts in zip(
+                *(one[split]["histogram"] for one in encoded), strict=True
+            )
+        ]
+        return Split(
+            shards=shards,
+            length_histogram=LengthHistogram(
+                edges=list(HISTOGRAM_EDGES), counts=counts
+            ),
+        )
 
-    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[places.Receipt]:
+    def _run_pieces(
+        self, stage: str, work: Work, **arguments: object
+    ) -> list[places.Receipt]:
         each = [{"number": number, **arguments} for number in range(len(self.pieces))]
-        return self._run(stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
+        return self._run(
+            stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces]
+        )
 
     def _run(
-        self, stage: str, work: Work, arguments: Sequence[dict[str, Any]], *, sizes_bytes: Sequence[int] | None = None,
-        on_done: OnDone = lambda task, receipt: None, first: parts.FirstDistinct | None = None,
-    ) -> list[places.Receipt]:  # fmt: skip
+        self,
+        stage: str,
+        work: Work,
+        arguments: Sequence[dict[str, Any]],
+        *,
+        sizes_bytes: Sequence[int] | None = None,
+        on_done: OnDone = lambda task, receipt: None,
+        first: parts.FirstDistinct | None = None,
+    ) -> list[places.Receipt]:
         """Run the unfinished tasks of a stage, one for each set of arguments; return the receipts in that order.
 
         With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first tasks
         are guaranteed. Without it, the largest tasks start first, so that the others need not wait for them at the end.
         """
         sizes = sizes_bytes or [1] * len(arguments)
-        order = sorted(range(len(arguments)), key=lambda number: -sizes[number] if first is None else number)
+        order = sorted(
+            range(len(arguments)),
+            key=lambda number: -sizes[number] if first is None else number,
+        )
         receipts: dict[int, places.Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
         with self.stages(stage.replace("-", " ")) as update:
-            meter = places.StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
+            meter = places.StageMeter(
+                update, sum(sizes), in_bytes=sizes_bytes is not None
+            )
 
-            def note(task: Task, receipt: places.Receipt, *, fresh: bool = True) -> None:
+            def note(
+                task: Task, receipt: places.Receipt, *, fresh: bool = True
+            ) -> None:
                 receipts[task.number] = receipt
                 meter.add(sizes[task.number], fresh=fresh)
                 on_done(task, receipt)
@@ -289,7 +473,12 @@ class _Preparation:
                 for number in order:
                     if first is not None and first.reached:
                         return
-                    task = Task(stage=stage, number=number, work=work, arguments=arguments[number])
+                    task = Task(
+                        stage=stage,
+                        number=number,
+                        work=work,
+                        arguments=arguments[number],
+                    )
                     receipt = self.workplace.receipt(stage, number)
                     if receipt is None:
                         yield task

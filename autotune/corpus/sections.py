@@ -4,12 +4,27 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.base.document import Axis, Block, Chart, Columns, Missing, Paragraph, Rule, Table, facts, table_of
+from autotune.base.document import (
+    Axis,
+    Block,
+    Chart,
+    Columns,
+    Missing,
+    Paragraph,
+    Rule,
+    Table,
+    facts,
+    table_of,
+)
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import count, plural
-from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
+from autotune.corpus.values import (
+    SPECIAL_TOKENS_PER_SAMPLE,
+    Inspected,
+    LengthDistribution,
+)
 
 if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
@@ -24,25 +39,37 @@ _PERCENTILES = (10, 50, 75, 90, 99)
 def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
     """Return the fields with which every JSON answer about a dataset begins."""
     return {
-        "path": directory, "dataset_hash": manifest.dataset_hash, "samples": manifest.train.samples,
-        "tokens": manifest.train.tokens, "validation_samples": manifest.validation.samples,
+        "path": directory,
+        "dataset_hash": manifest.dataset_hash,
+        "samples": manifest.train.samples,
+        "tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
         "validation_tokens": manifest.validation.tokens,
-    }  # fmt: skip
+    }
 
 
 def dataset_text(found: Inspected) -> str:
     """Render counts, lengths, and the effect of sequence lengths on the samples."""
-    lengths = "  ".join(f"p{name} {format_count(value)}" for name, value in found.percentiles.items())
-    every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
+    lengths = "  ".join(
+        f"p{name} {format_count(value)}" for name, value in found.percentiles.items()
+    )
+    every = _every_fact(
+        found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}"
+    )
     rows = table_of(
-        "", found.rows,
+        "",
+        found.rows,
         ("seq length", "l", lambda row: format_count(row.seq_length_tokens)),
         ("padding", "l", lambda row: format_share(row.padded_waste)),
         ("samples cut", "l", lambda row: format_share(row.cut_samples)),
         ("tokens lost", "l", lambda row: format_share(row.cut_tokens)),
-        ("packed sequences full", "l", lambda row: f"{row.packed_efficiency * 100:.2f} %"),
+        (
+            "packed sequences full",
+            "l",
+            lambda row: f"{row.packed_efficiency * 100:.2f} %",
+        ),
         ("packing gain", "l", lambda row: f"{row.packing_gain:.2f} x"),
-    )  # fmt: skip
+    )
     text = facts_text(every, "tokens per sample of the training split", found.manifest)
     sampled = f"measured on {format_count(found.sampled)} random samples; special tokens included"
     return f"{text}\n\n{console_text((rows,))}\n{sampled}"
@@ -58,7 +85,11 @@ def facts_text(told: Mapping[str, str], title: str, manifest: "Manifest") -> str
 def facts_of(manifest: "Manifest") -> dict[str, str]:
     """Return the sources, vocabulary and long samples of a dataset, in words."""
     source = manifest.source
-    change = f" ({100 * (source.token_bytes / source.raw_bytes - 1):+.1f} %)" if source.raw_bytes else ""
+    change = (
+        f" ({100 * (source.token_bytes / source.raw_bytes - 1):+.1f} %)"
+        if source.raw_bytes
+        else ""
+    )
     return {
         "raw -> tokens": f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}{change}, "
         f"{', '.join(source.kinds)}, {plural(source.files, 'file')}",
@@ -87,26 +118,42 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     total = sum(counts)
     if total == 0:
         return ""
-    rows = [(_label(first, end), held) for first, end, held in _doublings(edges, counts)]
+    rows = [
+        (_label(first, end), held) for first, end, held in _doublings(edges, counts)
+    ]
     tallest, width = max(held for _, held in rows), max(len(label) for label, _ in rows)
     lines = []
     for label, held in rows:
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
-        lines.append(f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / total):>7}")
+        lines.append(
+            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / total):>7}"
+        )
     return "\n".join(lines)
 
 
-def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
+def _doublings(
+    edges: Sequence[int], counts: Sequence[int]
+) -> list[tuple[int, int | None, int]]:
     """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
     bins = zip(edges, [*edges[1:], None], counts, strict=True)
-    groups = [list(group) for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length())]
-    rows = [(group[0][0], group[-1][1], sum(count for _, _, count in group)) for group in groups]
+    groups = [
+        list(group)
+        for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length())
+    ]
+    rows = [
+        (group[0][0], group[-1][1], sum(count for _, _, count in group))
+        for group in groups
+    ]
     filled = [index for index, (_, _, count) in enumerate(rows) if count]
     return rows[filled[0] : filled[-1] + 1]
 
 
 def _label(first: int, end: int | None) -> str:
-    return f"{format_count(first)} or more" if end is None else f"{format_count(first)} to {format_count(end - 1)}"
+    return (
+        f"{format_count(first)} or more"
+        if end is None
+        else f"{format_count(first)} to {format_count(end - 1)}"
+    )
 
 
 def lengths_section(
@@ -118,10 +165,18 @@ def lengths_section(
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
         if one.dataset is None:
             command = f"autotune report {one.quoted} --data DIR"
-            return (Missing(what=f"Sample lengths ({one.dataset_lacking})", commands=(command,)),)
-        first = told.setdefault((one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title)
+            return (
+                Missing(
+                    what=f"Sample lengths ({one.dataset_lacking})", commands=(command,)
+                ),
+            )
+        first = told.setdefault(
+            (one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title
+        )
         if first != one.title:
-            return (Paragraph(words=(f"Same dataset and sequence length as {first}.",)),)
+            return (
+                Paragraph(words=(f"Same dataset and sequence length as {first}.",)),
+            )
         spread = LengthDistribution(**one.dataset.train.length_histogram.model_dump())
         if not spread.samples:
             return (Paragraph(words=("The dataset's training split is empty.",)),)
@@ -135,7 +190,10 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     bins = _doublings(spread.edges, spread.counts)
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
-    most = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
+    most = [
+        f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}"
+        for p in _PERCENTILES
+    ]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
     return Chart(
@@ -146,44 +204,76 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
             f"special tokens; {format_share(beyond / samples)} are beyond the right edge. The width of bars doubles."
         ),
         drawing=Columns(
-            x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
+            x=Axis(
+                label="tokens of a sample",
+                unit="count",
+                log=2,
+                ticks=tuple(float(end) for _, end, _ in drawn),
+            ),
             y=Axis(label="share of samples", unit="share"),
             # A logarithmic axis has no 0, so the first bin is as wide as the others.
-            columns=tuple((max(first, end / 2), float(end), n / samples) for first, end, n in drawn),
+            columns=tuple(
+                (max(first, end / 2), float(end), n / samples)
+                for first, end, n in drawn
+            ),
             rules=(Rule(at=float(fits), label="sequence length"),),
         ),
         table=table_of(
-            "Samples by length (training split, special tokens not counted)", bins,
+            "Samples by length (training split, special tokens not counted)",
+            bins,
             ("tokens", "r", lambda one: _label(one[0], one[1])),
             ("samples", "r", lambda one: format_count(one[2])),
             ("share", "r", lambda one: format_share(one[2] / samples)),
             long=True,
         ),
-    )  # fmt: skip
+    )
 
 
-def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution) -> Table:
+def _dataset(
+    one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution
+) -> Table:
     length = one.profile.train.seq_length_tokens
-    lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
+    lengths = "  ".join(
+        f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}"
+        for p in _PERCENTILES
+    )
     rows: list[Row] = [
         *_every_fact(manifest, lengths).items(),
         ["mean tokens per sample", count(spread.mean_tokens() or 0.0)],
-        ["truncated samples", format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE))],
-        [f"padding, one sample per sequence of {length}", format_share(spread.padding_waste(length))],
+        [
+            "truncated samples",
+            format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE)),
+        ],
+        [
+            f"padding, one sample per sequence of {length}",
+            format_share(spread.padding_waste(length)),
+        ],
     ]
     return facts("The dataset", rows)
 
 
-def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
+def _packing(
+    one: "ReportedProfile", runs: "tuple[ReportedRun, ...]"
+) -> tuple[Block, ...]:
     """Return the share of non-padding tokens in the profile's layout, and in its runs."""
     from autotune.profiles.values import fill_share
 
     rows: list[Row] = []
     if (filled := fill_share(one.profile)) is not None:
-        rows.append([f"{one.profile.train.layout} sequences of this dataset", format_share(filled)])
+        rows.append(
+            [
+                f"{one.profile.train.layout} sequences of this dataset",
+                format_share(filled),
+            ]
+        )
     for run in runs:
         if steps := run.run.steps if run.profile_path == one.path else ():
-            share = sum(step.non_padding_tokens for step in steps) / max(1, sum(step.padded_tokens for step in steps))
+            share = sum(step.non_padding_tokens for step in steps) / max(
+                1, sum(step.padded_tokens for step in steps)
+            )
             rows.append([f"steps of {run.name}", format_share(share)])
-    columns = ("sequences", "l", lambda row: row[0]), ("non-padding share", "r", lambda row: row[1])
+    columns = (
+        ("sequences", "l", lambda row: row[0]),
+        ("non-padding share", "r", lambda row: row[1]),
+    )
     return (table_of("Packing efficiency", rows, *columns),) if rows else ()

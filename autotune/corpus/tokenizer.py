@@ -38,11 +38,18 @@ _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
 """Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table on Tensor Cores."""
 _USUAL_NAMES = {
-    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"), "unk": ("[UNK]", "<unk>", "<|unk|>"),
-    "cls": ("[CLS]", "<cls>", "<s>", "<bos>", "<|cls|>"), "sep": ("[SEP]", "<sep>", "</s>", "<eos>", "<|sep|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
+    "unk": ("[UNK]", "<unk>", "<|unk|>"),
+    "cls": ("[CLS]", "<cls>", "<s>", "<bos>", "<|cls|>"),
+    "sep": ("[SEP]", "<sep>", "</s>", "<eos>", "<|sep|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
-}  # fmt: skip
-COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn-tokenizer"
+}
+COUNT, MERGE, SAMPLE, LEARN = (
+    "count-words",
+    "merge-words",
+    "sample-texts",
+    "learn-tokenizer",
+)
 
 _SHELVES = 256
 """Number of hash buckets in which words are written, so that a merge can read only some of them."""
@@ -81,8 +88,14 @@ class DatasetTokenizer:
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the ids of each text without special tokens, whose names in a text become unknown tokens."""
         unknown = self.special_ids.unk
-        reserved = np.array(sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32)
-        for ids in self._whole_words(texts) if self.words is not None else self._by_library(texts):
+        reserved = np.array(
+            sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32
+        )
+        for ids in (
+            self._whole_words(texts)
+            if self.words is not None
+            else self._by_library(texts)
+        ):
             if len(ids) and ids.min() <= reserved[-1]:
                 ids[np.isin(ids, reserved)] = unknown
             yield ids
@@ -90,7 +103,9 @@ class DatasetTokenizer:
     def _by_library(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         if max(map(len, texts), default=0) > _STRETCH_CHARACTERS:
             for text in texts:
-                yield np.concatenate([part for one in _stretches(text) for part in self._encoded([one])])
+                yield np.concatenate(
+                    [part for one in _stretches(text) for part in self._encoded([one])]
+                )
         else:
             yield from self._encoded(texts)
 
@@ -107,7 +122,9 @@ class DatasetTokenizer:
             if any(separator in text for separator in _SEPARATORS_OF_PYTHON_ONLY):
                 yield from self._by_library([text])
             else:
-                yield np.array([number(word, unknown) for word in text.split()], dtype=np.uint32)
+                yield np.array(
+                    [number(word, unknown) for word in text.split()], dtype=np.uint32
+                )
 
 
 def _stretches(text: str) -> Iterator[str]:
@@ -122,13 +139,27 @@ def _stretches(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
+def learn_word_level(
+    counts: Sequence[tuple[str, int]], *, vocab_size: int
+) -> DatasetTokenizer:
     """Make a tokenizer of the first words of ``counts``; ``vocab_size``, a multiple of 64, includes special tokens."""
-    kept = [*SPECIAL_TOKENS, *(word for word, _ in counts if word not in SPECIAL_TOKENS)][:vocab_size]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(_filled(kept))}, unk_token="[UNK]"))
+    kept = [
+        *SPECIAL_TOKENS,
+        *(word for word, _ in counts if word not in SPECIAL_TOKENS),
+    ][:vocab_size]
+    tokenizer = Tokenizer(
+        WordLevel(
+            {word: index for index, word in enumerate(_filled(kept))}, unk_token="[UNK]"
+        )
+    )
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    return _describe(tokenizer, tokenizer.to_str(pretty=True).encode(), where="the learned tokenizer", used=len(kept))
+    return _describe(
+        tokenizer,
+        tokenizer.to_str(pretty=True).encode(),
+        where="the learned tokenizer",
+        used=len(kept),
+    )
 
 
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
@@ -137,9 +168,11 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=sorted(ByteLevel.alphabet()),
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     used = tokenizer.get_vocab_size()
     plain = json.loads(tokenizer.to_str())
@@ -147,12 +180,20 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     for word in _filled([""] * used)[used:]:
         vocabulary[word] = len(vocabulary)
     filled = Tokenizer.from_str(json.dumps(plain))
-    return _describe(filled, filled.to_str(pretty=True).encode(), where="the learned tokenizer", used=used)
+    return _describe(
+        filled,
+        filled.to_str(pretty=True).encode(),
+        where="the learned tokenizer",
+        used=used,
+    )
 
 
 def _filled(words: list[str]) -> list[str]:
     """Pad the list of words to a multiple of 64."""
-    return [*words, *(f"[unused{number}]" for number in range(-len(words) % VOCAB_MULTIPLE))]
+    return [
+        *words,
+        *(f"[unused{number}]" for number in range(-len(words) % VOCAB_MULTIPLE)),
+    ]
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
@@ -183,10 +224,15 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     return described
 
 
-def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | None = None) -> DatasetTokenizer:
+def _describe(
+    tokenizer: Tokenizer, content: bytes, *, where: str, used: int | None = None
+) -> DatasetTokenizer:
     ids: dict[str, int] = {}
     for role, names in _USUAL_NAMES.items():
-        found = next((known for known in map(tokenizer.token_to_id, names) if known is not None), None)
+        found = next(
+            (known for known in map(tokenizer.token_to_id, names) if known is not None),
+            None,
+        )
         if found is None:
             raise BadInput(
                 f"{where} has no {role} token (looked for {', '.join(names)})",
@@ -196,19 +242,27 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
     # Not the number of words, as ids may have gaps.
     ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if ids_in_all > 2**31:  # the limit of a manifest
-        raise BadInput(f"{where}: id {ids_in_all - 1} exceeds 2**31", next_step="Number its words without gaps.")
+        raise BadInput(
+            f"{where}: id {ids_in_all - 1} exceeds 2**31",
+            next_step="Number its words without gaps.",
+        )
     parts = json.loads(content)
     model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
     kinds = (model.get("type"), splitter.get("type"))
     looks_up = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
     return DatasetTokenizer(
-        content=content, vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        used_vocab_size=ids_in_all if used is None else used, special_ids=SpecialIds(**ids), encoder=tokenizer,
+        content=content,
+        vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        used_vocab_size=ids_in_all if used is None else used,
+        special_ids=SpecialIds(**ids),
+        encoder=tokenizer,
         words=model["vocab"] if looks_up else None,
-    )  # fmt: skip
+    )
 
 
-def count_words(workplace: Workplace, directory: Path, *, number: int, selection: Selection) -> Receipt:
+def count_words(
+    workplace: Workplace, directory: Path, *, number: int, selection: Selection
+) -> Receipt:
     """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
     entries: list[int] = []
@@ -218,7 +272,10 @@ def count_words(workplace: Workplace, directory: Path, *, number: int, selection
         if len(counts) >= _WORDS_IN_MEMORY:
             _put_down(counts, directory / f"run-{len(entries):03d}", entries)
     _put_down(counts, directory / f"run-{len(entries):03d}", entries)
-    return {"entries": sum(entries), "bytes": sum(path.stat().st_size for path in directory.iterdir())}
+    return {
+        "entries": sum(entries),
+        "bytes": sum(path.stat().st_size for path in directory.iterdir()),
+    }
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
@@ -227,35 +284,63 @@ def merges_for(entries: int, size_bytes: int) -> int:
     return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
 
 
-def merge_words(workplace: Workplace, directory: Path, *, merge: int, merges: int, pieces: int, most: int) -> Receipt:
+def merge_words(
+    workplace: Workplace,
+    directory: Path,
+    *,
+    merge: int,
+    merges: int,
+    pieces: int,
+    most: int,
+) -> Receipt:
     """Add up the counts of this merge's words over all pieces, and keep the ``most`` frequent."""
     shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
     counts: Counter[str] = Counter()
     for number in range(pieces):
         for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
             with run.open("rb") as file:
-                edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
+                edges = np.frombuffer(
+                    file.read(8 * (_SHELVES + 1)), dtype="<u8"
+                ).tolist()
                 file.seek(edges[shelves.start], 1)
-                for line in file.read(edges[shelves.stop] - edges[shelves.start]).splitlines():
+                for line in file.read(
+                    edges[shelves.stop] - edges[shelves.start]
+                ).splitlines():
                     word, _, count = line.decode().rpartition("\t")
                     counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {}
 
 
-def _most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[str, int]]:
+def _most_frequent(
+    counts: Iterable[tuple[str, int]], most: int
+) -> list[tuple[str, int]]:
     """Return the most frequent words with their counts; ties are broken alphabetically."""
     return heapq.nsmallest(most, counts, key=lambda entry: (-entry[1], entry[0]))
 
 
-def learn_words(workplace: Workplace, directory: Path, *, merges: int, vocab_size: int) -> Receipt:
+def learn_words(
+    workplace: Workplace, directory: Path, *, merges: int, vocab_size: int
+) -> Receipt:
     """Learn a tokenizer of the most frequent words of all merges."""
     paths = (workplace.directory(MERGE, merge) / "words" for merge in range(merges))
-    merged = ((word, count) for path in paths for word, count in json.loads(path.read_text()))
-    return _learned(directory, learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size))
+    merged = (
+        (word, count) for path in paths for word, count in json.loads(path.read_text())
+    )
+    return _learned(
+        directory,
+        learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size),
+    )
 
 
-def sample_texts(workplace: Workplace, directory: Path, *, number: int, selection: Selection, share: float) -> Receipt:
+def sample_texts(
+    workplace: Workplace,
+    directory: Path,
+    *,
+    number: int,
+    selection: Selection,
+    share: float,
+) -> Receipt:
     """Write a share of the training samples of one piece, as JSON lines."""
     paths, kept, _ = selection.of(workplace, number)
     if share < 1:
@@ -269,19 +354,30 @@ def sample_texts(workplace: Workplace, directory: Path, *, number: int, selectio
 
 def mixed_texts(lines: bytes) -> Iterator[str]:
     """Yield the texts of JSON ``lines`` in a seeded random order, so that the first of them represent all."""
-    ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
+    ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(
+        np.uint32
+    )
     for first in range(0, len(ends), _TEXTS_AT_ONCE):
-        numbers = np.arange(first, min(first + _TEXTS_AT_ONCE, len(ends)), dtype=np.uint64)
+        numbers = np.arange(
+            first, min(first + _TEXTS_AT_ONCE, len(ends)), dtype=np.uint64
+        )
         for number in permute(numbers, len(ends), 0, 0).tolist():
             begin = int(ends[number - 1]) + 1 if number else 0
             yield json.loads(lines[begin : int(ends[number])])
 
 
-def learn_pairs(workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int) -> Receipt:
+def learn_pairs(
+    workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int
+) -> Receipt:
     """Learn byte pairs from the sampled texts, or from fewer if their words are many or very long, as in proteins."""
-    lines = b"".join((workplace.directory(SAMPLE, number) / "texts").read_bytes() for number in range(pieces))
+    lines = b"".join(
+        (workplace.directory(SAMPLE, number) / "texts").read_bytes()
+        for number in range(pieces)
+    )
     count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
-    return _learned(directory, learn_bpe(islice(mixed_texts(lines), count), vocab_size=vocab_size))
+    return _learned(
+        directory, learn_bpe(islice(mixed_texts(lines), count), vocab_size=vocab_size)
+    )
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:

@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from trainer.data.dataset import Manifest, SpecialIds
 
 # Sequences of pretraining encoders end at a few thousand tokens: fine below, coarse beyond.
-HISTOGRAM_EDGES: tuple[int, ...] = (*range(0, 1024, 8), *(2**power for power in range(10, 21)))
+HISTOGRAM_EDGES: tuple[int, ...] = (
+    *range(0, 1024, 8),
+    *(2**power for power in range(10, 21)),
+)
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens added to a sample when it is read: it becomes [CLS] ids [SEP]."""
 
@@ -36,7 +39,10 @@ class LengthDistribution:
 
     def mean_tokens(self, truncated_at: int | None = None) -> float | None:
         """Return the mean tokens per sample, each cut to ``truncated_at`` first; None without samples."""
-        total = sum(count * _bin_mean(low, last, truncated_at) for low, last, count in self._bins())
+        total = sum(
+            count * _bin_mean(low, last, truncated_at)
+            for low, last, count in self._bins()
+        )
         return total / self.samples if self.samples else None
 
     def percentile_tokens(self, share: float) -> float | None:
@@ -50,7 +56,10 @@ class LengthDistribution:
 
     def truncated_share(self, tokens: int) -> float | None:
         """Return the share of samples longer than ``tokens``, within its bin; None without samples."""
-        shares = (count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0) for low, last, count in self._bins())
+        shares = (
+            count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
+            for low, last, count in self._bins()
+        )
         return sum(shares) / self.samples if self.samples else None
 
     def padding_waste(self, seq_length_tokens: int) -> float | None:
@@ -59,9 +68,15 @@ class LengthDistribution:
         Special tokens are not padding. None without samples. Raise ``ValueError`` if only special tokens fit.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
-            raise ValueError(f"a sequence of {seq_length_tokens} tokens has only room for special tokens")
+            raise ValueError(
+                f"a sequence of {seq_length_tokens} tokens has only room for special tokens"
+            )
         mean = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
-        return None if mean is None else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
+        return (
+            None
+            if mean is None
+            else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
+        )
 
     def _bins(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last whole number of each bin, and its count; the open-ended one ends at its edge."""

@@ -15,7 +15,14 @@ from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLeng
 from autotune.corpus.workplace import StageMeter
 from trainer.data import dataset as disk
 from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_rows, permute
-from trainer.data.dataset import LengthHistogram, Manifest, Shard, Split, TokenDataset, read_manifest
+from trainer.data.dataset import (
+    LengthHistogram,
+    Manifest,
+    Shard,
+    Split,
+    TokenDataset,
+    read_manifest,
+)
 from trainer.errors import BadConfig
 from trainer.staging.copying import in_threads
 
@@ -53,13 +60,27 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     splits = {"train": manifest.train, "validation": manifest.validation}
     shards = [(split, shard) for split in splits.values() for shard in split.shards]
     item_bytes = np.dtype(manifest.dtype).itemsize
-    total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
-    own = {*disk.DATASET_FILES, *(name for _, one in shards for name in (one.tokens_file, one.offsets_file))}
-    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in own)
-    faults = [Fault(file=name, what="does not belong to the dataset") for name in foreign]
+    total_bytes = sum(
+        shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards
+    )
+    own = {
+        *disk.DATASET_FILES,
+        *(name for _, one in shards for name in (one.tokens_file, one.offsets_file)),
+    }
+    foreign = sorted(
+        entry.name for entry in directory.iterdir() if entry.name not in own
+    )
+    faults = [
+        Fault(file=name, what="does not belong to the dataset") for name in foreign
+    ]
     try:
-        with os.fdopen(os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            what = _hash_fault(hashlib.file_digest(file, "sha256").hexdigest(), manifest.tokenizer_sha256)
+        with os.fdopen(
+            os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW), "rb"
+        ) as file:
+            what = _hash_fault(
+                hashlib.file_digest(file, "sha256").hexdigest(),
+                manifest.tokenizer_sha256,
+            )
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
     faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
@@ -67,19 +88,36 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        checked = in_threads(lambda one: _check_shard(directory, manifest, *one, meter), shards, threads)
+        checked = in_threads(
+            lambda one: _check_shard(directory, manifest, *one, meter), shards, threads
+        )
     faults += [fault for found, _ in checked for fault in found]
     for name, split in splits.items():
-        of_split = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
-        counts = sum((counts for _, counts in of_split), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
-        if not any(found for found, _ in of_split) and counts.tolist() != split.length_histogram.counts:
+        of_split = [
+            one
+            for one, (owner, _) in zip(checked, shards, strict=True)
+            if owner is split
+        ]
+        counts = sum(
+            (counts for _, counts in of_split),
+            np.zeros(len(split.length_histogram.counts), dtype=np.int64),
+        )
+        if (
+            not any(found for found, _ in of_split)
+            and counts.tolist() != split.length_histogram.counts
+        ):
             what = f"the length histogram of {name} does not match its offsets"
             faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
         what = f"source.token_bytes is {manifest.source.token_bytes}, but the shards contain {token_bytes}"
         faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
-    return Verified(manifest=manifest, files=2 * len(shards) + 2, bytes_read=meter.done, faults=tuple(faults))
+    return Verified(
+        manifest=manifest,
+        files=2 * len(shards) + 2,
+        bytes_read=meter.done,
+        faults=tuple(faults),
+    )
 
 
 def _check_shard(
@@ -88,19 +126,31 @@ def _check_shard(
     """Return the faults of a shard, and its number of samples in each bin of the manifest's histogram."""
     offsets = _Offsets(shard.tokens, split.length_histogram)
     # Other special tokens than the unknown one are only added to sequences.
-    reserved = np.array(sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk}))
+    reserved = np.array(
+        sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk})
+    )
     ids = functools.partial(_wrong_id, manifest.used_vocab_size, reserved)
     faults: list[Fault] = []
     for name, dtype, length, sha256, look in (
         (shard.tokens_file, manifest.dtype, shard.tokens, shard.tokens_sha256, ids),
-        (shard.offsets_file, "uint64", shard.samples + 1, shard.offsets_sha256, offsets.look),
+        (
+            shard.offsets_file,
+            "uint64",
+            shard.samples + 1,
+            shard.offsets_sha256,
+            offsets.look,
+        ),
     ):
-        whats = _faults_of(directory / name, np.dtype(dtype), length, sha256, look=look, meter=meter)
+        whats = _faults_of(
+            directory / name, np.dtype(dtype), length, sha256, look=look, meter=meter
+        )
         faults += [Fault(file=name, what=what) for what in whats if what]
     return faults, offsets.counts
 
 
-def _wrong_id(used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArray[Any]) -> str | None:
+def _wrong_id(
+    used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArray[Any]
+) -> str | None:
     """Return a description of the first id that exceeds the vocabulary or is a special token; None without one."""
     wrong = (ids >= used) | np.isin(ids, reserved)
     if not wrong.any():
@@ -123,7 +173,11 @@ class _Offsets:
         """Return the first fault in these offsets, which continue those of the last call; no offsets mark the end."""
         if not len(offsets):
             last = int(self._last[0])
-            return None if last == self._tokens else f"the last offset is {last}, expected {self._tokens}"
+            return (
+                None
+                if last == self._tokens
+                else f"the last offset is {last}, expected {self._tokens}"
+            )
         if not first and offsets[0] != 0:
             return f"the first offset is {offsets[0]}, expected 0"
         joined = np.concatenate([self._last, offsets])
@@ -137,7 +191,13 @@ class _Offsets:
 
 
 def _faults_of(
-    path: Path, kind: np.dtype[Any], length: int, sha256: str, *, look: Look, meter: StageMeter
+    path: Path,
+    kind: np.dtype[Any],
+    length: int,
+    sha256: str,
+    *,
+    look: Look,
+    meter: StageMeter,
 ) -> list[str | None]:
     """Read a file once: hash every chunk, and call ``look`` until the first fault, last with an empty chunk."""
     try:
@@ -149,10 +209,14 @@ def _faults_of(
     try:
         hashed = hashlib.sha256(os.pread(fd, start, 0))
         for position in range(0, size_bytes, _CHUNK_BYTES):
-            chunk = os.pread(fd, min(_CHUNK_BYTES, size_bytes - position), start + position)
+            chunk = os.pread(
+                fd, min(_CHUNK_BYTES, size_bytes - position), start + position
+            )
             hashed.update(chunk)
             meter.add(len(chunk))
-            what = what or look(position // kind.itemsize, np.frombuffer(chunk, dtype=kind))
+            what = what or look(
+                position // kind.itemsize, np.frombuffer(chunk, dtype=kind)
+            )
         what = what or look(length, np.zeros(0, dtype=kind))
     except OSError as error:
         return [what, f"cannot be read: {error.strerror}"]
@@ -162,10 +226,16 @@ def _faults_of(
 
 
 def _hash_fault(found: str, expected: str) -> str | None:
-    return None if found == expected else f"its SHA-256 is {found[:16]}…, expected {expected[:16]}…"
+    return (
+        None
+        if found == expected
+        else f"its SHA-256 is {found[:16]}…, expected {expected[:16]}…"
+    )
 
 
-def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS) -> Inspected:
+def inspect(
+    directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS
+) -> Inspected:
     """Return lengths of random samples and the effect of sequence lengths; raise ``BadConfig`` if it is no dataset."""
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
@@ -175,25 +245,39 @@ def inspect(directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENG
     dataset.close()
     some = len(lengths) > 0
     return Inspected(
-        manifest=dataset.manifest, sampled=count,
-        percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in (10, 50, 75, 90, 99)} if some else {},
-        mean_tokens=float(lengths.mean()) if some else 0.0, longest_tokens=int(lengths.max(initial=0)),
-        rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens) if some else (),
-    )  # fmt: skip
+        manifest=dataset.manifest,
+        sampled=count,
+        percentiles={
+            p: int(np.percentile(lengths, p, method="lower"))
+            for p in (10, 50, 75, 90, 99)
+        }
+        if some
+        else {},
+        mean_tokens=float(lengths.mean()) if some else 0.0,
+        longest_tokens=int(lengths.max(initial=0)),
+        rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens)
+        if some
+        else (),
+    )
 
 
-def _seq_length_effect(lengths: npt.NDArray[np.int64], seq_length_tokens: int) -> SeqLengthEffect:
+def _seq_length_effect(
+    lengths: npt.NDArray[np.int64], seq_length_tokens: int
+) -> SeqLengthEffect:
     framed = lengths + SPECIAL_TOKENS_PER_SAMPLE
     cut = np.minimum(framed, seq_length_tokens)
-    block = max(MIN_BLOCK_SAMPLES, seq_length_tokens)  # as the input pipeline packs them
+    # As the input pipeline packs them.
+    block = max(MIN_BLOCK_SAMPLES, seq_length_tokens)
     blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
     rows = sum(int(pack_rows(part, seq_length_tokens).max()) + 1 for part in blocks)
     real = int(cut.sum())
     padded = real / (len(cut) * seq_length_tokens)
     packed = real / (rows * seq_length_tokens)
     return SeqLengthEffect(
-        seq_length_tokens=seq_length_tokens, padded_waste=1 - padded,
+        seq_length_tokens=seq_length_tokens,
+        padded_waste=1 - padded,
         cut_samples=float((framed > seq_length_tokens).mean()),
-        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))), packed_efficiency=packed,
+        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
+        packed_efficiency=packed,
         packing_gain=packed / padded,
-    )  # fmt: skip
+    )

@@ -37,7 +37,8 @@ Receipt = dict[str, Any]
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
 _DATASET_NAMES = re.compile(
-    "|".join(map(re.escape, DATASET_FILES)) + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
+    "|".join(map(re.escape, DATASET_FILES))
+    + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
 )
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -62,7 +63,9 @@ class Workplace:
         path = self.directory(stage, task) / _RECEIPT
         return json.loads(path.read_bytes()) if path.exists() else None
 
-    def perform(self, stage: str, task: int, work: Callable[[Path], Receipt]) -> Receipt:
+    def perform(
+        self, stage: str, task: int, work: Callable[[Path], Receipt]
+    ) -> Receipt:
         """Run a task unless it is finished; commit it in one step and return its receipt, or leave nothing."""
         if (done := self.receipt(stage, task)) is not None:
             return done
@@ -96,7 +99,8 @@ def workplace_path(out: Path, key: str) -> Path:
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     """Lock a work directory, which stays, and clean it of incomplete files; raise ``BadInput`` if it is locked."""
     path = workplace_path(out, key)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is that of the last directory only
+    # The mode is that of the last directory only.
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with locked(path / "lock", needed=False):
             for directory in path.glob(f"*/{_UNFINISHED}*"):
@@ -106,13 +110,21 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
             yield Workplace(path=path)
     except LockHeld as error:
         next_step = "Wait until it ends, or choose another --out."
-        raise BadInput(f"another process is preparing {out}", next_step=next_step) from error
+        raise BadInput(
+            f"another process is preparing {out}", next_step=next_step
+        ) from error
 
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
     """Find unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
-    found = sorted({*out.parent.glob(f".{glob.escape(out.name)}.*.partial")} - {workplace_path(out, key)})
-    return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in found]
+    found = sorted(
+        {*out.parent.glob(f".{glob.escape(out.name)}.*.partial")}
+        - {workplace_path(out, key)}
+    )
+    return [
+        (path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+        for path in found
+    ]
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
@@ -125,9 +137,15 @@ def check_place(out: Path, *, overwrite: bool) -> None:
     with writing(out):
         names = sorted(entry.name for entry in out.iterdir())
     if names and MANIFEST_NAME not in names:
-        raise BadInput(f"{out} is neither empty nor a dataset: it contains {names[0]!r}", next_step=elsewhere)
+        raise BadInput(
+            f"{out} is neither empty nor a dataset: it contains {names[0]!r}",
+            next_step=elsewhere,
+        )
     if names and not overwrite:
-        raise BadInput(f"{out} already contains a dataset", next_step="Choose another --out, or use --overwrite")
+        raise BadInput(
+            f"{out} already contains a dataset",
+            next_step="Choose another --out, or use --overwrite",
+        )
     if foreign := [name for name in names if not _DATASET_NAMES.fullmatch(name)]:
         what = f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost"
         raise BadInput(what, next_step="Move it away, or choose another --out.")
@@ -146,9 +164,12 @@ def publish(dataset: Path, final: Path) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Swap two directories in one step, or by renaming both if the file system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # None: an old C library
+    # None: an old C library.
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
-        if not rename(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+        if not rename(
+            _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
+        ):
             return
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL):
@@ -169,11 +190,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, next_step = "cannot write", "Choose another --out, or change the permissions."
+        what, next_step = (
+            "cannot write",
+            "Choose another --out, or change the permissions.",
+        )
         if error.errno in DISK_FULL:
             what = "no space left for"
             next_step = "Free disk space or raise the quota, and run the same command again to resume."
-        raise BadInput(f"{what} {path}: {error.strerror or error}", next_step=next_step) from error
+        raise BadInput(
+            f"{what} {path}: {error.strerror or error}", next_step=next_step
+        ) from error
 
 
 class StageMeter:
@@ -199,5 +225,9 @@ class StageMeter:
         seconds = time.monotonic() - self._started_s
         if not self._in_bytes:
             return f"{format_count(self.done)} of {format_count(self._total)} tasks"
-        rate = f", {format_bytes(round(self._fresh / seconds))}/s" if self._fresh and seconds > 0 else ""
+        rate = (
+            f", {format_bytes(round(self._fresh / seconds))}/s"
+            if self._fresh and seconds > 0
+            else ""
+        )
         return f"{format_bytes(self.done)} of {format_bytes(self._total)}{rate}"

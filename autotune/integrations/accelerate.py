@@ -61,8 +61,13 @@ def accelerated_step(
             with accelerator.accumulate(module):
                 output = module(**inputs) if hasattr(inputs, "keys") else module(inputs)
                 if loss_of is None and not hasattr(output, "loss"):
-                    what = f"the model returns {type(output).__name__}, which has no loss"
-                    raise BadConfig(what, next_step="Give accelerated_step a function loss_of(output, batch).")
+                    what = (
+                        f"the model returns {type(output).__name__}, which has no loss"
+                    )
+                    raise BadConfig(
+                        what,
+                        next_step="Give accelerated_step a function loss_of(output, batch).",
+                    )
                 loss = output.loss if loss_of is None else loss_of(output, inputs)
                 accelerator.backward(loss)
                 if max_grad_norm is not None and accelerator.sync_gradients:

@@ -34,29 +34,52 @@ class OwnBench(Bench):
     @property
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of this site, with the subject in the place of a model."""
-        return fingerprint(self.site, self.subject.measured_sha256, None, self.server.versions.get("cuda"))
+        return fingerprint(
+            self.site,
+            self.subject.measured_sha256,
+            None,
+            self.server.versions.get("cuda"),
+        )
 
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
         """Return the trial of a request, with its inputs that depend on this machine."""
         used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
-        here = {"directory": str(self.directory.resolve()), "limit_s": timeout_s, "device_used_before_bytes": used}
+        here = {
+            "directory": str(self.directory.resolve()),
+            "limit_s": timeout_s,
+            "device_used_before_bytes": used,
+        }
         return asked.trial(timeout_s=timeout_s, **here, **local)
 
 
 @contextlib.contextmanager
 def open_own(
-    choice: DeviceChoice, code: OwnCode, timeout_s: float, directory: Path = Path(), *, shared: bool = False,
+    choice: DeviceChoice,
+    code: OwnCode,
+    timeout_s: float,
+    directory: Path = Path(),
+    *,
+    shared: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
-) -> Iterator[OwnBench]:  # fmt: skip
+) -> Iterator[OwnBench]:
     """Choose a device, and start the process that trials are forked from, which imports your code.
 
     If it cannot be forked after that, because importing it started threads or CUDA, every trial imports it again.
     ``shared`` and ``check`` are as for ``open_bench``. Raise ``BadInput`` if your code cannot be imported.
     """
     server = ForkServerMachine(_preload(code, timeout_s, directory), timeout_s)
-    modules = " and ".join(dict.fromkeys(name.partition(":")[0] for name in code.functions.values()))
+    modules = " and ".join(
+        dict.fromkeys(name.partition(":")[0] for name in code.functions.values())
+    )
     with contextlib.ExitStack() as stack:
-        opened = open_bench(choice, directory, server, check=check, shared=shared, loading=f"torch and {modules}")
+        opened = open_bench(
+            choice,
+            directory,
+            server,
+            check=check,
+            shared=shared,
+            loading=f"torch and {modules}",
+        )
         try:
             bench = stack.enter_context(opened)
         except InternalError as error:  # of the server, which only imports
@@ -66,36 +89,76 @@ def open_own(
             ) from error
         told = server.versions["preloaded"]
         if told["error"] is not None:
-            raise BadInput(told["error"]["message"], next_step=told["error"]["next_step"])
+            raise BadInput(
+                told["error"]["message"], next_step=told["error"]["next_step"]
+            )
         check_arguments(code, told["parameters"])
         if told["unsafe"] is not None:
-            sys.stderr.write(f"info: every trial imports {modules} again, because {told['unsafe']}\n")
+            sys.stderr.write(
+                f"info: every trial imports {modules} again, because {told['unsafe']}\n"
+            )
             server.restart(_preload(code, timeout_s, directory, resolved=False))
-        forked, subject = told["unsafe"] is None, Subject(**code.model_dump() | told["source_sha256"])
-        yield bench.extended(OwnBench, directory=directory, model=told["model"], forked=forked, subject=subject)
+        forked, subject = (
+            told["unsafe"] is None,
+            Subject(**code.model_dump() | told["source_sha256"]),
+        )
+        yield bench.extended(
+            OwnBench,
+            directory=directory,
+            model=told["model"],
+            forked=forked,
+            subject=subject,
+        )
 
 
-def check_arguments(code: OwnCode, parameters: Mapping[str, Mapping[str, bool] | None]) -> None:
+def check_arguments(
+    code: OwnCode, parameters: Mapping[str, Mapping[str, bool] | None]
+) -> None:
     """Raise ``BadInput`` if a function, by its ``parameters``, requires another argument, or none takes a given one."""
     for role, known in parameters.items():
         own = code.along if role == "step" else "num_workers"
         given = {*code.arguments, own, "device"}
         searched = role == "loader" or code.loader is None
-        missing = [name for name, required in (known or {}).items() if required and name not in given]
+        missing = [
+            name
+            for name, required in (known or {}).items()
+            if required and name not in given
+        ]
         if missing or (searched and known is not None and own not in known):
             what = f"{code.functions[role]}({', '.join(known or ())}) is called with {', '.join(sorted(given))}"
-            lacks = f"it requires {', '.join(missing)}" if missing else f"it does not take {own}"
-            named = "name the size with --along NAME" if role == "step" else "call its first argument num_workers"
+            lacks = (
+                f"it requires {', '.join(missing)}"
+                if missing
+                else f"it does not take {own}"
+            )
+            named = (
+                "name the size with --along NAME"
+                if role == "step"
+                else "call its first argument num_workers"
+            )
             next_step = f"Arguments are given by name: {named}, others with --set NAME=VALUE; or give them defaults."
             raise BadInput(f"{what}, but {lacks}", next_step=next_step)
     known_names = [known for known in parameters.values() if known is not None]
     unused = code.arguments.keys() - set().union(*known_names)
     if unused and len(known_names) == len(parameters):
         what = f"none of {', '.join(code.functions.values())} takes {', '.join(sorted(unused))}"
-        raise BadInput(what, next_step=f"They take: {', '.join(sorted(set().union(*known_names)))}.")
+        raise BadInput(
+            what,
+            next_step=f"They take: {', '.join(sorted(set().union(*known_names)))}.",
+        )
 
 
-def _preload(code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True) -> dict[str, Any]:
-    options = {"functions": code.functions, "directory": str(directory.resolve()), "resolved": resolved}
+def _preload(
+    code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
+) -> dict[str, Any]:
+    options = {
+        "functions": code.functions,
+        "directory": str(directory.resolve()),
+        "resolved": resolved,
+    }
     options["timeout_s"] = timeout_s
-    return {"module": "autotune.integrations.jobs.load", "function": "preload", "options": options}
+    return {
+        "module": "autotune.integrations.jobs.load",
+        "function": "preload",
+        "options": options,
+    }

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 
 
 def probe_own(
-    context: typer.Context, own: OwnOptions, probe: "StepProbe", choice: "DeviceChoice", job: JobOptions,
-    *, out: Path | None, time_limit_s: float | None,
-) -> None:  # fmt: skip
+    context: typer.Context,
+    own: OwnOptions,
+    probe: "StepProbe",
+    choice: "DeviceChoice",
+    job: JobOptions,
+    *,
+    out: Path | None,
+    time_limit_s: float | None,
+) -> None:
     """Find the largest size of your own step, for each combination of its fixed arguments."""
     from autotune.base.document import answer_json
     from autotune.integrations.sections import own_answer, own_probe_text
@@ -27,21 +33,39 @@ def probe_own(
 
     codes = own.codes()
     if len(codes) > 1 and out is not None and out.suffix == ".toml":
-        raise UsageError(f"--out {out} names one file for {len(codes)} profiles", next_step="Pass a directory.")
+        raise UsageError(
+            f"--out {out} names one file for {len(codes)} profiles",
+            next_step="Pass a directory.",
+        )
     asked = JobRequest(
-        name=f"probe-{codes[0].name}", purpose=f"Finds the largest size of {own.step}, and writes a profile.",
-        expected_minutes=1 + 3 * len(codes), trial_timeout_s=probe.trial_timeout_s, ranks=1, on_gpus=choice != "cpu",
+        name=f"probe-{codes[0].name}",
+        purpose=f"Finds the largest size of {own.step}, and writes a profile.",
+        expected_minutes=1 + 3 * len(codes),
+        trial_timeout_s=probe.trial_timeout_s,
+        ranks=1,
+        on_gpus=choice != "cpu",
         reports=job.reports,
-    )  # fmt: skip
+    )
     if job.submitted_or_rejected(context, asked):
         return
     ends_s = None if time_limit_s is None else time.time() + time_limit_s
-    found = [run(choice, replace(probe, code=code), out, ends_s=ends_s) for code in codes]
-    print(answer_json({"steps": [own_answer(one) for one in found]}) if job.as_json else own_probe_text(found))
+    found = [
+        run(choice, replace(probe, code=code), out, ends_s=ends_s) for code in codes
+    ]
+    print(
+        answer_json({"steps": [own_answer(one) for one in found]})
+        if job.as_json
+        else own_probe_text(found)
+    )
 
 
 def sweep_own(
-    context: typer.Context, sweep: "LoaderSweep", choice: "DeviceChoice", job: JobOptions, *, out: Path
+    context: typer.Context,
+    sweep: "LoaderSweep",
+    choice: "DeviceChoice",
+    job: JobOptions,
+    *,
+    out: Path,
 ) -> None:
     """Find the fewest workers of your own loader."""
     from autotune.base.document import answer_json
@@ -49,10 +73,14 @@ def sweep_own(
     from autotune.integrations.stage import sweep_own as run
 
     asked = JobRequest(
-        name=f"workers-{sweep.code.name}", purpose=f"Finds the workers that {sweep.code.loader} needs.",
-        expected_minutes=sweep.budget_s / 60 + 1, trial_timeout_s=sweep.trial_timeout_s, ranks=1,
-        on_gpus=sweep.step_time_s is None and choice != "cpu", reports=job.reports,
-    )  # fmt: skip
+        name=f"workers-{sweep.code.name}",
+        purpose=f"Finds the workers that {sweep.code.loader} needs.",
+        expected_minutes=sweep.budget_s / 60 + 1,
+        trial_timeout_s=sweep.trial_timeout_s,
+        ranks=1,
+        on_gpus=sweep.step_time_s is None and choice != "cpu",
+        reports=job.reports,
+    )
     if job.submitted_or_rejected(context, asked):
         return
     found = run(choice, sweep, None if out == NOT_GIVEN else out)

@@ -23,7 +23,10 @@ FLATTER = 16
 IGNORED_RATIO = 256
 """Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
 
-_OURS = re.compile(r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*', re.MULTILINE)
+_OURS = re.compile(
+    r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*',
+    re.MULTILINE,
+)
 """Part of a stack that is not your code's."""
 
 Doubt = Literal["leaks", "varies"]
@@ -37,14 +40,23 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
     noise = max(LEAST_BYTES, LEAST_SHARE * figures.peak_bytes)
     kept = figures.kept_bytes[1:]
     growth = [later - earlier for earlier, later in itertools.pairwise(kept)]
-    if growth and sum(growth) > noise * len(growth) and sum(one > noise / 2 for one in growth) > 0.7 * len(growth):
+    if (
+        growth
+        and sum(growth) > noise * len(growth)
+        and sum(one > noise / 2 for one in growth) > 0.7 * len(growth)
+    ):
         return "leaks", sum(growth) // len(growth)
     peaks = list(figures.step_peak_bytes[1:])
     if not peaks or (spread := max(peaks) - min(peaks)) <= 2 * noise:
         return None
     highest = sum(max(peaks) - one <= 2 * noise for one in peaks)
-    rises = max(peaks) - max(peaks[: STEPS - 1]) > 2 * noise  # beyond what the next trial sees
-    return ("varies", spread) if rises or highest < max(2, HIGHEST_SHARE * len(peaks)) else None
+    # Beyond what the next trial sees.
+    rises = max(peaks) - max(peaks[: STEPS - 1]) > 2 * noise
+    return (
+        ("varies", spread)
+        if rises or highest < max(2, HIGHEST_SHARE * len(peaks))
+        else None
+    )
 
 
 def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
@@ -54,11 +66,18 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
     that the predicted size tends to fit, and shows the slope.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
-    peak_bytes = figures.peak_bytes if figures.non_pytorch_bytes is None else max(peaks[1:] or peaks)
+    peak_bytes = (
+        figures.peak_bytes
+        if figures.non_pytorch_bytes is None
+        else max(peaks[1:] or peaks)
+    )
     growing_bytes = peak_bytes - kept[-1] + figures.gradient_bytes
     if growing_bytes <= 0:
         return None
-    base_bytes, each_bytes = figures.peak_bytes - growing_bytes, FIRST_MARGIN * growing_bytes / size
+    base_bytes, each_bytes = (
+        figures.peak_bytes - growing_bytes,
+        FIRST_MARGIN * growing_bytes / size,
+    )
     return Prediction(peak_bytes=lambda rows: base_bytes + each_bytes * rows)
 
 
@@ -71,7 +90,9 @@ def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Pred
         return before
     (smaller, lower_bytes), (size, peak_bytes) = fits[-2:]
     predicted_bytes = before.peak_bytes(size) - before.peak_bytes(smaller)
-    each_bytes = max(peak_bytes - lower_bytes, predicted_bytes / FLATTER) / (size - smaller)
+    each_bytes = max(peak_bytes - lower_bytes, predicted_bytes / FLATTER) / (
+        size - smaller
+    )
     return Prediction(peak_bytes=lambda rows: peak_bytes + each_bytes * (rows - size))
 
 
@@ -83,7 +104,9 @@ def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     (least, first), (most, last) = fitted[0], fitted[-1]
     if most >= IGNORED_RATIO * least and last - first < LEAST_BYTES:
         return least, most
-    for (size, peak), (larger, higher), (largest, highest) in zip(fitted, fitted[1:], fitted[2:], strict=False):
+    for (size, peak), (larger, higher), (largest, highest) in zip(
+        fitted, fitted[1:], fitted[2:], strict=False
+    ):
         expected_bytes = (higher - peak) / (larger - size) * (largest - larger)
         if highest - higher < LEAST_BYTES and expected_bytes > FLATTER * LEAST_BYTES:
             return larger, largest
@@ -99,7 +122,9 @@ def error_line(detail: str) -> str:
     """Return the first line of the last exception of a stack, or the last line of another text."""
     stack, _, _ = detail.strip().rpartition('\n  File "')
     lines = detail.strip()[len(stack) :].splitlines() or [""]
-    return next((line for line in lines[1:] if stack and not line.startswith(" ")), lines[-1])
+    return next(
+        (line for line in lines[1:] if stack and not line.startswith(" ")), lines[-1]
+    )
 
 
 def crash_words(detail: str, where: str = "") -> str:

@@ -87,11 +87,17 @@ class NumWorkers(ValueToUse):
 
 
 def find_batch_size(
-    function: Callable[..., Any] | None = None, *, starting_batch_size: int = STARTING_BATCH_SIZE,
-    memory: str | int | None = None, device: DeviceChoice = "auto", headroom: float = HEADROOM_SHARE,
-    arguments: Mapping[str, Argument] | None = None, max_size: int = MAX_SIZE,
-    trial_timeout: str | float = TRIAL_TIMEOUT_S, reports: str | Path = "reports",
-) -> Any:  # noqa: ANN401 - a size, or a decorated function  # fmt: skip
+    function: Callable[..., Any] | None = None,
+    *,
+    starting_batch_size: int = STARTING_BATCH_SIZE,
+    memory: str | int | None = None,
+    device: DeviceChoice = "auto",
+    headroom: float = HEADROOM_SHARE,
+    arguments: Mapping[str, Argument] | None = None,
+    max_size: int = MAX_SIZE,
+    trial_timeout: str | float = TRIAL_TIMEOUT_S,
+    reports: str | Path = "reports",
+) -> Any:  # noqa: ANN401 - a size, or a decorated function
     """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
 
     ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``; ``build_step(micro_batch_size, device)``
@@ -116,12 +122,19 @@ def find_batch_size(
     an argument that is out of range.
     """
     if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
-        raise ValueError("headroom must be at least 0 and below 1, max_size and starting_batch_size at least 1")
+        raise ValueError(
+            "headroom must be at least 0 and below 1, max_size and starting_batch_size at least 1"
+        )
     asked = StepProbe(
-        code=OwnCode(arguments=dict(arguments or {})), reports=Path(reports), headroom_share=headroom,
-        memory_bytes=_amount(memory, parse_bytes) if isinstance(memory, str) else memory, max_size=max_size,
+        code=OwnCode(arguments=dict(arguments or {})),
+        reports=Path(reports),
+        headroom_share=headroom,
+        memory_bytes=_amount(memory, parse_bytes)
+        if isinstance(memory, str)
+        else memory,
+        max_size=max_size,
         trial_timeout_s=_seconds(trial_timeout),
-    )  # fmt: skip
+    )
     most = replace(asked, max_size=starting_batch_size, starts_at_most=True)
     if function is None:
         return functools.partial(_decorated, most, device)
@@ -131,11 +144,17 @@ def find_batch_size(
 
 
 def find_num_workers(
-    build_loader: Callable[..., Any], *, step_time: str | float | None = None,
-    build_step: Callable[..., Any] | None = None, max_workers: int | None = None, device: DeviceChoice = "auto",
-    arguments: Mapping[str, Argument] | None = None, time_limit: str | float = "5min",
-    window: str | float = WINDOW_S, reports: str | Path = "reports",
-) -> NumWorkers:  # fmt: skip
+    build_loader: Callable[..., Any],
+    *,
+    step_time: str | float | None = None,
+    build_step: Callable[..., Any] | None = None,
+    max_workers: int | None = None,
+    device: DeviceChoice = "auto",
+    arguments: Mapping[str, Argument] | None = None,
+    time_limit: str | float = "5min",
+    window: str | float = WINDOW_S,
+    reports: str | Path = "reports",
+) -> NumWorkers:
     """Find the fewest workers with which a loader of yours keeps up with a step.
 
     Args:
@@ -153,47 +172,85 @@ def find_num_workers(
     be used, or a window fails.
     """
     if (step_time is None) == (build_step is None):
-        raise ValueError("find_num_workers needs step_time, such as '120ms', or build_step")
-    functions = {"loader": build_loader} | ({} if build_step is None else {"step": build_step})
+        raise ValueError(
+            "find_num_workers needs step_time, such as '120ms', or build_step"
+        )
+    functions = {"loader": build_loader} | (
+        {} if build_step is None else {"step": build_step}
+    )
     names = {role: _importable(function) for role, function in functions.items()}
     here = None in names.values()
     labels = {role: name or _label(functions[role]) for role, name in names.items()}
-    code = OwnCode(step=labels.get("step"), loader=labels["loader"], arguments=dict(arguments or {}))
+    code = OwnCode(
+        step=labels.get("step"),
+        loader=labels["loader"],
+        arguments=dict(arguments or {}),
+    )
     sweep = LoaderSweep(
-        code=code, reports=Path(reports), step_time_s=None if step_time is None else _seconds(step_time),
-        budget_s=_seconds(time_limit), window_s=_seconds(window), max_workers=max_workers,
-    )  # fmt: skip
+        code=code,
+        reports=Path(reports),
+        step_time_s=None if step_time is None else _seconds(step_time),
+        budget_s=_seconds(time_limit),
+        window_s=_seconds(window),
+        max_workers=max_workers,
+    )
     choice: DeviceChoice = "cpu" if step_time is not None else device
-    with _opened(choice, code, sweep.trial_timeout_s, functions if here else None) as bench:
-        found, _ = sweep_on(bench, sweep, *profile_paths(None, [code.name], bench.site.name))
+    with _opened(
+        choice, code, sweep.trial_timeout_s, functions if here else None
+    ) as bench:
+        found, _ = sweep_on(
+            bench, sweep, *profile_paths(None, [code.name], bench.site.name)
+        )
     row = next(one for one in found.rows if one.num_workers == found.chosen)
     return NumWorkers(
-        value=found.chosen, undecided_between=tuple(found.undecided_between), keeps_up=found.keeps_up,
-        ratio_to_cached=row.ratio_to_cached, worker_bytes=found.worker_bytes,
+        value=found.chosen,
+        undecided_between=tuple(found.undecided_between),
+        keeps_up=found.keeps_up,
+        ratio_to_cached=row.ratio_to_cached,
+        worker_bytes=found.worker_bytes,
         measured_in="this process" if here else "fresh processes",
-    )  # fmt: skip
+    )
 
 
 def _found(
-    asked: StepProbe, device: DeviceChoice, function: Callable[..., Any], along: str = SIZE, name: str | None = None
+    asked: StepProbe,
+    device: DeviceChoice,
+    function: Callable[..., Any],
+    along: str = SIZE,
+    name: str | None = None,
 ) -> BatchSize:
     """Find the largest size of a function; without the ``name`` of an importable one, in this process."""
     name = name or _importable(function)
-    code = asked.code.model_copy(update={"step": name or _label(function), "along": along})
-    with _opened(device, code, asked.trial_timeout_s, None if name else {"step": function}) as bench:
+    code = asked.code.model_copy(
+        update={"step": name or _label(function), "along": along}
+    )
+    with _opened(
+        device, code, asked.trial_timeout_s, None if name else {"step": function}
+    ) as bench:
         probe = replace(asked, code=code)
-        found, runner, _ = run_probe(bench, probe, *profile_paths(None, [code.name], bench.site.name))
+        found, runner, _ = run_probe(
+            bench, probe, *profile_paths(None, [code.name], bench.site.name)
+        )
     return BatchSize(
-        value=with_headroom(found.feasible_max, asked.headroom_share), feasible_max=found.feasible_max,
-        infeasible_min=found.infeasible_min, peak_bytes=found.feasible_peak_bytes,
-        trials=sum(not one.from_trial_log for one in runner.finished), verified_in=found.verified_in,
-    )  # fmt: skip
+        value=with_headroom(found.feasible_max, asked.headroom_share),
+        feasible_max=found.feasible_max,
+        infeasible_min=found.infeasible_min,
+        peak_bytes=found.feasible_peak_bytes,
+        trials=sum(not one.from_trial_log for one in runner.finished),
+        verified_in=found.verified_in,
+    )
 
 
-def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., Any]) -> Callable[..., Any]:
+def _decorated(
+    asked: StepProbe, device: DeviceChoice, function: Callable[..., Any]
+) -> Callable[..., Any]:
     names = _names(function)
     if not names or names[0] in ("self", "cls"):
-        what = f"{_path(function)} takes {names[0]} first" if names else f"{_path(function)} takes no batch_size"
+        what = (
+            f"{_path(function)} takes {names[0]} first"
+            if names
+            else f"{_path(function)} takes no batch_size"
+        )
         raise TypeError(f"{what}: make batch_size its first argument")
 
     signature = inspect.signature(function)
@@ -201,11 +258,18 @@ def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., A
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of your function
         (_, *_), *given = signature.bind_partial(None, *args).arguments.items()
-        fixed = {name: value for name, value in asked.code.arguments.items() if name not in dict(given)}
+        fixed = {
+            name: value
+            for name, value in asked.code.arguments.items()
+            if name not in dict(given)
+        }
         options = fixed | kwargs
-        signature.bind(None, *args, **options)  # raises as the call would, before any trial
+        # Raises as the call would, before any trial.
+        signature.bind(None, *args, **options)
         by_name = dict(given) | options
-        plain = all(isinstance(value, bool | int | float | str) for value in by_name.values())
+        plain = all(
+            isinstance(value, bool | int | float | str) for value in by_name.values()
+        )
         name = _importable(function) if plain else None
 
         def here(**sizes: Any) -> Any:  # noqa: ANN401 - of your function
@@ -222,7 +286,10 @@ def _decorated(asked: StepProbe, device: DeviceChoice, function: Callable[..., A
 
 @contextlib.contextmanager
 def _opened(
-    choice: DeviceChoice, code: OwnCode, timeout_s: float, functions: Mapping[str, Callable[..., Any]] | None
+    choice: DeviceChoice,
+    code: OwnCode,
+    timeout_s: float,
+    functions: Mapping[str, Callable[..., Any]] | None,
 ) -> Iterator[OwnBench]:
     """Open a bench of fresh processes; for ``functions`` by role that only this process has, one of this process."""
     if IN_TRIAL in os.environ:
@@ -235,11 +302,20 @@ def _opened(
             return
         from autotune.integrations.jobs.in_process import InThisProcess
 
-        server = InThisProcess({code.functions[role]: function for role, function in functions.items()})
-        with open_bench(choice, Path(), server, shared=True, loading="nothing: trials run here") as opened:
-            hashes = {f"{role}_sha256": described_sha256(function) for role, function in functions.items()}
+        server = InThisProcess(
+            {code.functions[role]: function for role, function in functions.items()}
+        )
+        with open_bench(
+            choice, Path(), server, shared=True, loading="nothing: trials run here"
+        ) as opened:
+            hashes = {
+                f"{role}_sha256": described_sha256(function)
+                for role, function in functions.items()
+            }
             subject = Subject(**code.model_dump() | hashes)
-            yield opened.extended(OwnBench, subject=subject, directory=Path(), in_this_process=True)
+            yield opened.extended(
+                OwnBench, subject=subject, directory=Path(), in_this_process=True
+            )
     except (AutotuneError, TrainerError) as error:
         error.add_note(f"next: {error.next_step}")
         raise
@@ -257,20 +333,34 @@ def _importable(function: Callable[..., Any]) -> str | None:
         found = getattr(found, part, None)
     code = getattr(inspect.unwrap(function), "__code__", None)
     # A bound method or a partial is another object than its name has; code of exec has no file.
-    if getattr(found, WRAPPED, found) != function or code is None or code.co_filename.startswith("<"):
+    if (
+        getattr(found, WRAPPED, found) != function
+        or code is None
+        or code.co_filename.startswith("<")
+    ):
         return None
     if getattr(function, "__closure__", None) and not hasattr(function, "__wrapped__"):
         return None
     if module != "__main__":
         return f"{module}:{path}"
     file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    return f"{file.resolve()}:{path}" if file.suffix == ".py" and not _guarded(file, code.co_firstlineno) else None
+    return (
+        f"{file.resolve()}:{path}"
+        if file.suffix == ".py" and not _guarded(file, code.co_firstlineno)
+        else None
+    )
 
 
 def _guarded(file: Path, line: int) -> bool:
     """Return whether a line of a script is in ``if __name__ == "__main__":``, which another process does not run."""
-    blocks = [one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.If)]
-    return any(one.lineno <= line <= (one.end_lineno or 0) and "__name__" in ast.unparse(one.test) for one in blocks)
+    blocks = [
+        one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.If)
+    ]
+    return any(
+        one.lineno <= line <= (one.end_lineno or 0)
+        and "__name__" in ast.unparse(one.test)
+        for one in blocks
+    )
 
 
 def _path(function: Callable[..., Any]) -> str:

@@ -55,19 +55,32 @@ def module_step(
 
     callbacks = trainer_options.pop("callbacks", None) or []
     quiet: dict[str, Any] = {
-        "accelerator": "gpu" if device == "cuda" else "cpu", "devices": 1, "max_epochs": _EPOCHS,
-        "logger": importlib.import_module(f"{package.__name__}.loggers.logger").DummyLogger(),
-        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "limit_val_batches": 0, "num_sanity_val_steps": 0, "default_root_dir": tempfile.gettempdir(),
-    }  # fmt: skip
+        "accelerator": "gpu" if device == "cuda" else "cpu",
+        "devices": 1,
+        "max_epochs": _EPOCHS,
+        "logger": importlib.import_module(
+            f"{package.__name__}.loggers.logger"
+        ).DummyLogger(),
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": tempfile.gettempdir(),
+    }
     several = callbacks if isinstance(callbacks, list) else [callbacks]
-    trainer = package.Trainer(**quiet | trainer_options, callbacks=[*several, NothingMonitored()])
+    trainer = package.Trainer(
+        **quiet | trainer_options, callbacks=[*several, NothingMonitored()]
+    )
 
     def train() -> None:
         trainer.fit(module, datamodule=datamodule)
         if not trainer.global_step:
             next_step = "Does it drop the last batch of a dataset smaller than that?"
-            raise BadConfig(f"the loader has no batch at {batch_arg_name}={micro_batch_size}", next_step=next_step)
+            raise BadConfig(
+                f"the loader has no batch at {batch_arg_name}={micro_batch_size}",
+                next_step=next_step,
+            )
 
     train.__dict__[LOOP] = True
     return train
@@ -93,11 +106,21 @@ def module_loader(
 
 def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
     """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
-    places = [place for owner in owners for place in (owner, getattr(owner, "hparams", None)) if hasattr(place, name)]
+    places = [
+        place
+        for owner in owners
+        for place in (owner, getattr(owner, "hparams", None))
+        if hasattr(place, name)
+    ]
     if value is not None and not places:
-        names = " or ".join(type(owner).__name__ for owner in owners if owner is not None)
+        names = " or ".join(
+            type(owner).__name__ for owner in owners if owner is not None
+        )
         what = f"there is no attribute or hyperparameter {name!r} in {names}"
-        raise BadConfig(what, next_step=f"Let the loader use self.{name}; or name another with batch_arg_name.")
+        raise BadConfig(
+            what,
+            next_step=f"Let the loader use self.{name}; or name another with batch_arg_name.",
+        )
     for place in places if value is not None else ():
         setattr(place, name, value)
 
@@ -105,4 +128,6 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
 def _package(module: Any) -> Any:  # noqa: ANN401 - a LightningModule
     """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
     names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-    return importlib.import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")
+    return importlib.import_module(
+        "pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch"
+    )

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from autotune.errors import BadInput, Undecided
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.decide import crash_words
-from autotune.integrations.values import LoaderEvidence, LoaderRow, LoaderSweep, OwnLoaderFigures, OwnLoaderRequest
+from autotune.integrations.values import (
+    LoaderEvidence,
+    LoaderRow,
+    LoaderSweep,
+    OwnLoaderFigures,
+    OwnLoaderRequest,
+)
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Crashed, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
@@ -29,22 +35,35 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
     @property
     def limits(self) -> LoaderLimits:
         """Limits of the workers, by the batches that were seen so far."""
-        seen = max((figures.batch_bytes for one in self.rounds for figures in one.values()), default=0)
+        seen = max(
+            (figures.batch_bytes for one in self.rounds for figures in one.values()),
+            default=0,
+        )
         return LoaderLimits(
-            host=self.bench.site.host, local_ranks=1, batch_bytes=seen, prefetch_factor=_PREFETCH_FACTOR,
+            host=self.bench.site.host,
+            local_ranks=1,
+            batch_bytes=seen,
+            prefetch_factor=_PREFETCH_FACTOR,
             asked=self.asked.max_workers,
-        )  # fmt: skip
+        )
 
     def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window."""
         asked, subject = self.asked, self.bench.subject
         assert asked.code.loader is not None and subject.loader_sha256 is not None
         request = OwnLoaderRequest(
-            loader=asked.code.loader, step=None if asked.step_time_s is not None else asked.code.step,
-            arguments=dict(asked.code.arguments), source_sha256=subject.loader_sha256, device=self.bench.site.device,
-            num_workers=count or 0, cached=count is None, round=number, interleaved_with=list(names),
-            window_s=asked.window_s, step_time_s=asked.step_time_s,
-        )  # fmt: skip
+            loader=asked.code.loader,
+            step=None if asked.step_time_s is not None else asked.code.step,
+            arguments=dict(asked.code.arguments),
+            source_sha256=subject.loader_sha256,
+            device=self.bench.site.device,
+            num_workers=count or 0,
+            cached=count is None,
+            round=number,
+            interleaved_with=list(names),
+            window_s=asked.window_s,
+            step_time_s=asked.step_time_s,
+        )
         return self.bench.trial(request, asked.trial_timeout_s)
 
     def failed(self, label: str, outcome: Outcome) -> None:
@@ -54,13 +73,21 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
             next_step = "Fix it, and run the same command again: it resumes."
             if "num_workers > 0" in outcome.detail:
                 next_step = "No workers are tried, too: write persistent_workers=num_workers > 0, and so for its like."
-            raise BadInput(f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}", next_step=next_step)
+            raise BadInput(
+                f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}",
+                next_step=next_step,
+            )
         if isinstance(outcome, TimedOut):
             told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
-            raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
+            raise Undecided(
+                told,
+                next_step="Allow more time with --trial-timeout; or mend the hang at that place.",
+            )
 
 
-def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> LoaderEvidence:
+def sweep_loader(
+    asked: LoaderSweep, bench: OwnBench, runner: TrialRunner
+) -> LoaderEvidence:
     """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
     sweep = OwnSweep(asked=asked, bench=bench, runner=runner, budget_s=asked.budget_s)
     choice = sweep.run()
@@ -68,12 +95,28 @@ def sweep_loader(asked: LoaderSweep, bench: OwnBench, runner: TrialRunner) -> Lo
     for count in sweep.counts:
         known, windows = sweep.row_of(count, choice)
         rates = [one.tokens_per_s for one in windows]
-        rows.append(LoaderRow(**known, batches_per_s=rates, processes=max(one.processes for one in windows)))
+        rows.append(
+            LoaderRow(
+                **known,
+                batches_per_s=rates,
+                processes=max(one.processes for one in windows),
+            )
+        )
     every = [figures for one in sweep.rounds for figures in one.values()]
     return LoaderEvidence(
-        **sweep.evidence_of(choice), rows=rows, replayed_step_s=asked.step_time_s,
-        cached_batches_per_s=[one[None].tokens_per_s for one in sweep.rounds if None in one],
-        worker_bytes=sweep.worker_bytes, window_s=asked.window_s, batch_bytes=max(one.batch_bytes for one in every),
-        epoch_batches=max((one.epoch_batches for one in every if one.epoch_batches), default=None),
-        gpu_source=gpu_source(bench.site, every, replayed=asked.step_time_s is not None),
-    )  # fmt: skip
+        **sweep.evidence_of(choice),
+        rows=rows,
+        replayed_step_s=asked.step_time_s,
+        cached_batches_per_s=[
+            one[None].tokens_per_s for one in sweep.rounds if None in one
+        ],
+        worker_bytes=sweep.worker_bytes,
+        window_s=asked.window_s,
+        batch_bytes=max(one.batch_bytes for one in every),
+        epoch_batches=max(
+            (one.epoch_batches for one in every if one.epoch_batches), default=None
+        ),
+        gpu_source=gpu_source(
+            bench.site, every, replayed=asked.step_time_s is not None
+        ),
+    )

@@ -28,13 +28,24 @@ from autotune.integrations.values import (
     StepProbe,
 )
 from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
-from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu, peak_bytes
+from autotune.memory.decide.memory_model import (
+    expected_on_cpu,
+    expected_on_gpu,
+    peak_bytes,
+)
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
+from autotune.trials.values import (
+    Crashed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Trial,
+)
 
 WIDER = 4
 """Factor on the budget of a trial that shows how much too small it is."""
@@ -74,12 +85,18 @@ class OwnSearch(SizeSearch):
         figures = self.figures[size] = OwnStepFigures.of(outcome)
         if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
             self._confirm(size, *doubt)
-        fitted = {one.micro_batch_size: one.peak_bytes or 0 for one in self.tried if one.fits}
+        fitted = {
+            one.micro_batch_size: one.peak_bytes or 0 for one in self.tried if one.fits
+        }
         fitted_bytes = fitted | {size: figures.peak_bytes}
         fits = sorted(fitted_bytes.items())
         if self.estimate is None:
             before = self.prediction
-            self.prediction = first_prediction(size, figures) if before is None else next_prediction(fits, before)
+            self.prediction = (
+                first_prediction(size, figures)
+                if before is None
+                else next_prediction(fits, before)
+            )
         if (same := ignores_size(fits)) is not None:
             raise BadInput(
                 f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(fitted_bytes[same[1]])} at "
@@ -96,17 +113,28 @@ class OwnSearch(SizeSearch):
 
     def failed(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure of your code, at once if it happened twice in the same way."""
-        at, detail = self.words(size), "" if isinstance(outcome, Measured) else outcome.detail
+        at, detail = (
+            self.words(size),
+            "" if isinstance(outcome, Measured) else outcome.detail,
+        )
         if isinstance(outcome, TimedOut):
             told = f"{self.name} did not end within its time limit at {at}: {detail}"
-            raise Undecided(told, next_step="Allow more time with --trial-timeout; or mend the hang at that place.")
+            raise Undecided(
+                told,
+                next_step="Allow more time with --trial-timeout; or mend the hang at that place.",
+            )
         if isinstance(outcome, Crashed):
             last = (size, error_line(detail))
             if self._last_failure == last:
-                next_step = f"Call it yourself with {at}, three times if it returns a step."
+                next_step = (
+                    f"Call it yourself with {at}, three times if it returns a step."
+                )
                 if "NameError" in last[1] and not self.bench.in_this_process:
                     next_step += " Trials import its module, without what is under 'if __name__ == \"__main__\":'."
-                raise BadInput(f"{self.name} {crash_words(detail, f' at {at}')}", next_step=next_step)
+                raise BadInput(
+                    f"{self.name} {crash_words(detail, f' at {at}')}",
+                    next_step=next_step,
+                )
             self._last_failure = last
 
     def predict(self) -> None:
@@ -115,21 +143,34 @@ class OwnSearch(SizeSearch):
         if bench.model is None:
             return
         asked = OwnTraceRequest(
-            model=bench.model, arguments=dict(code.arguments), along=code.along, device=bench.site.device,
+            model=bench.model,
+            arguments=dict(code.arguments),
+            along=code.along,
+            device=bench.site.device,
             directory=str(bench.directory.resolve()),
-        )  # fmt: skip
+        )
         gpu = bench.site.gpu
-        expected = expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes) if gpu else expected_on_cpu()
+        expected = (
+            expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes)
+            if gpu
+            else expected_on_cpu()
+        )
         self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
         try:
             self.estimate = estimate_model(
-                asked, bench.machine, self.budget_bytes, expected.usual, max_micro_batch_size=self.probe.max_size
+                asked,
+                bench.machine,
+                self.budget_bytes,
+                expected.usual,
+                max_micro_batch_size=self.probe.max_size,
             )
         except (CannotTrace, BadInput) as error:
             self.not_traced = error.message
             return
         fit, usual = self.estimate.fit, expected.usual
-        self.prediction = Prediction(peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual))))
+        self.prediction = Prediction(
+            peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual)))
+        )
 
     def first(self) -> None:
         """Try the first size, or the largest and then the first."""
@@ -142,9 +183,15 @@ class OwnSearch(SizeSearch):
         figures = self.figures.get(size)
         if self.tried[-1].fits is False and not self.on_gpu:
             outcome = self.look(size)
-            figures = OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
+            figures = (
+                OwnStepFigures.of(outcome) if isinstance(outcome, Measured) else None
+            )
         server = self.bench.server
-        late = figures.imported if figures is not None and self.bench.forked and not self.on_gpu else ()
+        late = (
+            figures.imported
+            if figures is not None and self.bench.forked and not self.on_gpu
+            else ()
+        )
         # Or they would count as the step's memory.
         if late and isinstance(server, ForkServerMachine) and server.load(late):
             self.tried, self._loads = [], self._loads + 1
@@ -160,17 +207,34 @@ class OwnSearch(SizeSearch):
     @property
     def _wider_bytes(self) -> int | None:
         wide = WIDER * self.memory_budget_bytes
-        return None if self.on_gpu else min(wide, self.bench.site.host.ram_available_bytes // 2)
+        return (
+            None
+            if self.on_gpu
+            else min(wide, self.bench.site.host.ram_available_bytes // 2)
+        )
 
-    def trial_of(self, size: int, attempt: int = 0, *, steps: int = STEPS, limit_bytes: int | None = 0) -> Trial:
+    def trial_of(
+        self,
+        size: int,
+        attempt: int = 0,
+        *,
+        steps: int = STEPS,
+        limit_bytes: int | None = 0,
+    ) -> Trial:
         """Return a trial under a limit: None for no limit, 0 for the budget."""
         code, bench = self.probe.code, self.bench
         assert code.step is not None and bench.subject.step_sha256 is not None
         asked = OwnStepRequest(
-            step=code.step, source_sha256=bench.subject.step_sha256, device=bench.site.device, steps=steps,
-            arguments={**code.arguments, code.along: size * self.probe.multiple_of}, attempt=attempt + self._loads,
-            memory_budget_bytes=self.memory_budget_bytes if limit_bytes == 0 else limit_bytes,
-        )  # fmt: skip
+            step=code.step,
+            source_sha256=bench.subject.step_sha256,
+            device=bench.site.device,
+            steps=steps,
+            arguments={**code.arguments, code.along: size * self.probe.multiple_of},
+            attempt=attempt + self._loads,
+            memory_budget_bytes=self.memory_budget_bytes
+            if limit_bytes == 0
+            else limit_bytes,
+        )
         return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)
 
     def _confirm(self, size: int, doubt: Doubt, bytes_: int) -> None:
@@ -179,10 +243,16 @@ class OwnSearch(SizeSearch):
             self.varies_bytes = max(self.varies_bytes, bytes_)
             return
         label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
-        outcome = self.runner.run(self.trial_of(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label)
+        outcome = self.runner.run(
+            self.trial_of(size, steps=LONG_STEPS, limit_bytes=self._wider_bytes), label
+        )
         found: tuple[Doubt, int] | None = (doubt, bytes_)
         if not isinstance(outcome, OutOfMemory):
-            found = doubt_of(OwnStepFigures.of(self.runner.require_measured(f"the trial {label!r}", outcome)))
+            found = doubt_of(
+                OwnStepFigures.of(
+                    self.runner.require_measured(f"the trial {label!r}", outcome)
+                )
+            )
         if found is None:
             return
         amount, at = format_bytes(found[1]), self.words(size)
@@ -195,7 +265,9 @@ class OwnSearch(SizeSearch):
         raise BadInput(f"{self.name} {what}", next_step=next_step)
 
 
-def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runner: TrialRunner) -> StepEvidence:
+def probe_step(
+    probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runner: TrialRunner
+) -> StepEvidence:
     """Find and verify the largest size in fresh processes.
 
     Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step cannot be probed, ``Undecided`` if
@@ -203,9 +275,13 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
     """
     here = bench.in_this_process
     search = OwnSearch(
-        probe=probe, bench=bench, memory_budget_bytes=memory_budget_bytes, runner=runner, verified_twice=here,
+        probe=probe,
+        bench=bench,
+        memory_budget_bytes=memory_budget_bytes,
+        runner=runner,
+        verified_twice=here,
         close_bytes=CLOSE_BYTES if bench.site.device == "cuda" else CPU_CLOSE_BYTES,
-    )  # fmt: skip
+    )
     search.predict()
     search.first()
     search.find()
@@ -213,21 +289,40 @@ def probe_step(probe: StepProbe, bench: OwnBench, memory_budget_bytes: int, runn
     if not (largest := found.feasible_max):
         raise _does_not_fit(search)
     unit, figures = probe.multiple_of, search.figures[largest]
-    peaks = [one.peak_bytes or 0 for one in search.tried if one.micro_batch_size == largest and one.fits]
+    peaks = [
+        one.peak_bytes or 0
+        for one in search.tried
+        if one.micro_batch_size == largest and one.fits
+    ]
     limit = with_headroom(largest, probe.headroom_share) * unit
     return StepEvidence(
         feasible_max=largest * unit,
-        infeasible_min=None if found.infeasible_min is None else found.infeasible_min * unit,
+        infeasible_min=None
+        if found.infeasible_min is None
+        else found.infeasible_min * unit,
         feasible_peak_bytes=max(peaks),
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
-        traced_max=None if search.estimate is None else search.estimate.max_micro_batch_size,
-        not_traced=search.not_traced, kept_bytes=figures.kept_bytes[-1],
-        **{name: getattr(figures, name) for name in ("host_peak_bytes", "optimizer_steps", "trains")}, multiple_of=unit,
+        traced_max=None
+        if search.estimate is None
+        else search.estimate.max_micro_batch_size,
+        not_traced=search.not_traced,
+        kept_bytes=figures.kept_bytes[-1],
+        **{
+            name: getattr(figures, name)
+            for name in ("host_peak_bytes", "optimizer_steps", "trains")
+        },
+        multiple_of=unit,
         varies_bytes=search.varies_bytes,
-        verified_in="this process" if here else "fresh processes", rows=_rows(search), seconds=round(runner.seconds, 3),
+        verified_in="this process" if here else "fresh processes",
+        rows=_rows(search),
+        seconds=round(runner.seconds, 3),
         choice=f"the largest that fits, {largest * unit}"
-        + (f", less a headroom of {probe.headroom_share:.0%}" if limit < largest * unit else ""),
-    )  # fmt: skip
+        + (
+            f", less a headroom of {probe.headroom_share:.0%}"
+            if limit < largest * unit
+            else ""
+        ),
+    )
 
 
 def _rows(search: OwnSearch) -> list[SizeRow]:
@@ -236,9 +331,20 @@ def _rows(search: OwnSearch) -> list[SizeRow]:
     for one in search.tried:
         if one.fits is not None:
             figures = search.figures[one.micro_batch_size] if one.fits else None
-            step_s = None if figures is None or search.runner.pretended else statistics.median(figures.step_s[1:])
+            step_s = (
+                None
+                if figures is None or search.runner.pretended
+                else statistics.median(figures.step_s[1:])
+            )
             size = one.micro_batch_size * search.probe.multiple_of
-            rows.append(SizeRow(size=size, fits=one.fits, peak_bytes=one.peak_bytes, step_s=step_s or None))
+            rows.append(
+                SizeRow(
+                    size=size,
+                    fits=one.fits,
+                    peak_bytes=one.peak_bytes,
+                    step_s=step_s or None,
+                )
+            )
     return rows
 
 

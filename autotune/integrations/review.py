@@ -19,38 +19,84 @@ from autotune.profiles.store import read_trials
 from autotune.profiles.values import Check, Verification
 
 
-def verify_own(stored: StoredOwn, host: Host, monitor: GpuMonitor, read_cuda: Callable[[], str | None]) -> Verification:
+def verify_own(
+    stored: StoredOwn,
+    host: Host,
+    monitor: GpuMonitor,
+    read_cuda: Callable[[], str | None],
+) -> Verification:
     """Compare a profile with this machine, as ``approval.verify``; your source is not imported."""
     made_on = stored.profile.fingerprint
-    site = open_device("auto" if made_on.device == "cuda" else "cpu", stored.path.parent, host, monitor, measures=False)
-    here = fingerprint(site, made_on.model_sha256, None, read_cuda() if site.device == "cuda" else made_on.cuda)
+    site = open_device(
+        "auto" if made_on.device == "cuda" else "cpu",
+        stored.path.parent,
+        host,
+        monitor,
+        measures=False,
+    )
+    here = fingerprint(
+        site,
+        made_on.model_sha256,
+        None,
+        read_cuda() if site.device == "cuda" else made_on.cuda,
+    )
     why = "your code is not imported to check it"
-    source = Check(field="source", found="info", profile=shown(made_on.model_sha256), here=why)
+    source = Check(
+        field="source", found="info", profile=shown(made_on.model_sha256), here=why
+    )
     checks = checks_of(made_on, here, {})
-    return Verification(checks=tuple(source if one.field == "model_sha256" else one for one in checks))
+    return Verification(
+        checks=tuple(source if one.field == "model_sha256" else one for one in checks)
+    )
 
 
-def own_report(paths: Sequence[Path], reports: Path) -> tuple[doc.Document, dict[str, Any]]:
+def own_report(
+    paths: Sequence[Path], reports: Path
+) -> tuple[doc.Document, dict[str, Any]]:
     """Return the report of profiles of your own code, and its facts for machines."""
     stored = [read_own(path, reports) for path in paths]
-    sections = [section for number, one in enumerate(stored) for section in _sections(one, reports, number)]
-    made_on = fingerprint_table([one.profile.fingerprint for one in stored], [path.stem for path in paths])
+    sections = [
+        section
+        for number, one in enumerate(stored)
+        for section in _sections(one, reports, number)
+    ]
+    made_on = fingerprint_table(
+        [one.profile.fingerprint for one in stored], [path.stem for path in paths]
+    )
     sections.append(doc.Section(title="Machine", key="machine", blocks=(made_on,)))
-    first, created_utc = stored[0].profile.fingerprint, stored[0].profile.provenance.created_utc
-    known = "Memory is that of torch's allocator." if first.bytes_known == "allocator" else "Measured."
+    first, created_utc = (
+        stored[0].profile.fingerprint,
+        stored[0].profile.provenance.created_utc,
+    )
+    known = (
+        "Memory is that of torch's allocator."
+        if first.bytes_known == "allocator"
+        else "Measured."
+    )
     place = first.gpu_name or first.cpu_model or first.device
     subtitle = f"{place}, torch {first.torch}, {created_utc[:10]}. {known}"
     title = "Tuning report: your own training code"
     told = [
-        {"path": str(one.path), **plain(one.profile), "intact": one.intact, "approval": one.approval.state}
+        {
+            "path": str(one.path),
+            **plain(one.profile),
+            "intact": one.intact,
+            "approval": one.approval.state,
+        }
         for one in stored
     ]
-    return doc.Document(title=title, subtitle=subtitle, sections=tuple(sections)), {"profiles": told}
+    return doc.Document(title=title, subtitle=subtitle, sections=tuple(sections)), {
+        "profiles": told
+    }
 
 
 def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Section]:
     """Yield the sections on one profile."""
-    profile, subject, provenance = one.profile, one.profile.subject, one.profile.provenance
+    profile, subject, provenance = (
+        one.profile,
+        one.profile.subject,
+        one.profile.provenance,
+    )
     trials, _, trial_log = read_trials(one.path, profile, reports)
     fixed = [f"{name}={value}" for name, value in subject.arguments.items()] or None
     known = {
@@ -71,12 +117,23 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
     ]
     tuned = " · ".join(f"{name} {value}" for name, value in profile.tuned.items())
     answer = doc.Paragraph(words=(doc.Strong(text=tuned),), large=True)
-    reproduce = doc.Bullets(items=tuple((doc.Code(text=text),) for text in (*commands, approve)))
+    reproduce = doc.Bullets(
+        items=tuple((doc.Code(text=text),) for text in (*commands, approve))
+    )
     parts: dict[str, tuple[str, tuple[doc.Block, ...]]] = {
-        "answer": ("", (answer, doc.Pairs(pairs=(("Approval", (approval_line(one.approval),)),)))),
-        "memory": ("Memory: ", step_section(profile)), "workers": ("Data loading: ", loader_section(profile)),
+        "answer": (
+            "",
+            (answer, doc.Pairs(pairs=(("Approval", (approval_line(one.approval),)),))),
+        ),
+        "memory": ("Memory: ", step_section(profile)),
+        "workers": ("Data loading: ", loader_section(profile)),
         "trials": ("Trials: ", (trials_table(trials),)),
-        "reproduce": ("Reproduce and approve: ", (reproduce, facts("Identifiers", rows))),
-    }  # fmt: skip
+        "reproduce": (
+            "Reproduce and approve: ",
+            (reproduce, facts("Identifiers", rows)),
+        ),
+    }
     for key, (name, blocks) in parts.items():
-        yield doc.Section(title=f"{name}{subject.words}", key=f"{key}-{number}", blocks=blocks)
+        yield doc.Section(
+            title=f"{name}{subject.words}", key=f"{key}-{number}", blocks=blocks
+        )

@@ -45,7 +45,8 @@ def size_of(sample: Any) -> int:  # noqa: ANN401 - a sample of any kind
         return sum(map(size_of, sample.values()))
     if hasattr(sample, "numel"):
         return int(sample.numel())
-    if isinstance(size := getattr(sample, "size", None), int | tuple):  # of NumPy's arrays and PIL's images
+    # Of NumPy's arrays and PIL's images.
+    if isinstance(size := getattr(sample, "size", None), int | tuple):
         return math.prod(size) if isinstance(size, tuple) else size
     if isinstance(sample, str | bytes):
         return len(sample)

@@ -10,7 +10,12 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, percent
 from autotune.base.wording import plural
-from autotune.integrations.values import LoaderEvidence, OwnProfile, StepEvidence, Written
+from autotune.integrations.values import (
+    LoaderEvidence,
+    OwnProfile,
+    StepEvidence,
+    Written,
+)
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.sections import approval_line
 from autotune.profiles.values import Approval
@@ -28,33 +33,51 @@ def own_answer(one: Written) -> dict[str, Any]:
     """Return the JSON of a result: the profile, its path, and every trial."""
     trials = [
         {
-            "label": done.label, "seconds": round(done.seconds, 3), "from_trial_log": done.from_trial_log,
+            "label": done.label,
+            "seconds": round(done.seconds, 3),
+            "from_trial_log": done.from_trial_log,
             "outcome": done.outcome,
         }
         for done in one.trials
-    ]  # fmt: skip
-    answer: dict[str, Any] = plain({"profile": one.path, **plain(one.profile), "trials": trials})
+    ]
+    answer: dict[str, Any] = plain(
+        {"profile": one.path, **plain(one.profile), "trials": trials}
+    )
     return answer
 
 
 def own_probe_text(found: Sequence[Written]) -> str:
     """Return the results of probes for people: a line for each, reasons, profiles and next commands."""
-    known = [(one, step) for one in found if (step := one.profile.evidence.step) is not None]
+    known = [
+        (one, step) for one in found if (step := one.profile.evidence.step) is not None
+    ]
     along = known[0][0].profile.subject.along
     table = table_of(
-        "", known,
+        "",
+        known,
         ("step", "l", lambda one: one[0].profile.subject.words),
         (f"max {along}", "r", lambda one: str(one[1].feasible_max)),
-        ("out of memory at", "r", lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None),
+        (
+            "out of memory at",
+            "r",
+            lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None,
+        ),
         (along, "r", lambda one: str(one[0].profile.tuned[along])),
         ("peak memory", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
         ("step time", "r", lambda one: _step_time(one[1])),
         ("trials", "r", lambda one: str(len(one[1].rows))),
         ("time", "r", lambda one: format_seconds(one[1].seconds)),
-    )  # fmt: skip
-    reasons = [(one.profile.subject.words, (line,)) for one, _ in known for line in step_lines(one.profile)]
+    )
+    reasons = [
+        (one.profile.subject.words, (line,))
+        for one, _ in known
+        for line in step_lines(one.profile)
+    ]
     written = [("profile", (str(one.path),)) for one, _ in known]
-    following = [("next", (command("workers", one.path, loader="MODULE:build_loader"),)) for one, _ in known]
+    following = [
+        ("next", (command("workers", one.path, loader="MODULE:build_loader"),))
+        for one, _ in known
+    ]
     return console_text((table, doc.Pairs(pairs=(*reasons, *written, *following))))
 
 
@@ -62,27 +85,55 @@ def own_workers_text(one: Written) -> str:
     """Return the result of a sweep for people."""
     found = one.profile.evidence.loader
     assert found is not None
-    pairs = (("profile", (str(one.path),)), ("next", (f"use num_workers={found.chosen} in your loader",)))
+    pairs = (
+        ("profile", (str(one.path),)),
+        ("next", (f"use num_workers={found.chosen} in your loader",)),
+    )
     return console_text((*loader_section(one.profile), doc.Pairs(pairs=pairs)))
 
 
 def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -> str:
     """Return the tuned values with their reasons, the machine, and the approval."""
     step, loader = profile.evidence.step, profile.evidence.loader
-    why = {profile.subject.along: step and step.choice, "num_workers": loader and loader.choice}
-    rows: list[Row] = [[name, str(value), why.get(name) or "not measured"] for name, value in profile.tuned.items()]
+    why = {
+        profile.subject.along: step and step.choice,
+        "num_workers": loader and loader.choice,
+    }
+    rows: list[Row] = [
+        [name, str(value), why.get(name) or "not measured"]
+        for name, value in profile.tuned.items()
+    ]
     if (budget := profile.constraints.memory_budget_bytes) is not None:
         rows.append(["memory budget", format_bytes(budget), ""])
-    here, edited = profile.fingerprint, "unmodified" if intact else "modified since it was written"
+    here, edited = (
+        profile.fingerprint,
+        "unmodified" if intact else "modified since it was written",
+    )
     place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
-    functions = ", ".join(one for one in (profile.subject.step, profile.subject.loader) if one)
+    functions = ", ".join(
+        one for one in (profile.subject.step, profile.subject.loader) if one
+    )
     table = doc.Table(caption="", headers=("setting", "value", "why"), rows=tuple(rows))
-    origin = {"your code": functions, "measured on": place, "content": edited, "approval": approval_line(approval)}
-    return console_text((table, doc.Pairs(pairs=tuple((name, (text,)) for name, text in origin.items()))))
+    origin = {
+        "your code": functions,
+        "measured on": place,
+        "content": edited,
+        "approval": approval_line(approval),
+    }
+    return console_text(
+        (
+            table,
+            doc.Pairs(pairs=tuple((name, (text,)) for name, text in origin.items())),
+        )
+    )
 
 
 def _step_time(found: StepEvidence) -> str | None:
-    known = [row.step_s for row in found.rows if row.size == found.feasible_max and row.step_s]
+    known = [
+        row.step_s
+        for row in found.rows
+        if row.size == found.feasible_max and row.step_s
+    ]
     return format_seconds(known[-1]) if known else None
 
 
@@ -91,12 +142,20 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
     found, along = profile.evidence.step, profile.subject.along
     assert found is not None
     yield found.choice
-    where = "each in a fresh process" if found.verified_in == "fresh processes" else "in one process, twice"
+    where = (
+        "each in a fresh process"
+        if found.verified_in == "fresh processes"
+        else "in one process, twice"
+    )
     above = found.infeasible_min or "no larger one"
     yield f"verified: {found.feasible_max} ran, and {above} was out of memory, {where}"
     if found.infeasible_min is None:
         yield f"more may fit: larger sizes were not tried (--max-micro-batch-size {found.feasible_max})"
-    timed = {row.size: row.size / row.step_s for row in found.rows if row.fits and row.step_s is not None}
+    timed = {
+        row.size: row.size / row.step_s
+        for row in found.rows
+        if row.fits and row.step_s is not None
+    }
     if timed and (rate := timed[max(timed)]):
         for size, faster in timed.items():
             if size <= max(timed) / 2 and faster > _FASTER * rate:
@@ -119,38 +178,65 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     if found is None:
         commands = (command("probe", step=subject.step or "MODULE:build_step"),)
         return (doc.Missing(what="Largest size that fits", commands=commands),)
-    budget, known = profile.constraints.memory_budget_bytes, profile.fingerprint.bytes_known
+    budget, known = (
+        profile.constraints.memory_budget_bytes,
+        profile.fingerprint.bytes_known,
+    )
     rows: list[Row] = [
         ["memory budget", format_bytes(budget)],
         [f"largest {subject.along}, verified", str(found.feasible_max)],
-        [f"smallest {subject.along} out of memory", str(found.infeasible_min or "none tried")],
-        [f"peak memory of the largest, {known}", format_bytes(found.feasible_peak_bytes)],
-        ["peak memory, predicted from smaller trials", format_bytes(found.predicted_peak_bytes)],
-        [f"largest {subject.along}, predicted by a trace", None if found.traced_max is None else str(found.traced_max)],
+        [
+            f"smallest {subject.along} out of memory",
+            str(found.infeasible_min or "none tried"),
+        ],
+        [
+            f"peak memory of the largest, {known}",
+            format_bytes(found.feasible_peak_bytes),
+        ],
+        [
+            "peak memory, predicted from smaller trials",
+            format_bytes(found.predicted_peak_bytes),
+        ],
+        [
+            f"largest {subject.along}, predicted by a trace",
+            None if found.traced_max is None else str(found.traced_max),
+        ],
         ["memory between steps", format_bytes(found.kept_bytes)],
         ["host memory", format_bytes(found.host_peak_bytes)],
         ["verified in", found.verified_in],
         ["time of all trials", format_seconds(found.seconds)],
     ]
-    fitted = sorted((row.size, row.peak_bytes) for row in found.rows if row.fits and row.peak_bytes)
+    fitted = sorted(
+        (row.size, row.peak_bytes) for row in found.rows if row.fits and row.peak_bytes
+    )
     points = tuple(doc.Point(x=size, y=float(peak)) for size, peak in fitted)
     chart = doc.Chart(
         title=f"Memory by {subject.along}",
-        description="; ".join(f"{format_bytes(peak)} at {size}" for size, peak in fitted) + ".",
+        description="; ".join(
+            f"{format_bytes(peak)} at {size}" for size, peak in fitted
+        )
+        + ".",
         drawing=doc.Lines(
             x=doc.Axis(label=subject.along, unit="count", low=0),
             y=doc.Axis(label="peak memory", unit="bytes", low=0),
             lines=(doc.Line(name=known, points=points, colour=0),),
-            rules=() if budget is None else (doc.Rule(at=float(budget), label="memory budget"),),
+            rules=()
+            if budget is None
+            else (doc.Rule(at=float(budget), label="memory budget"),),
         ),
         table=table_of(
-            "Trials in their order", found.rows,
+            "Trials in their order",
+            found.rows,
             (subject.along, "r", lambda row: str(row.size)),
             ("outcome", "l", lambda row: "fits" if row.fits else "out of memory"),
             ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
-            ("step time", "r", lambda row: None if row.step_s is None else format_seconds(row.step_s)),
+            (
+                "step time",
+                "r",
+                lambda row: None if row.step_s is None else format_seconds(row.step_s),
+            ),
         ),
-    )  # fmt: skip
+    )
     return (facts(f"Largest {subject.along}", rows), chart, told(step_lines(profile)))
 
 
@@ -158,18 +244,30 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     """Return the blocks on the loader's workers, for the console and the report."""
     found = profile.evidence.loader
     if found is None:
-        step = command("workers", step=profile.subject.step, loader="MODULE:build_loader")
+        step = command(
+            "workers", step=profile.subject.step, loader="MODULE:build_loader"
+        )
         return (doc.Missing(what="Number of workers", commands=(step,)),)
-    rates = [format_count(statistics.median(row.batches_per_s), 2) for row in found.rows]
+    rates = [
+        format_count(statistics.median(row.batches_per_s), 2) for row in found.rows
+    ]
     table = count_table(found.rows, "batches/s (median)", rates)
-    return (count_head("Workers", str(found.chosen), found), table, told(_loader_lines(found)))
+    return (
+        count_head("Workers", str(found.chosen), found),
+        table,
+        told(_loader_lines(found)),
+    )
 
 
 def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     cached = statistics.median(found.cached_batches_per_s)
     yield f"upper bound without data loading (cached batches): {format_count(cached, 2)} batches/s"
     replayed_s = found.replayed_step_s
-    step = "your step" if replayed_s is None else f"a replayed step of {format_seconds(replayed_s)}"
+    step = (
+        "your step"
+        if replayed_s is None
+        else f"a replayed step of {format_seconds(replayed_s)}"
+    )
     yield f"consumer: {step}; {plural(found.windows, 'window')} of at least {found.window_s:g} s"
     yield f"largest num_workers allowed: {found.max_workers} ({found.max_workers_because})"
     if found.worker_bytes is not None:
@@ -184,10 +282,18 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     best = max(row.ratio_to_cached for row in found.rows)
     if min(row.data_wait_share for row in found.rows) < (1 - best) / 2:
         return  # windows that differ so much for another reason
-    if found.keeps_up or max(row.ratio_high or _LIMITED_BY_LOADER * best for row in found.rows) >= ENOUGH_SHARE:
+    if (
+        found.keeps_up
+        or max(row.ratio_high or _LIMITED_BY_LOADER * best for row in found.rows)
+        >= ENOUGH_SHARE
+    ):
         return
     most = max(found.rows, key=lambda row: row.num_workers)
-    half = [row.ratio_to_cached for row in found.rows if row.num_workers <= most.num_workers / 2]
+    half = [
+        row.ratio_to_cached
+        for row in found.rows
+        if row.num_workers <= most.num_workers / 2
+    ]
     grows = half and not idle and most.ratio_to_cached > _LIMITED_BY_LOADER * max(half)
     limit = "the loader itself is the limit, not its workers"
     more = "more CPU cores, or a cheaper sample, would help" if grows else limit
@@ -197,10 +303,17 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
 def trials_table(trials: Sequence[FinishedTrial]) -> doc.Block:
     """Return the table of all trials."""
     return table_of(
-        "Trials", trials,
+        "Trials",
+        trials,
         ("trial", "l", lambda one: one.label),
         ("outcome", "l", lambda one: describe(one.outcome)),
         ("time", "r", lambda one: format_seconds(one.seconds)),
-        ("detail", "l", lambda one: "" if isinstance(one.outcome, Measured) else one.outcome.detail[:200]),
+        (
+            "detail",
+            "l",
+            lambda one: (
+                "" if isinstance(one.outcome, Measured) else one.outcome.detail[:200]
+            ),
+        ),
         long=True,
-    )  # fmt: skip
+    )

@@ -31,7 +31,13 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
 
 
-def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_s: float | None = None) -> Written:
+def probe_own(
+    choice: DeviceChoice,
+    probe: StepProbe,
+    out: Path | None,
+    *,
+    ends_s: float | None = None,
+) -> Written:
     """Find the largest size of a step of yours, and write a profile."""
 
     def check(site: MeasuredDevice) -> None:
@@ -40,12 +46,26 @@ def probe_own(choice: DeviceChoice, probe: StepProbe, out: Path | None, *, ends_
     with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
         (path,) = profile_paths(out, [probe.code.name], bench.site.name)
         found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
-        size = with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share) * found.multiple_of
+        size = (
+            with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share)
+            * found.multiple_of
+        )
         old, tuned = known_at(path, bench), {probe.code.along: size}
         if old is not None and old.tuned.get(probe.code.along) != size:
             old = None  # its loader was measured with another size
-        constraints = OwnConstraints(memory_budget_bytes=budget, headroom_share=probe.headroom_share)
-        profile = write_own(path, bench, runner, old, name="probe", tuned=tuned, step=found, constraints=constraints)
+        constraints = OwnConstraints(
+            memory_budget_bytes=budget, headroom_share=probe.headroom_share
+        )
+        profile = write_own(
+            path,
+            bench,
+            runner,
+            old,
+            name="probe",
+            tuned=tuned,
+            step=found,
+            constraints=constraints,
+        )
         return Written(path=path, profile=profile, trials=tuple(runner.finished))
 
 
@@ -56,14 +76,20 @@ def run_probe(
     budget = memory_budget(bench.site, probe.memory_bytes)
     left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
     left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
-    sys.stderr.write(f"{probe.code.words}: memory budget {format_bytes(budget)}{left}\n")
+    sys.stderr.write(
+        f"{probe.code.words}: memory budget {format_bytes(budget)}{left}\n"
+    )
     with bench.display.show(f"probe {probe.code.words}") as update:
-        runner = bench.runner(report_directory(path, probe.reports), bench.fingerprint, update, 8)
+        runner = bench.runner(
+            report_directory(path, probe.reports), bench.fingerprint, update, 8
+        )
         runner.budget_ends_s = ends_s
         return probe_step(probe, bench, budget, runner), runner, budget
 
 
-def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> LoaderSweep:  # noqa: ANN401 - of the request
+def sweep_request(
+    codes: Sequence[OwnCode], profile: Path, **limits: Any
+) -> LoaderSweep:  # noqa: ANN401 - of the request
     """Return the request for a sweep; a profile of your own code gives its step and its arguments.
 
     Raise ``UsageError`` if there is no loader, nothing that consumes its batches, or more than one combination of
@@ -71,17 +97,30 @@ def sweep_request(codes: Sequence[OwnCode], profile: Path, **limits: Any) -> Loa
     """
     code, *others = codes
     if others:
-        raise UsageError("a sweep takes one value of each argument", next_step="Run it once for each value of --set.")
+        raise UsageError(
+            "a sweep takes one value of each argument",
+            next_step="Run it once for each value of --set.",
+        )
     if profile.is_file():
         subject = read_own(profile).profile.subject
         arguments = {**subject.arguments, **code.arguments}
-        update = {"step": code.step or subject.step, "loader": code.loader or subject.loader}
-        code = code.model_copy(update=update | {"along": subject.along, "arguments": arguments})
+        update = {
+            "step": code.step or subject.step,
+            "loader": code.loader or subject.loader,
+        }
+        code = code.model_copy(
+            update=update | {"along": subject.along, "arguments": arguments}
+        )
     if code.loader is None:
-        raise UsageError("--step needs a loader to feed it", next_step="Add --loader my_module:build_loader")
+        raise UsageError(
+            "--step needs a loader to feed it",
+            next_step="Add --loader my_module:build_loader",
+        )
     if limits.get("step_time_s") is None and code.step is None:
         next_step = "Add --step my_module:build_step; or --step-time 120ms, the duration of a step"
-        raise UsageError("nothing consumes the batches of --loader", next_step=next_step)
+        raise UsageError(
+            "nothing consumes the batches of --loader", next_step=next_step
+        )
     return LoaderSweep(code=code, **limits)
 
 
@@ -91,18 +130,30 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
     Raise ``ProfileRejected`` if ``out`` exists and is of other code, or of another machine.
     """
     replayed = sweep.step_time_s is not None
-    with open_own("cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s) as bench:
+    with open_own(
+        "cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s
+    ) as bench:
         (path,) = profile_paths(out, [sweep.code.name], bench.site.name)
-        old = known_at(path, bench) if out is None else require_known(path, bench, replayed=replayed)
+        old = (
+            known_at(path, bench)
+            if out is None
+            else require_known(path, bench, replayed=replayed)
+        )
         if old is not None:
             sweep = _at_probed_size(sweep, old)
-        if sweep.code.step is not None and sweep.step_time_s is None and sweep.code.along not in sweep.code.arguments:
+        if (
+            sweep.code.step is not None
+            and sweep.step_time_s is None
+            and sweep.code.along not in sweep.code.arguments
+        ):
             what = f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}"
             next_step = f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N"
             raise BadInput(what, next_step=next_step)
         found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}
-        profile = write_own(path, bench, runner, old, name="workers", tuned=tuned, loader=found)
+        profile = write_own(
+            path, bench, runner, old, name="workers", tuned=tuned, loader=found
+        )
         return Written(path=path, profile=profile, trials=tuple(runner.finished))
 
 
@@ -115,18 +166,36 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
     sweep = replace(sweep, code=code.model_copy(update={"arguments": arguments}))
     if step is None or not step.trains or sweep.step_time_s is not None:
         return sweep
-    step_s = next((row.step_s for row in step.rows if row.size == step.feasible_max and row.step_s), None)
+    step_s = next(
+        (
+            row.step_s
+            for row in step.rows
+            if row.size == step.feasible_max and row.step_s
+        ),
+        None,
+    )
     if step_s is None:
         next_step = "Add --step-time T, the duration of its step."
-        raise BadInput(f"{code.step} is a training loop, and its step was not timed", next_step=next_step)
+        raise BadInput(
+            f"{code.step} is a training loop, and its step was not timed",
+            next_step=next_step,
+        )
     step_time_s = step_s * size / step.feasible_max
     replayed = f"a step of {format_seconds(step_time_s)} is replayed"
-    sys.stderr.write(f"info: {code.step} is a training loop with its data; {replayed}\n")
+    sys.stderr.write(
+        f"info: {code.step} is a training loop with its data; {replayed}\n"
+    )
     return replace(sweep, step_time_s=step_time_s)
 
 
-def sweep_on(bench: OwnBench, sweep: LoaderSweep, path: Path) -> tuple[LoaderEvidence, TrialRunner]:
+def sweep_on(
+    bench: OwnBench, sweep: LoaderSweep, path: Path
+) -> tuple[LoaderEvidence, TrialRunner]:
     """Find the fewest workers on an open bench, with the trial log of the profile at ``path``."""
-    with bench.display.show(f"workers {sweep.code.loader}", most_s=sweep.budget_s) as update:
-        runner = bench.runner(report_directory(path, sweep.reports), bench.fingerprint, update, 24)
+    with bench.display.show(
+        f"workers {sweep.code.loader}", most_s=sweep.budget_s
+    ) as update:
+        runner = bench.runner(
+            report_directory(path, sweep.reports), bench.fingerprint, update, 24
+        )
         return sweep_loader(sweep, bench, runner), runner

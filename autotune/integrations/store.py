@@ -9,7 +9,12 @@ from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
-from autotune.profiles.approval import ApprovedProfile, Content, read_content, read_with_approval
+from autotune.profiles.approval import (
+    ApprovedProfile,
+    Content,
+    read_content,
+    read_with_approval,
+)
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import compare
 from autotune.profiles.store import trial_log_provenance
@@ -48,12 +53,16 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
     """Read and validate a profile, with its approval; raise ``BadInput`` if it is invalid."""
     tables = read_profile_tables(path, SUBJECT_KEY)
     profile = content_of(OwnProfile, tables, where=str(path))
-    return StoredOwn(path=path, profile=profile, **vars(read_content(path, tables, reports)))
+    return StoredOwn(
+        path=path, profile=profile, **vars(read_content(path, tables, reports))
+    )
 
 
 def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
     """Read a profile, of your own training code or not, with its approval; raise an error if either cannot be used."""
-    return read_own(path, reports) if is_own(path) else read_with_approval(path, reports)
+    return (
+        read_own(path, reports) if is_own(path) else read_with_approval(path, reports)
+    )
 
 
 def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
@@ -62,7 +71,10 @@ def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
         found = read_own(path).profile
     except (TrainerError, BadInput):
         return None
-    same = found.subject.measured_sha256 == bench.subject.measured_sha256 and found.fingerprint == bench.fingerprint
+    same = (
+        found.subject.measured_sha256 == bench.subject.measured_sha256
+        and found.fingerprint == bench.fingerprint
+    )
     return found if same else None
 
 
@@ -74,36 +86,70 @@ def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile 
     if not path.exists():
         return None
     found = read_own(path).profile
-    differ = [one for one in compare(found.fingerprint, bench.fingerprint, replayed=replayed) if one.found == "error"]
+    differ = [
+        one
+        for one in compare(found.fingerprint, bench.fingerprint, replayed=replayed)
+        if one.found == "error"
+    ]
     if not differ:
         return found
-    told = "; ".join(f"{one.field} is {one.here} here, {one.profile} in the profile" for one in differ)
+    told = "; ".join(
+        f"{one.field} is {one.here} here, {one.profile} in the profile"
+        for one in differ
+    )
     if any(one.field == "model_sha256" for one in differ):
-        told = "your code, its arguments or its source have changed since it was written"
+        told = (
+            "your code, its arguments or its source have changed since it was written"
+        )
     next_step = f"Probe again: {command('probe', step=found.subject.step or 'MODULE:build_step', out=path)}"
     raise ProfileRejected(f"{path} does not match: {told}", next_step=next_step)
 
 
 def write_own(
-    path: Path, bench: OwnBench, runner: TrialRunner, old: OwnProfile | None, *, name: str, tuned: dict[str, int],
-    constraints: OwnConstraints | None = None, **evidence: Any,  # noqa: ANN401 - of one command
-) -> OwnProfile:  # fmt: skip
+    path: Path,
+    bench: OwnBench,
+    runner: TrialRunner,
+    old: OwnProfile | None,
+    *,
+    name: str,
+    tuned: dict[str, int],
+    constraints: OwnConstraints | None = None,
+    **evidence: Any,  # noqa: ANN401 - of one command
+) -> OwnProfile:
     """Write the result of a command into the profile ``old``, or a new one; keep any other as ``.previous.toml``."""
     if old is None and path.is_file():
-        write_atomically(path.with_suffix(".previous.toml"), path.read_text(encoding="utf-8", errors="replace"))
+        write_atomically(
+            path.with_suffix(".previous.toml"),
+            path.read_text(encoding="utf-8", errors="replace"),
+        )
     here, subject = bench.fingerprint if old is None else old.fingerprint, bench.subject
     if old is not None:
-        loader = subject.model_dump(include={"loader", "loader_sha256"}, exclude_none=True)
+        loader = subject.model_dump(
+            include={"loader", "loader_sha256"}, exclude_none=True
+        )
         subject = old.subject.model_copy(update=loader)
-    commands = [] if old is None else [one for one in old.provenance.commands if one != name]
+    commands = (
+        [] if old is None else [one for one in old.provenance.commands if one != name]
+    )
     profile = OwnProfile(
-        subject=subject, tuned={**({} if old is None else old.tuned), **tuned}, fingerprint=here,
-        constraints=constraints or (OwnConstraints() if old is None else old.constraints),
+        subject=subject,
+        tuned={**({} if old is None else old.tuned), **tuned},
+        fingerprint=here,
+        constraints=constraints
+        or (OwnConstraints() if old is None else old.constraints),
         provenance=Provenance(
-            tool_version=__version__, created_utc=utc_now(), commands=[*commands, name],
-            slurm_job_id=bench.site.slurm.job_id, **trial_log_provenance(runner, here, None),
+            tool_version=__version__,
+            created_utc=utc_now(),
+            commands=[*commands, name],
+            slurm_job_id=bench.site.slurm.job_id,
+            **trial_log_provenance(runner, here, None),
         ),
-        evidence=(OwnEvidence() if old is None else old.evidence).model_copy(update=evidence),
-    )  # fmt: skip
-    write_atomically(path, tables_to_toml(profile.model_dump(mode="json", exclude_none=True), _HEADER))
+        evidence=(OwnEvidence() if old is None else old.evidence).model_copy(
+            update=evidence
+        ),
+    )
+    write_atomically(
+        path,
+        tables_to_toml(profile.model_dump(mode="json", exclude_none=True), _HEADER),
+    )
     return profile

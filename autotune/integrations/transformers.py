@@ -27,9 +27,13 @@ _STEPS = 4
 
 
 def trainer_step(
-    trainer: "Trainer", micro_batch_size: int, device: str | None = None, *,
-    gradient_accumulation_steps: int | None = None, longest: bool = True,
-) -> Callable[[], None]:  # fmt: skip
+    trainer: "Trainer",
+    micro_batch_size: int,
+    device: str | None = None,
+    *,
+    gradient_accumulation_steps: int | None = None,
+    longest: bool = True,
+) -> Callable[[], None]:
     """Return the training loop of a ``Trainer``, with its optimizer, precision and accumulation, as a step to probe.
 
     Nothing is saved, evaluated or logged, and no callback stops it early. Samples are collated in this process.
@@ -45,32 +49,60 @@ def trainer_step(
     Raise ``BadConfig`` if the trainer is on another device.
     """
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-    from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
+    from transformers.trainer_callback import (
+        EarlyStoppingCallback,
+        PrinterCallback,
+        ProgressCallback,
+        TrainerCallback,
+    )
 
     class OnlyTrain(TrainerCallback):  # the last callback
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401 - transformers'
-            control.should_save = control.should_evaluate = control.should_log = control.should_training_stop = False
+            control.should_save = control.should_evaluate = control.should_log = (
+                control.should_training_stop
+            ) = False
 
         on_epoch_end = on_step_end
 
     args: Any = trainer.args
     if device is not None and args.device.type != device:
-        what = f"the trial runs on {device!r}, but the Trainer is on {args.device.type!r}"
-        raise BadConfig(what, next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.")
+        what = (
+            f"the trial runs on {device!r}, but the Trainer is on {args.device.type!r}"
+        )
+        raise BadConfig(
+            what,
+            next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.",
+        )
     changes: dict[str, Any] = {
-        "per_device_train_batch_size": micro_batch_size, "auto_find_batch_size": False, "max_steps": _ENDLESS_STEPS,
-        "eval_strategy": "no", "save_strategy": "no", "dataloader_num_workers": 0, "load_best_model_at_end": False,
-    }  # fmt: skip
+        "per_device_train_batch_size": micro_batch_size,
+        "auto_find_batch_size": False,
+        "max_steps": _ENDLESS_STEPS,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "dataloader_num_workers": 0,
+        "load_best_model_at_end": False,
+    }
     if gradient_accumulation_steps is not None:
         changes["gradient_accumulation_steps"] = gradient_accumulation_steps
-        trainer.accelerator.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
+        trainer.accelerator.gradient_state.plugin_kwargs["num_steps"] = (
+            gradient_accumulation_steps
+        )
     for name, value in changes.items():
         setattr(args, name, value)
     trainer._train_batch_size = args.train_batch_size
-    for callback in (*INTEGRATION_TO_CALLBACK.values(), EarlyStoppingCallback, PrinterCallback, ProgressCallback):
+    for callback in (
+        *INTEGRATION_TO_CALLBACK.values(),
+        EarlyStoppingCallback,
+        PrinterCallback,
+        ProgressCallback,
+    ):
         trainer.remove_callback(callback)
     trainer.add_callback(OnlyTrain())
-    if longest and hasattr(trainer.train_dataset, "__getitem__") and hasattr(trainer.train_dataset, "__len__"):
+    if (
+        longest
+        and hasattr(trainer.train_dataset, "__getitem__")
+        and hasattr(trainer.train_dataset, "__len__")
+    ):
         count = _STEPS * micro_batch_size * args.gradient_accumulation_steps
         trainer.train_dataset = Longest(trainer.train_dataset, count)
 
@@ -81,7 +113,9 @@ def trainer_step(
     return train
 
 
-def trainer_loader(trainer: "Trainer", num_workers: int, micro_batch_size: int | None = None) -> Any:  # noqa: ANN401 - a DataLoader
+def trainer_loader(
+    trainer: "Trainer", num_workers: int, micro_batch_size: int | None = None
+) -> Any:  # noqa: ANN401 - a DataLoader
     """Return the training DataLoader of a ``Trainer`` with another number of workers."""
     trainer.args.dataloader_num_workers = num_workers
     if micro_batch_size is not None:

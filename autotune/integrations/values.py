@@ -9,9 +9,20 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.interval import NonNegative, NonNegativeFloat, Positive, PositiveFloat
+from autotune.base.interval import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
 from autotune.profiles.values import Fingerprint, Provenance
-from autotune.trials.values import FinishedTrial, JobFigures, JobName, LoadedWindow, TrialRequest
+from autotune.trials.values import (
+    FinishedTrial,
+    JobFigures,
+    JobName,
+    LoadedWindow,
+    TrialRequest,
+)
 from autotune.workers.values import CountEvidence, CountRow
 from trainer.config.tables import StrictTable, canonical_sha256
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
@@ -51,13 +62,21 @@ class OwnCode(StrictTable):
         """Short name for files: the module's, and the function's unless it has its usual name."""
         module, _, function = (self.step or self.loader or "").partition(":")
         parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
-        parts += [] if function in ("build_step", "build_loader") else [function.replace(".", "-")]
+        parts += (
+            []
+            if function in ("build_step", "build_loader")
+            else [function.replace(".", "-")]
+        )
         parts += ["loader"] if self.step is None else []
-        whole = "-".join([*parts, *(f"{name}-{value}" for name, value in self.arguments.items())])
+        whole = "-".join(
+            [*parts, *(f"{name}-{value}" for name, value in self.arguments.items())]
+        )
         plain = re.sub(r"[^\w.=+-]+", "_", whole).strip(".")
         if plain == whole and len(plain) <= _LONGEST_NAME:
             return plain
-        return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        return (
+            f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        )
 
     @property
     def words(self) -> str:
@@ -68,7 +87,11 @@ class OwnCode(StrictTable):
     @property
     def functions(self) -> dict[str, str]:
         """Names of the functions, by their role."""
-        return {role: name for role, name in (("step", self.step), ("loader", self.loader)) if name is not None}
+        return {
+            role: name
+            for role, name in (("step", self.step), ("loader", self.loader))
+            if name is not None
+        }
 
 
 class OwnStepRequest(TrialRequest):
@@ -236,9 +259,18 @@ class Subject(OwnCode):
     @property
     def measured_sha256(self) -> str:
         """Hash of what was measured: the step, its source and fixed arguments; the loader if there is no step."""
-        own = {"step": self.step, "source": self.step_sha256, "arguments": self.arguments, "along": self.along}
+        own = {
+            "step": self.step,
+            "source": self.step_sha256,
+            "arguments": self.arguments,
+            "along": self.along,
+        }
         if self.step is None:
-            own = {"loader": self.loader, "source": self.loader_sha256, "arguments": self.arguments}
+            own = {
+                "loader": self.loader,
+                "source": self.loader_sha256,
+                "arguments": self.arguments,
+            }
         return canonical_sha256(own)
 
 

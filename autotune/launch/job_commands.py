@@ -9,22 +9,39 @@ from typing import Annotated
 
 import typer
 
-from autotune.console.options import REPORTS, Data, OneProfile, Reports, RequireApproved, gpus_per_node, option
+from autotune.console.options import (
+    REPORTS,
+    Data,
+    OneProfile,
+    Reports,
+    RequireApproved,
+    gpus_per_node,
+    option,
+)
 from autotune.errors import ProfileRejected, UsageError
 
-Interface = Annotated[str | None, option("NAME", "Network interface. Default: the one of the node's name.")]
+Interface = Annotated[
+    str | None,
+    option("NAME", "Network interface. Default: the one of the node's name."),
+]
 
 
 def preflight(
-    *, profile: OneProfile, data: Data, ranks: Annotated[int, gpus_per_node("none")],
+    *,
+    profile: OneProfile,
+    data: Data,
+    ranks: Annotated[int, gpus_per_node("none")],
     cpus: Annotated[int, option("N", "CPUs that the job requested.", min=1)],
-    code: Annotated[str, option("HASH", "Hash of the trainer's sources at submission.")],
+    code: Annotated[
+        str, option("HASH", "Hash of the trainer's sources at submission.")
+    ],
     require_approved: RequireApproved = False,
     profile_sha256: Annotated[
-        str | None, option("HASH", "Hash of the profile that was approved at submission.")
+        str | None,
+        option("HASH", "Hash of the profile that was approved at submission."),
     ] = None,
     reports: Reports = REPORTS,
-) -> None:  # fmt: skip
+) -> None:
     """Compare this node with profile, code and dataset."""
     from autotune.cluster.preflight import describe, problems_of
     from autotune.machine.host import SystemHost
@@ -40,28 +57,49 @@ def preflight(
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
-        told = "; ".join(f"{one.field} is {one.found}, expected {one.expected}" for one in problems)
+        told = "; ".join(
+            f"{one.field} is {one.found}, expected {one.expected}" for one in problems
+        )
         raise ProfileRejected(f"{node.name}: {told}", next_step=problems[0].next_step)
     if node.nvlinked is False:
-        slower = "not all GPUs are linked by NVLink, so gradient synchronisation is slower"
+        slower = (
+            "not all GPUs are linked by NVLink, so gradient synchronisation is slower"
+        )
         sys.stderr.write(f"warning: {node.name}: {slower}\n")
     print(f"preflight: {describe(node)}")
 
 
-def meet(*, job: Annotated[int, option("N", "Job number.", min=0)], interface: Interface = None) -> None:
+def meet(
+    *,
+    job: Annotated[int, option("N", "Job number.", min=0)],
+    interface: Interface = None,
+) -> None:
     """Print this node's rendezvous address and port."""
-    from autotune.cluster.torchrun import choose_port, is_free, own_address, read_addresses, resolve_own_name
+    from autotune.cluster.torchrun import (
+        choose_port,
+        is_free,
+        own_address,
+        read_addresses,
+        resolve_own_name,
+    )
 
     here = own_address(interface, read_addresses(), resolve_own_name())
     port, taken = choose_port(job, lambda port: is_free(here, port))
     if taken:
-        sys.stderr.write(f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use; using {port}\n")
+        sys.stderr.write(
+            f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use; using {port}\n"
+        )
     print(f"{here}:{port}")
 
 
 def address(*, interface: Interface = None) -> None:
     """Print this node's address and network interface."""
-    from autotune.cluster.torchrun import interface_of, own_address, read_addresses, resolve_own_name
+    from autotune.cluster.torchrun import (
+        interface_of,
+        own_address,
+        read_addresses,
+        resolve_own_name,
+    )
 
     addresses = read_addresses()
     own = own_address(interface, addresses, resolve_own_name())
@@ -71,16 +109,30 @@ def address(*, interface: Interface = None) -> None:
 def ended(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
     *,
-    said_before: Annotated[str, option("JSON", "Content of exit.json before this start.")] = "",
+    said_before: Annotated[
+        str, option("JSON", "Content of exit.json before this start.")
+    ] = "",
     job_code: Annotated[int, option("N", "Exit code of srun.")] = 0,
     nodes: Annotated[int, option("N", "Nodes of the job.", min=1)] = 1,
-    link: Annotated[int | None, option("N", "Number of this job in its chain; asks whether to continue.")] = None,
+    link: Annotated[
+        int | None,
+        option("N", "Number of this job in its chain; asks whether to continue."),
+    ] = None,
 ) -> None:
     """Report how a run ended, and exit with its code."""
-    from autotune.launch.run_end import PATIENCE_HERE_S, PATIENCE_S, has_work_left, run_end_of
+    from autotune.launch.run_end import (
+        PATIENCE_HERE_S,
+        PATIENCE_S,
+        has_work_left,
+        run_end_of,
+    )
 
     patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
-    ending = run_end_of(run, said_before, job_code, patience_s=patience_s) if link is None else has_work_left(run, link)
+    ending = (
+        run_end_of(run, said_before, job_code, patience_s=patience_s)
+        if link is None
+        else has_work_left(run, link)
+    )
     sys.stderr.write(f"launch: {ending.words}\n")
     raise typer.Exit(ending.code)
 

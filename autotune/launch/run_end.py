@@ -20,7 +20,12 @@ _KILLED = 70
 
 
 def run_end_of(
-    run: Path, said_before: str, job_code: int, *, patience_s: float, sleep: Callable[[float], None] = time.sleep
+    run: Path,
+    said_before: str,
+    job_code: int,
+    *,
+    patience_s: float,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
     """Return how this start of a run ended.
 
@@ -28,7 +33,8 @@ def run_end_of(
     ``job_code`` is the exit code of srun, which is torchrun's: 1 whatever its ranks return.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
-        return Ended(code=0, words=_words(end))  # perhaps from before, if nothing was left to do
+        # Perhaps from before, if nothing was left to do.
+        return Ended(code=0, words=_words(end))
     waited_s = 0.0
     while exit_text(run).strip() in ("", said_before.strip()):
         if waited_s >= patience_s:
@@ -42,7 +48,10 @@ def run_end_of(
         waited_s += _POLL_S
     end = _read(run)
     if end is None:
-        return Ended(code=_KILLED, words=f"cannot read {run / EXIT_FILE}; the job is not restarted")
+        return Ended(
+            code=_KILLED,
+            words=f"cannot read {run / EXIT_FILE}; the job is not restarted",
+        )
     return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
 
 
@@ -61,7 +70,9 @@ def has_work_left(run: Path, link: int) -> Ended:
 
 
 def _words(end: RunExit) -> str:
-    resumes = f"; resumes from {end.checkpoint or 'the beginning'}" if end.requeue else ""
+    resumes = (
+        f"; resumes from {end.checkpoint or 'the beginning'}" if end.requeue else ""
+    )
     return f"the run exited with code {end.exit_code} at step {end.steps}: {end.reason}{resumes}"
 
 
@@ -69,7 +80,11 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
     """Return a failure if a run to be resumed has made no progress too often; None for all others."""
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
-    newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
+    newest = (
+        "no checkpoint"
+        if end.checkpoint is None
+        else f"no newer checkpoint than {end.checkpoint}"
+    )
     return Ended(
         code=TrainingFailed.exit_code,
         words=f"{MOST_FRUITLESS_STARTS} starts in a row wrote {newest}; the last: {end.reason}. It is not restarted",
@@ -78,10 +93,17 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
 
 def _fruitless_starts(run: Path, end: RunExit) -> int:
     """Return the number of starts in a row, this one included, without a newer checkpoint."""
-    earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
-    for count, path in enumerate(sorted(earlier, key=lambda path: int(path.name), reverse=True), 1):
+    earlier = [
+        path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()
+    ]
+    for count, path in enumerate(
+        sorted(earlier, key=lambda path: int(path.name), reverse=True), 1
+    ):
         before = _read(path)
-        if before is None or (before.exit_code, before.checkpoint) != (end.exit_code, end.checkpoint):
+        if before is None or (before.exit_code, before.checkpoint) != (
+            end.exit_code,
+            end.checkpoint,
+        ):
             return count
     return 1 + len(earlier)
 

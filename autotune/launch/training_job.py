@@ -64,7 +64,11 @@ class TrainRequest:
 
 def default_ranks(profile: Profile) -> int:
     """Return the number of GPUs that the profile was tuned with; on CPUs, the ranks in its evidence."""
-    return max(1, profile.fingerprint.gpu_count) if profile.train.device == "cuda" else profile.local_ranks
+    return (
+        max(1, profile.fingerprint.gpu_count)
+        if profile.train.device == "cuda"
+        else profile.local_ranks
+    )
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
@@ -75,33 +79,62 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
     if SlurmSettings(time=limit).time_s < START_UP_S + lead_s:
         takes = f"start-up takes {START_UP_S:g} s and the final save {lead_s} s"
         what = f"the job's time limit of {limit} leaves no time to train: {takes}"
-        raise BadInput(what, next_step="Raise the limit: --time-limit, or slurm.time in the site file.")
+        raise BadInput(
+            what,
+            next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
+        )
     torchrun = torchrun_command(
-        request.python, [], ranks=request.ranks, torch_version=request.torch_version,
-        meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"), shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
-    )  # fmt: skip
+        request.python,
+        [],
+        ranks=request.ranks,
+        torch_version=request.torch_version,
+        meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"),
+        shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
+    )
     autotune = [request.python, "-m", "autotune"]
     requeue = site.slurm.requeue and request.chain == 1
     options = {
-        "signal": f"TERM@{lead_s}", "requeue" if requeue else "no-requeue": "",
-        "dependency": "singleton" if request.chain > 1 else None, "open-mode": "append", "output": str(request.log),
-    }  # fmt: skip
+        "signal": f"TERM@{lead_s}",
+        "requeue" if requeue else "no-requeue": "",
+        "dependency": "singleton" if request.chain > 1 else None,
+        "open-mode": "append",
+        "output": str(request.log),
+    }
     interface = site.network.interface
-    values = shared_values(f"train-{request.run.name}", shape, site, request.directory, options) | {
-        "model": request.config.model.name, "run": str(request.run), "script": str(request.script),
-        "ranks": request.ranks, "chain": request.chain, "approved": request.approved_sha256, "requeue": requeue,
+    values = shared_values(
+        f"train-{request.run.name}", shape, site, request.directory, options
+    ) | {
+        "model": request.config.model.name,
+        "run": str(request.run),
+        "script": str(request.script),
+        "ranks": request.ranks,
+        "chain": request.chain,
+        "approved": request.approved_sha256,
+        "requeue": requeue,
         "autotune": f"{site.command_prefix} {shlex.join(autotune)}".strip(),
-        "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
+        "preflight": lines_of(
+            site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]
+        ),
         "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
-        "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),
-        "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
-    }  # fmt: skip
+        "trainer": lines_of(
+            "", trainer_arguments(request, stage_to=site.node_local_path)
+        ),
+        "interface_option": ""
+        if interface is None
+        else f" --interface {shlex.quote(interface)}",
+    }
     return render(template, values)
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
     """Return the command of each rank; the dataset is staged to ``stage_to`` unless the configuration says where."""
-    words = ["-m", "trainer", str(request.profile_path), "--data", str(request.data_dir)]
+    words = [
+        "-m",
+        "trainer",
+        str(request.profile_path),
+        "--data",
+        str(request.data_dir),
+    ]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
         words += ["--expect-profile-sha256", request.approved_sha256]
@@ -115,27 +148,67 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 def term_lead_s(request: TrainRequest) -> int:
     """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit."""
     probe, parameters = request.profile.evidence.probe, request.profile.parameters
-    state_bytes = _UNKNOWN_STATE_BYTES if parameters is None else parameters * _STATE_BYTES_PER_PARAMETER
-    micro_step_s = max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
-    step_s = micro_step_s * gradient_accumulation_steps(request.config, request.nodes * request.ranks)
-    return max(_LEAST_LEAD_S, math.ceil(_LEAVING_S + 2 * step_s + state_bytes / _SLOW_DISK_BYTES_PER_S))
+    state_bytes = (
+        _UNKNOWN_STATE_BYTES
+        if parameters is None
+        else parameters * _STATE_BYTES_PER_PARAMETER
+    )
+    micro_step_s = (
+        max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
+    )
+    step_s = micro_step_s * gradient_accumulation_steps(
+        request.config, request.nodes * request.ranks
+    )
+    return max(
+        _LEAST_LEAD_S,
+        math.ceil(_LEAVING_S + 2 * step_s + state_bytes / _SLOW_DISK_BYTES_PER_S),
+    )
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     """Return the site's resources for these ranks; more memory if more was measured, at most that of the node."""
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
-    workers, there_bytes = request.profile.evidence.workers, request.profile.fingerprint.ram_total_bytes
-    rows = [row for row in workers.rows if row.num_workers == workers.chosen] if workers else []
-    needed_mib = math.ceil(_MEASURED_MARGIN * max((row.memory_bytes or 0 for row in rows), default=0) / 2**20)
+    workers, there_bytes = (
+        request.profile.evidence.workers,
+        request.profile.fingerprint.ram_total_bytes,
+    )
+    rows = (
+        [row for row in workers.rows if row.num_workers == workers.chosen]
+        if workers
+        else []
+    )
+    needed_mib = math.ceil(
+        _MEASURED_MARGIN
+        * max((row.memory_bytes or 0 for row in rows), default=0)
+        / 2**20
+    )
     return Shape(
-        nodes=request.nodes, gpus=request.ranks if request.config.device == "cuda" else 0, cpus=cpus, time=request.time,
-        memory_mib=min(max(cpus * site.slurm.memory_mib_per_cpu, needed_mib), there_bytes // 2**20),
-    )  # fmt: skip
+        nodes=request.nodes,
+        gpus=request.ranks if request.config.device == "cuda" else 0,
+        cpus=cpus,
+        time=request.time,
+        memory_mib=min(
+            max(cpus * site.slurm.memory_mib_per_cpu, needed_mib), there_bytes // 2**20
+        ),
+    )
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
-    words = ["job", "preflight", str(request.profile_path), "--data", str(request.data_dir)]
-    words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
+    words = [
+        "job",
+        "preflight",
+        str(request.profile_path),
+        "--data",
+        str(request.data_dir),
+    ]
+    words += [
+        "--ranks",
+        str(request.ranks),
+        "--cpus",
+        str(cpus),
+        "--code",
+        request.code_sha256,
+    ]
     # The job checks again, as the profile may be modified or its approval withdrawn while it is queued.
     if request.reviews is not None:
         words += ["--require-approved", "--reports", str(request.reviews)]

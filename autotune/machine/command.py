@@ -22,10 +22,18 @@ def doctor(
     *,
     as_json: AsJson = False,
     path: Annotated[
-        list[Path] | None, option("DIR", "Directory whose disk to check; repeatable. Default: the current one.")
+        list[Path] | None,
+        option(
+            "DIR",
+            "Directory whose disk to check; repeatable. Default: the current one.",
+        ),
     ] = None,
     measure: Annotated[
-        bool, flag("--measure", "Also measure speed constants, for predictions; takes a minute.")
+        bool,
+        flag(
+            "--measure",
+            "Also measure speed constants, for predictions; takes a minute.",
+        ),
     ] = False,
 ) -> None:
     """Check this machine for measurement problems.
@@ -34,7 +42,9 @@ def doctor(
     read them.
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
-        machine = examine(SystemHost(), monitor, read_slurm(), SystemClock(), path or [Path()])
+        machine = examine(
+            SystemHost(), monitor, read_slurm(), SystemClock(), path or [Path()]
+        )
     rates = _measured(machine) if measure else None
     print(render(machine, rates, as_json=as_json))
 
@@ -49,36 +59,64 @@ def _measured(machine: MachineFacts) -> MachineRates:
         update(0, None, "measuring this machine's speed")
         trials.start()
         rates = measure_rates(
-            trials, "cpu" if gpu is None else "cuda", gpu or machine.host.cpu_model or "cpu",
+            trials,
+            "cpu" if gpu is None else "cuda",
+            gpu or machine.host.cpu_model or "cpu",
             when_utc=machine.time_utc.isoformat(),
-        )  # fmt: skip
+        )
     write_rates(rates)
     return rates
 
 
-def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, paths: Sequence[Path]) -> MachineFacts:
+def examine(
+    host: Host,
+    monitor: GpuMonitor,
+    slurm: SlurmFacts,
+    clock: Clock,
+    paths: Sequence[Path],
+) -> MachineFacts:
     """Read all facts once; raise ``MachineLacks`` if the host does not describe itself the way Linux does."""
-    seen = ((gpu, monitor.sample(gpu.uuid), monitor.compute_processes(gpu.uuid)) for gpu in monitor.devices())
-    gpus = tuple(GpuStatus(facts=gpu, sample=sample, processes=processes) for gpu, sample, processes in seen)
+    seen = (
+        (gpu, monitor.sample(gpu.uuid), monitor.compute_processes(gpu.uuid))
+        for gpu in monitor.devices()
+    )
+    gpus = tuple(
+        GpuStatus(facts=gpu, sample=sample, processes=processes)
+        for gpu, sample, processes in seen
+    )
     absent = monitor.why_absent()
-    unreadable = () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
+    unreadable = (
+        () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
+    )
     return MachineFacts(
-        time_utc=clock.utc_now(), host=host.facts(paths), gpus=gpus, gpu_absent=absent,
-        gpu_unreadable=monitor.unreadable() or unreadable, slurm=slurm, versions=host.library_versions(),
-    )  # fmt: skip
+        time_utc=clock.utc_now(),
+        host=host.facts(paths),
+        gpus=gpus,
+        gpu_absent=absent,
+        gpu_unreadable=monitor.unreadable() or unreadable,
+        slurm=slurm,
+        versions=host.library_versions(),
+    )
 
 
-def render(machine: MachineFacts, rates: MachineRates | None = None, *, as_json: bool) -> str:
+def render(
+    machine: MachineFacts, rates: MachineRates | None = None, *, as_json: bool
+) -> str:
     """Return the machine, its problems and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
         from autotune.base.document import answer_json
 
         answer = {
-            "machine": machine, "allotted_cpus": machine.host.allotted_cpus, "in_job": machine.slurm.in_job,
-            "is_login_node": machine.slurm.is_login_node, "seconds_left": machine.slurm.seconds_left(machine.time_utc),
-        }  # fmt: skip
-        return answer_json(answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND})
+            "machine": machine,
+            "allotted_cpus": machine.host.allotted_cpus,
+            "in_job": machine.slurm.in_job,
+            "is_login_node": machine.slurm.is_login_node,
+            "seconds_left": machine.slurm.seconds_left(machine.time_utc),
+        }
+        return answer_json(
+            answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND}
+        )
     text = doctor_text(machine, findings)
     if rates is not None:
         from autotune.speed.measure import rates_path

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 
 from autotune.advice.values import SEVERITIES, Severity
 from autotune.base.units import format_bytes
-from autotune.machine.values import GpuStatus, MachineFacts, Unavailable, throttle_faults
+from autotune.machine.values import (
+    GpuStatus,
+    MachineFacts,
+    Unavailable,
+    throttle_faults,
+)
 
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 MIN_SHM_BYTES = 2**30
@@ -33,12 +38,20 @@ def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
 
 
 def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
-    index, sample = gpu.facts.index, None if isinstance(gpu.sample, Unavailable) else gpu.sample
+    index, sample = (
+        gpu.facts.index,
+        None if isinstance(gpu.sample, Unavailable) else gpu.sample,
+    )
     used_bytes = None if sample is None else sample.used_bytes
     free_it = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows its processes."
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
-        users = ", ".join(f"pid {user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes)
-        yield Unsuitable("error", f"Another process uses GPU {index}: {users}.", free_it)
+        users = ", ".join(
+            f"pid {user.pid} ({format_bytes(user.used_bytes)})"
+            for user in gpu.processes
+        )
+        yield Unsuitable(
+            "error", f"Another process uses GPU {index}: {users}.", free_it
+        )
     elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
         # The driver may hide the processes of other containers and other users.
         claim = f"{format_bytes(used_bytes)} of GPU {index} are in use, but no process on it is visible."
@@ -46,13 +59,23 @@ def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
     faults = () if sample is None else throttle_faults(sample.throttle_reasons)
     if faults:
         cool = "Let it cool, check its fans, air flow and power supply, or use another GPU."
-        yield Unsuitable("error", f"GPU {index} is throttled: {', '.join(faults)}.", cool)
+        yield Unsuitable(
+            "error", f"GPU {index} is throttled: {', '.join(faults)}.", cool
+        )
     if gpu.facts.mig_enabled:
         claim = f"MIG is on for GPU {index}: trials would get a slice, but NVML reports the whole GPU."
-        yield Unsuitable("error", claim, f"Use a GPU without MIG, or turn MIG off: nvidia-smi -i {index} -mig 0")
+        yield Unsuitable(
+            "error",
+            claim,
+            f"Use a GPU without MIG, or turn MIG off: nvidia-smi -i {index} -mig 0",
+        )
     if gpu.facts.compute_mode == "prohibited":
         claim = f"GPU {index} is in compute mode 'prohibited': no process can use it."
-        yield Unsuitable("error", claim, f"Use another GPU, or change the mode: nvidia-smi -i {index} -c DEFAULT")
+        yield Unsuitable(
+            "error",
+            claim,
+            f"Use another GPU, or change the mode: nvidia-smi -i {index} -c DEFAULT",
+        )
 
 
 def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
@@ -65,21 +88,41 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
         yield Unsuitable("info", claim, elsewhere)
     for line in machine.gpu_unreadable:
         leave_out = f"{FIX_NVML}; or hide that GPU with CUDA_VISIBLE_DEVICES."
-        yield Unsuitable("warning" if machine.gpus else "error", f"A GPU is unreadable: {line}.", leave_out)
+        yield Unsuitable(
+            "warning" if machine.gpus else "error",
+            f"A GPU is unreadable: {line}.",
+            leave_out,
+        )
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
         claim = f"The load average is {load:.2f} with {cpus} available CPU cores: trials would compete for them."
-        yield Unsuitable("warning", claim, "Wait until it is idle, or request a whole node: sbatch --exclusive")
+        yield Unsuitable(
+            "warning",
+            claim,
+            "Wait until it is idle, or request a whole node: sbatch --exclusive",
+        )
     if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
         claim = f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass batches through it."
-        yield Unsuitable("warning", claim, "Enlarge it (container: --shm-size=8g), or remove files there.")
+        yield Unsuitable(
+            "warning",
+            claim,
+            "Enlarge it (container: --shm-size=8g), or remove files there.",
+        )
     for disk in host.disks:
         if disk.is_network:
             claim = f"{disk.path} is on a network file system ({disk.filesystem_type}): its speed depends on others."
-            yield Unsuitable("warning", claim, "Copy the dataset to a local disk of this node, and measure there.")
+            yield Unsuitable(
+                "warning",
+                claim,
+                "Copy the dataset to a local disk of this node, and measure there.",
+            )
     if machine.slurm.is_login_node:
         claim = "This looks like a login node: sbatch is on PATH, and this is not a SLURM job."
-        yield Unsuitable("warning", claim, "Run it in a job: srun --gpus=1 autotune doctor")
+        yield Unsuitable(
+            "warning", claim, "Run it in a job: srun --gpus=1 autotune doctor"
+        )
     for name in ("torch", "transformers"):
         if name not in machine.versions:
             claim = f"{name} is not installed: no trial can run."
-            yield Unsuitable("error", claim, f"Install it: python -m pip install {name}")
+            yield Unsuitable(
+                "error", claim, f"Install it: python -m pip install {name}"
+            )

@@ -46,9 +46,17 @@ class GpuModel:
         Raise ``BadInput`` if the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
-            asked, there = f"{exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)})", format_bytes(self.total_bytes)
-            next_step = f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
-            raise BadInput(f"--memory {asked} exceeds the memory of {self.name}: {there}", next_step=next_step)
+            asked, there = (
+                f"{exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)})",
+                format_bytes(self.total_bytes),
+            )
+            next_step = (
+                f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
+            )
+            raise BadInput(
+                f"--memory {asked} exceeds the memory of {self.name}: {there}",
+                next_step=next_step,
+            )
         return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
 
@@ -65,34 +73,120 @@ _TORCH_OF_96GB = (
 )
 
 GPU_MODELS = (
-    GpuModel("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (8, 0), 40 * _GIB, _MODAL, 42_298_834_944,
-             "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary source; 2026-11-21"),
-    GpuModel("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0), 80 * _GIB, _MODAL, 81_049 * _MIB,
-             "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30"),
-    GpuModel("l40s-48gb", ("NVIDIA L40S",), (8, 9), 46_068 * _MIB, _MODAL, int(44.42 * _GIB),
-             f"{_MESSAGE}/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17"),
-    GpuModel("rtx-4090-24gb", ("NVIDIA GeForce RTX 4090",), (8, 9), 24_564 * _MIB,
-             "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
-             int(23.64 * _GIB), f"{_MESSAGE}/ali-vilab/VGen/issues/104; secondary source; 2024-04-02"),
-    GpuModel("h100-sxm-80gb", ("NVIDIA H100 80GB HBM3",), (9, 0), 81_559 * _MIB,
-             "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
-             81_082 * _MIB, _TORCH),
-    GpuModel("h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0), 81_559 * _MIB, _SMI, 81_008 * _MIB, _TORCH),
-    GpuModel("h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0), 95_830 * _MIB, _SMI, 93 * _GIB,
-             f"{_MESSAGE}/ali-vilab/VACE/issues/56; secondary source; 2025-05-16"),
+    GpuModel(
+        "a100-40gb",
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+        (8, 0),
+        40 * _GIB,
+        _MODAL,
+        42_298_834_944,
+        "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary source; 2026-11-21",
+    ),
+    GpuModel(
+        "a100-80gb",
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+        (8, 0),
+        80 * _GIB,
+        _MODAL,
+        81_049 * _MIB,
+        "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
+    ),
+    GpuModel(
+        "l40s-48gb",
+        ("NVIDIA L40S",),
+        (8, 9),
+        46_068 * _MIB,
+        _MODAL,
+        int(44.42 * _GIB),
+        f"{_MESSAGE}/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17",
+    ),
+    GpuModel(
+        "rtx-4090-24gb",
+        ("NVIDIA GeForce RTX 4090",),
+        (8, 9),
+        24_564 * _MIB,
+        "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
+        int(23.64 * _GIB),
+        f"{_MESSAGE}/ali-vilab/VGen/issues/104; secondary source; 2024-04-02",
+    ),
+    GpuModel(
+        "h100-sxm-80gb",
+        ("NVIDIA H100 80GB HBM3",),
+        (9, 0),
+        81_559 * _MIB,
+        "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
+        81_082 * _MIB,
+        _TORCH,
+    ),
+    GpuModel(
+        "h100-pcie-80gb",
+        ("NVIDIA H100 PCIe",),
+        (9, 0),
+        81_559 * _MIB,
+        _SMI,
+        81_008 * _MIB,
+        _TORCH,
+    ),
+    GpuModel(
+        "h100-nvl-94gb",
+        ("NVIDIA H100 NVL",),
+        (9, 0),
+        95_830 * _MIB,
+        _SMI,
+        93 * _GIB,
+        f"{_MESSAGE}/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
+    ),
     # No total of this board was found; all other Hopper GPUs with 96 GB show the same.
-    GpuModel("h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0), 97_871 * _MIB,
-             "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
-             96_768 * _MIB, _TORCH_OF_96GB),
-    GpuModel("h20-96gb", ("NVIDIA H20",), (9, 0), 97_871 * _MIB, _SMI, 97_285 * _MIB, _TORCH),
-    GpuModel("gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0), 97_871 * _MIB, _SMI, 96_768 * _MIB,
-             _TORCH_OF_96GB),
-    GpuModel("gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0), 146_831 * _MIB, _SMI, 145_920 * _MIB,
-             "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22"),
-    GpuModel("h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0), 143_771 * _MIB, _MODAL, 143_156 * _MIB, _TORCH),
-    GpuModel("b200-180gb", ("NVIDIA B200",), (10, 0), 183_359 * _MIB, _SMI, int(178.35 * _GIB), "device query, two "
-             "decimals of GiB, in https://github.com/pytorch/ao/pull/4002; secondary source; 2026-03-05"),
-)  # fmt: skip
+    GpuModel(
+        "h100-96gb",
+        ("NVIDIA H100 96GB HBM3",),
+        (9, 0),
+        97_871 * _MIB,
+        "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
+        96_768 * _MIB,
+        _TORCH_OF_96GB,
+    ),
+    GpuModel(
+        "h20-96gb", ("NVIDIA H20",), (9, 0), 97_871 * _MIB, _SMI, 97_285 * _MIB, _TORCH
+    ),
+    GpuModel(
+        "gh200-96gb",
+        ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
+        (9, 0),
+        97_871 * _MIB,
+        _SMI,
+        96_768 * _MIB,
+        _TORCH_OF_96GB,
+    ),
+    GpuModel(
+        "gh200-144gb",
+        ("NVIDIA GH200 144G HBM3e",),
+        (9, 0),
+        146_831 * _MIB,
+        _SMI,
+        145_920 * _MIB,
+        "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
+    ),
+    GpuModel(
+        "h200-141gb",
+        ("NVIDIA H200", "NVIDIA H200 NVL"),
+        (9, 0),
+        143_771 * _MIB,
+        _MODAL,
+        143_156 * _MIB,
+        _TORCH,
+    ),
+    GpuModel(
+        "b200-180gb",
+        ("NVIDIA B200",),
+        (10, 0),
+        183_359 * _MIB,
+        _SMI,
+        int(178.35 * _GIB),
+        "device query, two "
+        "decimals of GiB, in https://github.com/pytorch/ao/pull/4002; secondary source; 2026-03-05",
+    ),
+)
 
 _TOTAL_TOLERANCE = 0.08
 """Tolerance: GDDR shows a fifteenth more without ECC; older drivers leave out about 1 %."""
@@ -108,12 +202,18 @@ def find_gpu_model(name: str) -> GpuModel:
     fitting = exact or [one for one in GPU_MODELS if wanted in _beginnings(one.key)]
     if len(fitting) == 1:
         return fitting[0]
-    spelled = {head: one.key for one in GPU_MODELS for head in (*_beginnings(one.key), _plain(one.key))}
+    spelled = {
+        head: one.key
+        for one in GPU_MODELS
+        for head in (*_beginnings(one.key), _plain(one.key))
+    }
     near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
     close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
-        f"{name!r} is ambiguous: {len(fitting)} GPU models match" if fitting else f"unknown GPU model {name!r}",
+        f"{name!r} is ambiguous: {len(fitting)} GPU models match"
+        if fitting
+        else f"unknown GPU model {name!r}",
         next_step=f"{hint}Known models: {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}.",
     )
 
@@ -123,8 +223,14 @@ def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
 
     The total must be close as well, as a part of a GPU may have the name of the whole.
     """
-    near = (one for one in GPU_MODELS if abs(total_bytes - one.total_bytes) <= _TOTAL_TOLERANCE * one.total_bytes)
-    return next((one for one in near if _plain(gpu_name) in map(_plain, one.names)), None)
+    near = (
+        one
+        for one in GPU_MODELS
+        if abs(total_bytes - one.total_bytes) <= _TOTAL_TOLERANCE * one.total_bytes
+    )
+    return next(
+        (one for one in near if _plain(gpu_name) in map(_plain, one.names)), None
+    )
 
 
 def _plain(name: str) -> str:

@@ -38,12 +38,17 @@ class GpuSampler:
     """Sampler of GPUs in a separate process (``program``), so that work and locks of this one delay no sample."""
 
     def __init__(
-        self, uuids: Sequence[str], *, program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler")
+        self,
+        uuids: Sequence[str],
+        *,
+        program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler"),
     ) -> None:
         self._command = [sys.executable, *program, *uuids]
         self._last = {uuid: GpuSeries() for uuid in uuids}
         self._process: subprocess.Popen[bytes] | None = None
-        self._readings: collections.deque[Reading] = collections.deque(maxlen=MOST_READINGS)
+        self._readings: collections.deque[Reading] = collections.deque(
+            maxlen=MOST_READINGS
+        )
         self._within_s = START_WITHIN_S
         self._lost: str | None = None
 
@@ -52,12 +57,17 @@ class GpuSampler:
         if self._last and self._process is None and self._lost is None:
             # A session of its own: Ctrl-C is for this process, which then stops it.
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             self._readings.clear()
             arguments = (self._process.stdout, self._readings.append)
-            self._receiver = threading.Thread(target=_receive, args=arguments, daemon=True)
+            self._receiver = threading.Thread(
+                target=_receive, args=arguments, daemon=True
+            )
             self._receiver.start()
 
     def take(self) -> Mapping[str, GpuSeries]:
@@ -66,17 +76,26 @@ class GpuSampler:
         late_s = time.monotonic() + self._within_s
         while self._process is not None and not readings:
             ended, late = not self._receiver.is_alive(), time.monotonic() > late_s
-            if readings := [self._readings.popleft() for _ in range(len(self._readings))]:
+            if readings := [
+                self._readings.popleft() for _ in range(len(self._readings))
+            ]:
                 self._within_s = ANSWER_WITHIN_S
             elif ended or late:
-                what = "has exited" if ended else f"has not responded for {self._within_s:.0f} s"
+                what = (
+                    "has exited"
+                    if ended
+                    else f"has not responded for {self._within_s:.0f} s"
+                )
                 self.stop(grace_s=0)
                 self._lost = f"the process that samples the GPUs {what}"
             else:
                 time.sleep(_POLL_S)
         if self._process is None:
             reason = self._lost or "the sampler was not started"
-            return {uuid: GpuSeries(lacking=reason, gpm_lacking=reason) for uuid in self._last}
+            return {
+                uuid: GpuSeries(lacking=reason, gpm_lacking=reason)
+                for uuid in self._last
+            }
         self._last = series_of(readings, self._last)
         return self._last
 
@@ -100,30 +119,45 @@ def _receive(stream: IO[bytes], keep: Callable[[Reading], None]) -> None:
             keep(pickle.load(stream))
 
 
-def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dict[str, GpuSeries]:
+def series_of(
+    readings: Sequence[Reading], last: Mapping[str, GpuSeries]
+) -> dict[str, GpuSeries]:
     """Group samples and counter windows by GPU; the last reason for a missing one stays until there is one."""
 
-    def why(of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None) -> str | None:
+    def why(
+        of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None
+    ) -> str | None:
         if not of_kind:
             return before
         return of_kind[-1].reason if isinstance(of_kind[-1], Unavailable) else None
 
     found = {}
     for uuid, before in last.items():
-        samples = [reading for one, kind, reading in readings if (one, kind) == (uuid, "sample")]
-        windows = [reading for one, kind, reading in readings if (one, kind) == (uuid, "gpm")]
+        samples = [
+            reading
+            for one, kind, reading in readings
+            if (one, kind) == (uuid, "sample")
+        ]
+        windows = [
+            reading for one, kind, reading in readings if (one, kind) == (uuid, "gpm")
+        ]
         found[uuid] = GpuSeries(
-            samples=tuple(one for one in samples if isinstance(one, GpuSample)), lacking=why(samples, before.lacking),
+            samples=tuple(one for one in samples if isinstance(one, GpuSample)),
+            lacking=why(samples, before.lacking),
             gpm=tuple(one for one in windows if isinstance(one, GpmWindow)),
             gpm_lacking=why(windows, before.gpm_lacking),
-        )  # fmt: skip
+        )
     return found
 
 
 def sample_gpus(
-    monitor: GpuMonitor, uuids: Sequence[str], *, write: Callable[[Reading], None], ended: Callable[[float], bool],
+    monitor: GpuMonitor,
+    uuids: Sequence[str],
+    *,
+    write: Callable[[Reading], None],
+    ended: Callable[[float], bool],
     clock: Clock,
-) -> None:  # fmt: skip
+) -> None:
     """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
 
     ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has to end, and returns True if so.
@@ -149,7 +183,8 @@ def main(monitor: GpuMonitor | None = None) -> None:
         sys.stdout.buffer.flush()
 
     def ended(wait_s: float) -> bool:
-        return bool(select.select([0], [], [], wait_s)[0])  # nothing is ever written there
+        # Nothing is ever written there.
+        return bool(select.select([0], [], [], wait_s)[0])
 
     nvml = monitor or NvmlMonitor()
     sample_gpus(nvml, sys.argv[1:], write=write, ended=ended, clock=SystemClock())

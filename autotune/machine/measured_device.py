@@ -15,7 +15,13 @@ from autotune.machine.decide import FIX_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
-from autotune.machine.values import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
+from autotune.machine.values import (
+    GpuFacts,
+    HostFacts,
+    SlurmFacts,
+    Unavailable,
+    visible_devices,
+)
 from autotune.profiles.values import Fingerprint, model_sha256
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import Manifest, read_manifest
@@ -72,9 +78,14 @@ class MeasuredDevice:
 
 
 def open_device(
-    choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor, *, without_gpu: str | None = None,
+    choice: DeviceChoice,
+    data_dir: Path,
+    host: Host,
+    monitor: GpuMonitor,
+    *,
+    without_gpu: str | None = None,
     measures: bool = True,
-) -> MeasuredDevice:  # fmt: skip
+) -> MeasuredDevice:
     """Describe this machine and choose a device.
 
     ``without_gpu`` is the next step if a GPU is requested and there is none; ``measures`` is False if the device is
@@ -83,41 +94,76 @@ def open_device(
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
-    absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU")
+    absent = monitor.why_absent() or (
+        None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU"
+    )
     if measures and choice != "cpu":
         _check_described(gpus, absent, monitor)
     if choice == "cuda" and not gpus:
-        next_step = without_gpu or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
+        next_step = (
+            without_gpu
+            or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
+        )
         raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
-    readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
+    readings = (
+        [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
+    )
     used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
-    facts, versions, slurm = host.facts([data_dir]), host.library_versions(), read_slurm()
+    facts, versions, slurm = (
+        host.facts([data_dir]),
+        host.library_versions(),
+        read_slurm(),
+    )
     return MeasuredDevice(
-        device=device, gpus=gpus, host=facts, slurm=slurm, versions=versions, gpu_absent=absent, used_bytes_by_gpu=used
+        device=device,
+        gpus=gpus,
+        host=facts,
+        slurm=slurm,
+        versions=versions,
+        gpu_absent=absent,
+        used_bytes_by_gpu=used,
     )
 
 
-def _check_described(gpus: tuple[GpuFacts, ...], absent: str | None, monitor: GpuMonitor) -> None:
+def _check_described(
+    gpus: tuple[GpuFacts, ...], absent: str | None, monitor: GpuMonitor
+) -> None:
     """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
-    described, unreadable, visible = monitor.devices(), monitor.unreadable(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    described, unreadable, visible = (
+        monitor.devices(),
+        monitor.unreadable(),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
-        told = "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
+        told = (
+            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
+        )
         without_mig = "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0)"
         raise MachineLacks(told, next_step=f"{without_mig}, or use --device cpu")
     if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
         next_step = f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
-        raise MachineLacks(f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step)
+        raise MachineLacks(
+            f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step
+        )
     if not gpus and visible not in _HIDING and described:
-        next_step = f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu."
-        raise MachineLacks(f"CUDA_VISIBLE_DEVICES={visible} matches no GPU", next_step=next_step)
+        next_step = (
+            f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu."
+        )
+        raise MachineLacks(
+            f"CUDA_VISIBLE_DEVICES={visible} matches no GPU", next_step=next_step
+        )
     if not gpus and (seen := gpus_of_torch()):
         told = f"PyTorch sees {', '.join(seen)}, but NVML does not: {absent}"
         raise MachineLacks(told, next_step=f"{FIX_NVML}; or use --device cpu.")
 
 
 def memory_budget(
-    site: MeasuredDevice, asked_bytes: int | None, as_gpu: GpuModel | None = None, *, ranks: int = 1
+    site: MeasuredDevice,
+    asked_bytes: int | None,
+    as_gpu: GpuModel | None = None,
+    *,
+    ranks: int = 1,
 ) -> int:
     """Return a rank's memory budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
@@ -126,19 +172,31 @@ def memory_budget(
     """
     if as_gpu is not None:
         if site.gpu is None:
-            told = f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found"
-            raise BadInput(told, next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL")
+            told = (
+                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found"
+            )
+            raise BadInput(
+                told,
+                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL",
+            )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
         # NVML's used memory includes the driver's reserve; if it is unreadable, the table includes that reserve.
-        free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
+        free_bytes = (
+            min(there_bytes, site.cuda_bytes)
+            if used_bytes is None
+            else there_bytes - used_bytes
+        )
         default_bytes = int(free_bytes) - RESERVE_BYTES
         if asked_bytes is None and default_bytes <= 0:
             free, reserve = format_bytes(int(free_bytes)), format_bytes(RESERVE_BYTES)
             told = f"{what} has only {free} free, less than the reserve of {reserve}"
-            raise MachineLacks(told, next_step="Wait until the GPU is free, or set the budget: --memory SIZE")
+            raise MachineLacks(
+                told,
+                next_step="Wait until the GPU is free, or set the budget: --memory SIZE",
+            )
     else:
         what = f"this host, shared by {ranks} processes" if ranks > 1 else "this host"
         there_bytes = site.host.ram_available_bytes // ranks
@@ -155,44 +213,76 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
         return asked or 1
     if asked is not None and asked > len(site.gpus):
         there = len(site.gpus)
-        raise BadInput(f"--ranks {asked}, but only {there} GPUs are visible", next_step=f"Use --ranks {there}")
+        raise BadInput(
+            f"--ranks {asked}, but only {there} GPUs are visible",
+            next_step=f"Use --ranks {there}",
+        )
     return asked or len(site.gpus)
 
 
 def fingerprint(
-    site: MeasuredDevice, model: ModelSettings | str, manifest: Manifest | None, cuda: str | None
+    site: MeasuredDevice,
+    model: ModelSettings | str,
+    manifest: Manifest | None,
+    cuda: str | None,
 ) -> Fingerprint:
     """Return the profile's fingerprint of this machine, model and dataset; without a dataset its hash is empty.
 
     ``model`` may be the hash of what takes a model's place.
     """
     gpu, host = site.gpu, site.host
-    of_gpu: dict[str, Any] = {"gpu_count": 0} if gpu is None else {
-        "gpu_name": gpu.name, "gpu_count": len(site.gpus), "gpu_total_bytes": gpu.total_bytes,
-        "gpu_mig": gpu.mig_enabled, "gpu_power_cap_w": gpu.power_cap_w, "driver": gpu.driver,
-    }  # fmt: skip
-    of_host = {name: getattr(host, name) for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")}
+    of_gpu: dict[str, Any] = (
+        {"gpu_count": 0}
+        if gpu is None
+        else {
+            "gpu_name": gpu.name,
+            "gpu_count": len(site.gpus),
+            "gpu_total_bytes": gpu.total_bytes,
+            "gpu_mig": gpu.mig_enabled,
+            "gpu_power_cap_w": gpu.power_cap_w,
+            "driver": gpu.driver,
+        }
+    )
+    of_host = {
+        name: getattr(host, name)
+        for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")
+    }
     return Fingerprint(
-        device=site.device, **of_gpu, **of_host, cuda=cuda, torch=site.versions["torch"],
-        transformers=site.versions["transformers"], python=host.python_version,
+        device=site.device,
+        **of_gpu,
+        **of_host,
+        cuda=cuda,
+        torch=site.versions["torch"],
+        transformers=site.versions["transformers"],
+        python=host.python_version,
         data_filesystem=host.disks[0].filesystem_type if host.disks else None,
         model_sha256=model if isinstance(model, str) else model_sha256(model),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
-    )  # fmt: skip
+    )
 
 
-def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
+def look_at_node(
+    name: str, data_dir: Path, host: Host, monitor: GpuMonitor
+) -> NodeFacts:
     """Return the facts of this node, and the code and data that it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
-    links = {monitor.nvlinked(one.uuid, other.uuid) for one, other in itertools.combinations(gpus, 2)}
+    links = {
+        monitor.nvlinked(one.uuid, other.uuid)
+        for one, other in itertools.combinations(gpus, 2)
+    }
     dataset, missing = None, None
     try:
         dataset = read_manifest(data_dir).dataset_hash
     except TrainerError as error:
         missing = error.message
     return NodeFacts(
-        name=name, allotted_cpus=host.facts([]).allotted_cpus, gpu_names=tuple(gpu.name for gpu in gpus),
+        name=name,
+        allotted_cpus=host.facts([]).allotted_cpus,
+        gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=False if False in links else True if links == {True} else None, code_sha256=code_sha256(),
-        dataset_hash=dataset, dataset_dir=str(data_dir), dataset_missing=missing,
-    )  # fmt: skip
+        nvlinked=False if False in links else True if links == {True} else None,
+        code_sha256=code_sha256(),
+        dataset_hash=dataset,
+        dataset_dir=str(data_dir),
+        dataset_missing=missing,
+    )

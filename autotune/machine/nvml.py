@@ -19,9 +19,21 @@ from typing import Any, Protocol, TypeVar
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.process import end_with_parent
-from autotune.machine.values import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
+from autotune.machine.values import (
+    GpmWindow,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    Unavailable,
+    throttle_names,
+)
 
-_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+_COMPUTE_MODES = {
+    0: "default",
+    1: "exclusive_thread",
+    2: "prohibited",
+    3: "exclusive_process",
+}
 _HINTS = {
     "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver installed, or the container was started without it",
     "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel module is not loaded, or no GPU was allocated",
@@ -96,15 +108,26 @@ class NvmlMonitor:
         self._mute: str | None = None
         self._handles: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
-        self._counters: dict[str, tuple[float, Any]] = {}  # when each GPU's last GPM sample was taken, and the sample
+        # When each GPU's last GPM sample was taken, and the sample.
+        self._counters: dict[str, tuple[float, Any]] = {}
         started = self._bounded(self._nvml.nvmlInit)
         self._open = not isinstance(started, Unavailable)
         count = self._bounded(self._nvml.nvmlDeviceGetCount) if self._open else started
         indices = range(0 if isinstance(count, Unavailable) else count)
-        described = [self._bounded(functools.partial(self._describe, index)) for index in indices]
-        self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
-        lacking = ((index, facts) for index, facts in enumerate(described) if isinstance(facts, Unavailable))
-        self._unreadable = tuple(f"GPU {index}: {facts.reason}" for index, facts in lacking)
+        described = [
+            self._bounded(functools.partial(self._describe, index)) for index in indices
+        ]
+        self._devices = tuple(
+            facts for facts in described if isinstance(facts, GpuFacts)
+        )
+        lacking = (
+            (index, facts)
+            for index, facts in enumerate(described)
+            if isinstance(facts, Unavailable)
+        )
+        self._unreadable = tuple(
+            f"GPU {index}: {facts.reason}" for index, facts in lacking
+        )
         none = "; ".join(self._unreadable) or "the NVIDIA driver reports no GPU"
         reason = count.reason if isinstance(count, Unavailable) else none
         self._absent = None if self._devices else reason
@@ -123,43 +146,80 @@ class NvmlMonitor:
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
         """Return total minus free, as NVML's first memory interface counts: it includes the driver's reserve."""
-        return self._ask(uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used))
+        return self._ask(
+            uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
+        )
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         """Return one measurement of every figure; each may be missing on its own."""
         time_s = self._clock.monotonic_s()
         figures: dict[str, Any] = {
             # First, as it is differenced over these times.
-            "energy_j": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
-            "utilisation": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+            "energy_j": self._ask(
+                uuid,
+                lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+            ),
+            "utilisation": self._ask(
+                uuid,
+                lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            ),
             "used_bytes": self.used_bytes(uuid),
-            "power_w": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            "sm_clock_mhz": self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            "power_w": self._ask(
+                uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000
+            ),
+            "sm_clock_mhz": self._ask(
+                uuid,
+                lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+            ),
             "throttle_reasons": self._ask(uuid, _throttle_reasons),
             "temperature_c": self._ask(
-                uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+                uuid,
+                lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
+                    gpu, nvml.NVML_TEMPERATURE_GPU
+                ),
             ),
             "process_count": self._ask(uuid, _processes_with_memory),
         }
-        missing = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
+        missing = {
+            name: figure.reason
+            for name, figure in figures.items()
+            if isinstance(figure, Unavailable)
+        }
         if len(missing) == len(figures):
             return Unavailable(reason=missing["energy_j"])
-        return GpuSample(time_s=time_s, missing=missing, **{name: _or_none(figure) for name, figure in figures.items()})
+        return GpuSample(
+            time_s=time_s,
+            missing=missing,
+            **{name: _or_none(figure) for name, figure in figures.items()},
+        )
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """Return the processes that the driver lists, with the host's process ids."""
-        listed = self._ask(uuid, lambda nvml, gpu: list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)))
+        listed = self._ask(
+            uuid, lambda nvml, gpu: list(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+        )
         if isinstance(listed, Unavailable):
             return listed
-        return tuple(GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory) for process in listed)
+        return tuple(
+            GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory)
+            for process in listed
+        )
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
         """Return True if the driver reports a working NVLink of the pair, through a bridge or a switch."""
         if other not in self._handles:
-            return Unavailable(reason=self._absent or f"no readable GPU has the UUID {other}")
+            return Unavailable(
+                reason=self._absent or f"no readable GPU has the UUID {other}"
+            )
         link, to = self._nvml.NVML_P2P_CAPS_INDEX_NVLINK, self._handles[other]
-        status = self._ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetP2PStatus(gpu, to, link))
-        return status if isinstance(status, Unavailable) else bool(status == self._nvml.NVML_P2P_STATUS_OK)
+        status = self._ask(
+            uuid, lambda nvml, gpu: nvml.nvmlDeviceGetP2PStatus(gpu, to, link)
+        )
+        return (
+            status
+            if isinstance(status, Unavailable)
+            else bool(status == self._nvml.NVML_P2P_STATUS_OK)
+        )
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
         """Compare the counters with those of the last call; a metric that the driver does not report is None."""
@@ -174,10 +234,14 @@ class NvmlMonitor:
     def _counted(self, uuid: str, nvml: Any, gpu: Any) -> GpmWindow | Unavailable:  # noqa: ANN401 - untyped bindings
         before = self._counters.get(uuid)
         if before is None and not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-            return Unavailable(reason="this GPU has no performance monitoring (GPM needs Hopper or later)")
+            return Unavailable(
+                reason="this GPU has no performance monitoring (GPM needs Hopper or later)"
+            )
         window_s = math.inf if before is None else self._clock.monotonic_s() - before[0]
         if window_s < MIN_INTERVAL_S:
-            return Unavailable(reason=f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s")
+            return Unavailable(
+                reason=f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s"
+            )
         sample = nvml.nvmlGpmSampleAlloc()
         try:
             nvml.nvmlGpmSampleGet(gpu, sample)
@@ -190,14 +254,18 @@ class NvmlMonitor:
             return Unavailable(reason="the first window of counters has just started")
         start_s, first = before
         try:
-            return GpmWindow(start_s=start_s, end_s=end_s, **_gpm_metrics(nvml, first, sample))
+            return GpmWindow(
+                start_s=start_s, end_s=end_s, **_gpm_metrics(nvml, first, sample)
+            )
         finally:
             nvml.nvmlGpmSampleFree(first)
 
     def _ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
         """Call NVML (with the bindings and a device handle) under the GPU's lock, and translate its error."""
         if uuid not in self._handles:
-            return Unavailable(reason=self._absent or f"no readable GPU has the UUID {uuid}")
+            return Unavailable(
+                reason=self._absent or f"no readable GPU has the UUID {uuid}"
+            )
         with self._locks[uuid]:
             if not self._open:
                 return Unavailable(reason="the GPU monitor is closed")
@@ -225,7 +293,9 @@ class NvmlMonitor:
         try:
             return call()
         except self._nvml.NVMLError as error:
-            codes = {getattr(self._nvml, name, None): hint for name, hint in _HINTS.items()}
+            codes = {
+                getattr(self._nvml, name, None): hint for name, hint in _HINTS.items()
+            }
             hint = codes.get(getattr(error, "value", None))
             message = str(error) if str(error).startswith("NVML") else f"NVML: {error}"
             return Unavailable(reason=f"{message} ({hint})" if hint else message)
@@ -242,17 +312,32 @@ class NvmlMonitor:
         mode = optional(nvml.nvmlDeviceGetComputeMode, gpu)
         sliced = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slots = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) if sliced else None
-        slices = [optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slots or 0)]
-        uuids = [optional(nvml.nvmlDeviceGetUUID, one) for one in slices if one is not None]  # some slots are empty
+        slices = [
+            optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot)
+            for slot in range(slots or 0)
+        ]
+        # Some slots are empty.
+        uuids = [
+            optional(nvml.nvmlDeviceGetUUID, one) for one in slices if one is not None
+        ]
         facts = GpuFacts(
-            uuid=nvml.nvmlDeviceGetUUID(gpu), index=index, name=nvml.nvmlDeviceGetName(gpu),
-            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total), mig_enabled=None if mig is None else sliced,
-            power_cap_w=optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
-            compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
+            uuid=nvml.nvmlDeviceGetUUID(gpu),
+            index=index,
+            name=nvml.nvmlDeviceGetName(gpu),
+            total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+            mig_enabled=None if mig is None else sliced,
+            power_cap_w=optional(
+                lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
+            ),
+            compute_mode=None
+            if mode is None
+            else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
             driver=nvml.nvmlSystemGetDriverVersion(),
-            compute_capability=optional(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))),
+            compute_capability=optional(
+                lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+            ),
             mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
-        )  # fmt: skip
+        )
         self._handles[facts.uuid] = gpu
         self._locks[facts.uuid] = threading.Lock()
         return facts
@@ -265,13 +350,17 @@ def _or_none(figure: T | Unavailable) -> T | None:
 def _processes_with_memory(nvml: Any, gpu: Any) -> int:  # noqa: ANN401 - untyped bindings, an opaque handle
     """Count processes with a CUDA context, not forked DataLoader workers, which merely hold the device open."""
     listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-    return sum((process.usedGpuMemory or 0) >= LEAST_CONTEXT_BYTES for process in listed)
+    return sum(
+        (process.usedGpuMemory or 0) >= LEAST_CONTEXT_BYTES for process in listed
+    )
 
 
 def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 - untyped bindings, an opaque handle
     try:
         mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    except nvml.NVMLError:  # drivers before 535 know only the old name; if that fails too, its error is the answer
+    # Drivers before 535 know only the old name; if that fails too, its error is the
+    # answer.
+    except nvml.NVMLError:
         mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
     return throttle_names(int(mask))
 
@@ -284,8 +373,12 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
     for slot, (_, metric, _) in enumerate(_GPM_METRICS):
         request.metrics[slot].metricId = getattr(nvml, metric)
     return {
-        field: one.value * factor if one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value) else None
-        for (field, _, factor), one in zip(_GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False)
+        field: one.value * factor
+        if one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value)
+        else None
+        for (field, _, factor), one in zip(
+            _GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False
+        )
     }
 
 
@@ -297,9 +390,17 @@ def gpus_of_torch() -> tuple[str, ...]:
         return ()
     try:
         child = subprocess.run(
-            [sys.executable, "-c", TORCHS_GPUS], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=False,
+            [sys.executable, "-c", TORCHS_GPUS],
+            capture_output=True,
+            text=True,
+            timeout=TORCH_WITHIN_S,
+            check=False,
             preexec_fn=functools.partial(end_with_parent, os.getpid()),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return ()
-    return tuple(child.stdout.split("\n")[:-1]) if child.returncode == 0 and child.stdout.strip() else ()
+    return (
+        tuple(child.stdout.split("\n")[:-1])
+        if child.returncode == 0 and child.stdout.strip()
+        else ()
+    )

@@ -92,7 +92,9 @@ class GpuSeries:
     def between(self, start_s: float, end_s: float) -> "GpuSeries":
         """Return the part between two moments of CLOCK_MONOTONIC, both included."""
         samples = tuple(one for one in self.samples if start_s <= one.time_s <= end_s)
-        gpm = tuple(one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s)
+        gpm = tuple(
+            one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s
+        )
         return replace(self, samples=samples, gpm=gpm)
 
 
@@ -195,7 +197,11 @@ class SlurmFacts:
 
     def seconds_left(self, now_utc: datetime) -> float | None:
         """Return the seconds until the job's end, 0 once it has passed; ``None`` if no end is known."""
-        return None if self.end_time_s is None else max(0.0, self.end_time_s - now_utc.timestamp())
+        return (
+            None
+            if self.end_time_s is None
+            else max(0.0, self.end_time_s - now_utc.timestamp())
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,10 +222,18 @@ class MachineFacts:
 
 
 THROTTLE_REASONS = {
-    0x001: "gpu_idle", 0x002: "applications_clocks", 0x004: "sw_power_cap", 0x008: "hw_slowdown", 0x010: "sync_boost",
-    0x020: "sw_thermal", 0x040: "hw_thermal", 0x080: "hw_power_brake", 0x100: "display_clocks", 0x200: "board_limit",
+    0x001: "gpu_idle",
+    0x002: "applications_clocks",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
     0x400: "reliability",
-}  # fmt: skip
+}
 """Reasons for a GPU to run below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 """Throttle reasons that spoil a measurement; the others, such as the software power cap of a loaded GPU, are normal.
@@ -228,7 +242,9 @@ The power brake is an external signal that at least halves the clocks and raises
 
 def throttle_names(mask: int) -> tuple[str, ...]:
     """Return the names of the bits in NVML's throttle mask, lowest first; a bit not in the table keeps its number."""
-    bits = (1 << position for position in range(mask.bit_length()) if mask >> position & 1)
+    bits = (
+        1 << position for position in range(mask.bit_length()) if mask >> position & 1
+    )
     return tuple(THROTTLE_REASONS.get(bit, f"unknown_{bit:#x}") for bit in bits)
 
 
@@ -237,7 +253,9 @@ def throttle_faults(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in names or () if name in FAULTS)
 
 
-def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str]) -> tuple[GpuFacts, ...]:
+def visible_devices(
+    devices: Sequence[GpuFacts], environment: Mapping[str, str]
+) -> tuple[GpuFacts, ...]:
     """Return the GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
 
     Entries are indices, or prefixes of the UUID of a GPU or MIG slice. As in CUDA, an entry that matches nothing ends
@@ -252,7 +270,8 @@ def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str])
     found = list(itertools.takewhile(lambda those: len(those) == 1, named))
     if len(set(entries[: len(found)])) < len(found):
         return ()
-    return tuple(dict.fromkeys(one for (one,) in found))  # two slices of one GPU are one GPU
+    # Two slices of one GPU are one GPU.
+    return tuple(dict.fromkeys(one for (one,) in found))
 
 
 def _devices_named(devices: Sequence[GpuFacts], entry: str) -> list[GpuFacts]:
@@ -263,7 +282,11 @@ def _devices_named(devices: Sequence[GpuFacts], entry: str) -> list[GpuFacts]:
         prefix = entry.removeprefix("MIG-").split("/")[0]
         return [device for device in devices if device.uuid.startswith(prefix)]
     sliced = devices if entry.startswith("MIG-") else ()
-    return [device for device in sliced if any(uuid.startswith(entry) for uuid in device.mig_uuids)]
+    return [
+        device
+        for device in sliced
+        if any(uuid.startswith(entry) for uuid in device.mig_uuids)
+    ]
 
 
 _NETWORK_FILESYSTEMS = (
@@ -274,4 +297,6 @@ _NETWORK_FILESYSTEMS = (
 
 def is_network_filesystem(filesystem_type: str | None) -> bool:
     """Return True if files on this type of file system are stored on another machine."""
-    return (filesystem_type or "").lower().removeprefix("fuse.") in _NETWORK_FILESYSTEMS.split()
+    return (filesystem_type or "").lower().removeprefix(
+        "fuse."
+    ) in _NETWORK_FILESYSTEMS.split()

@@ -13,38 +13,93 @@ from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory
 
-_OF_STEP = frozenset({
-    "step", "arguments", "along", "memory_bytes", "headroom", "max_micro_batch_size", "multiple_of", "allow_varying",
-    "trial_timeout_s", "device", "out", "time_limit_s", "slurm", "wait", "dry_run", "as_json", "here", "reports",
-})  # fmt: skip
+_OF_STEP = frozenset(
+    {
+        "step",
+        "arguments",
+        "along",
+        "memory_bytes",
+        "headroom",
+        "max_micro_batch_size",
+        "multiple_of",
+        "allow_varying",
+        "trial_timeout_s",
+        "device",
+        "out",
+        "time_limit_s",
+        "slurm",
+        "wait",
+        "dry_run",
+        "as_json",
+        "here",
+        "reports",
+    }
+)
 """Options of a probe of your own step."""
-_Accumulate = Annotated[bool, opt.option(None, "Allow gradient accumulation, which needs more memory.", advanced=True)]
+_Accumulate = Annotated[
+    bool,
+    opt.option(
+        None, "Allow gradient accumulation, which needs more memory.", advanced=True
+    ),
+]
 
 
 @opt.grouped
 def probe(
-    context: typer.Context, *, options: opt.ProbeOptions, own: opt.OwnOptions, layout: opt.Layout = None,
+    context: typer.Context,
+    *,
+    options: opt.ProbeOptions,
+    own: opt.OwnOptions,
+    layout: opt.Layout = None,
     activation_checkpointing: opt.Checkpointing = "none",
     strategy: Annotated[
         Literal["ddp", "zero1", "fsdp2"],
-        opt.option(None, "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.", advanced=True),
+        opt.option(
+            None,
+            "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.",
+            advanced=True,
+        ),
     ] = "ddp",
-    compile: opt.Compile = None, gpu: opt.Gpu = None, accumulate: _Accumulate = True,
+    compile: opt.Compile = None,
+    gpu: opt.Gpu = None,
+    accumulate: _Accumulate = True,
     headroom: Annotated[
-        float, opt.option("SHARE", "Share of the largest micro-batch to leave free.", advanced=True, min=0, max=0.9)
+        float,
+        opt.option(
+            "SHARE",
+            "Share of the largest micro-batch to leave free.",
+            advanced=True,
+            min=0,
+            max=0.9,
+        ),
     ] = HEADROOM_SHARE,
     multiple_of: Annotated[
-        int, opt.option("N", "Try multiples of N only, such as sequence lengths (with --step).", advanced=True, min=1)
+        int,
+        opt.option(
+            "N",
+            "Try multiples of N only, such as sequence lengths (with --step).",
+            advanced=True,
+            min=1,
+        ),
     ] = 1,
     allow_varying: Annotated[
-        bool, opt.flag("--allow-varying", "Accept steps that differ in memory (with --step).", advanced=True)
+        bool,
+        opt.flag(
+            "--allow-varying",
+            "Accept steps that differ in memory (with --step).",
+            advanced=True,
+        ),
     ] = False,
     time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
     out: Annotated[
-        Path | None, opt.option("PATH", "Profile to write; a directory for several models. Default: profiles/.")
+        Path | None,
+        opt.option(
+            "PATH",
+            "Profile to write; a directory for several models. Default: profiles/.",
+        ),
     ] = None,
     job: JobOptions,
-) -> None:  # fmt: skip
+) -> None:
     """Find the largest micro-batch that fits.
 
     Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
@@ -65,84 +120,163 @@ def probe(
         code, *_ = own.codes()
         most = options.max_micro_batch_size
         most = MAX_SIZE if most == MAX_MICRO_BATCH_SIZE else most
-        asked_step = opt.make_request(StepProbe, context, code=code, headroom_share=headroom, max_size=most)
-        probe_own(context, own, asked_step, options.device, job, out=out, time_limit_s=time_limit_s)
+        asked_step = opt.make_request(
+            StepProbe, context, code=code, headroom_share=headroom, max_size=most
+        )
+        probe_own(
+            context,
+            own,
+            asked_step,
+            options.device,
+            job,
+            out=out,
+            time_limit_s=time_limit_s,
+        )
         return
     options.require()
-    settings = {name: context.params[name] for name in ("layout", "activation_checkpointing", "compile")}
+    settings = {
+        name: context.params[name]
+        for name in ("layout", "activation_checkpointing", "compile")
+    }
     requests = options.probes(
-        job.reports, settings | {"parallel": {"strategy": strategy}}, accumulate=accumulate, headroom_share=headroom,
+        job.reports,
+        settings | {"parallel": {"strategy": strategy}},
+        accumulate=accumulate,
+        headroom_share=headroom,
         as_gpu=None if gpu is None else find_gpu_model(gpu),
-    )  # fmt: skip
+    )
     names = [request.config.model.name for request in requests]
     one = out.stem if out is not None and out.suffix == ".toml" else None
     asked = JobRequest(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
         purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
-        trial_log=", ".join(str(job.reports / (one or f"{name}-*") / "trials") for name in names),
-        expected_minutes=1 + 3 * len(names),  # each ten to twenty trials, most of which end in seconds
-        trial_timeout_s=options.trial_timeout_s, ranks=options.ranks, on_gpus=options.device != "cpu",
+        trial_log=", ".join(
+            str(job.reports / (one or f"{name}-*") / "trials") for name in names
+        ),
+        # Each ten to twenty trials, most of which end in seconds.
+        expected_minutes=1 + 3 * len(names),
+        trial_timeout_s=options.trial_timeout_s,
+        ranks=options.ranks,
+        on_gpus=options.device != "cpu",
         reports=job.reports,
-    )  # fmt: skip
+    )
     if job.submitted_or_rejected(context, asked):
         return
-    with open_session(options.device, options.data, check=partial(check_budgets, requests)) as bench:
-        probed = probe_models(bench, requests, out, None if time_limit_s is None else time.time() + time_limit_s)
+    with open_session(
+        options.device, options.data, check=partial(check_budgets, requests)
+    ) as bench:
+        probed = probe_models(
+            bench,
+            requests,
+            out,
+            None if time_limit_s is None else time.time() + time_limit_s,
+        )
     answer = {"models": [probe_answer(one) for one in probed]}
     print(answer_json(answer) if job.as_json else probe_text(probed, options.data))
 
 
 @opt.grouped
 def estimate(
-    context: typer.Context, *, options: opt.StepOptions, gpu: opt.Gpu = None, memory_bytes: opt.Memory = None,
-    device: Annotated[Literal["cuda", "cpu"], opt.option(None, "Target device; cpu requires --memory.")] = "cuda",
+    context: typer.Context,
+    *,
+    options: opt.StepOptions,
+    gpu: opt.Gpu = None,
+    memory_bytes: opt.Memory = None,
+    device: Annotated[
+        Literal["cuda", "cpu"],
+        opt.option(None, "Target device; cpu requires --memory."),
+    ] = "cuda",
     data: Annotated[
-        Path | None, opt.option("DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA")
+        Path | None,
+        opt.option(
+            "DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA"
+        ),
     ] = None,
-    vocab_size: opt.VocabSize = None, layout: opt.Layout = None,
+    vocab_size: opt.VocabSize = None,
+    layout: opt.Layout = None,
     attention: Annotated[
-        Literal["auto", "varlen", "fa3", "sdpa"], opt.option(None, "Attention kernel.", advanced=True)
+        Literal["auto", "varlen", "fa3", "sdpa"],
+        opt.option(None, "Attention kernel.", advanced=True),
     ] = "auto",
     activation_checkpointing: opt.Checkpointing = "none",
     mlm_head: Annotated[
         Literal["sparse", "dense"],
-        opt.option(None, "Compute MLM logits of masked tokens only (sparse) or of all.", advanced=True),
+        opt.option(
+            None,
+            "Compute MLM logits of masked tokens only (sparse) or of all.",
+            advanced=True,
+        ),
     ] = "sparse",
-    ranks: Annotated[int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)] = 1,
-    accumulate: _Accumulate = True, tensor_ranks: opt.TensorRanks = 1, pipeline_stages: opt.PipelineStages = 1,
+    ranks: Annotated[
+        int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)
+    ] = 1,
+    accumulate: _Accumulate = True,
+    tensor_ranks: opt.TensorRanks = 1,
+    pipeline_stages: opt.PipelineStages = 1,
     compile: opt.Compile = None,
-    what_if: Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")] = False,
+    what_if: Annotated[
+        bool, opt.flag("--what-if", "Add a table of alternative settings.")
+    ] = False,
     as_json: opt.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Predict the largest micro-batch without a GPU.
 
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.document import answer_json
     from autotune.memory.estimate import CannotTrace
-    from autotune.memory.prediction import PredictionRequest, find_target, predict, settings_of_step
+    from autotune.memory.prediction import (
+        PredictionRequest,
+        find_target,
+        predict,
+        settings_of_step,
+    )
     from autotune.memory.sections import estimate_text
     from autotune.profiles.decide.follow_up import command
     from trainer.config.presets import model_settings
     from trainer.record.progress import progress
 
     named = {name: model_settings(name) for name in options.model}
-    of_step = ("layout", "precision", "attention_dropout", "activation_checkpointing", "compile")
+    of_step = (
+        "layout",
+        "precision",
+        "attention_dropout",
+        "activation_checkpointing",
+        "compile",
+    )
     step = {name: context.params[name] for name in of_step}
-    more: dict[str, Any] = {"seq_length_tokens": options.seq_length, "attention": attention, "mlm_head": mlm_head}
-    configs = tuple(settings_of_step(one, device, **more, **step) for one in named.values())
-    asked = opt.make_request(PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE)
+    more: dict[str, Any] = {
+        "seq_length_tokens": options.seq_length,
+        "attention": attention,
+        "mlm_head": mlm_head,
+    }
+    configs = tuple(
+        settings_of_step(one, device, **more, **step) for one in named.values()
+    )
+    asked = opt.make_request(
+        PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE
+    )
     target = find_target(asked)
     with progress("estimate") as update:
         answer, rejected = predict(asked, target, what_if=what_if, update=update)
-    unfit = {name for name, error in rejected.items() if isinstance(error, ExceedsMemory)}
+    unfit = {
+        name for name, error in rejected.items() if isinstance(error, ExceedsMemory)
+    }
     probe = command(
-        "probe", model=[text for text, one in named.items() if one.name not in unfit], data=data or "DIR",
-        memory=memory_bytes and exact_bytes(memory_bytes), device=device if device == "cpu" else None,
-        seq_length=options.seq_length, **step, ranks=ranks if ranks > 1 else None,
-        max_micro_batch_size=options.max_micro_batch_size, accumulate=accumulate,
-    )  # fmt: skip
-    unlike = ["the sparse head"] * (mlm_head != "sparse") + ["its own choice of attention"] * (attention != "auto")
+        "probe",
+        model=[text for text, one in named.items() if one.name not in unfit],
+        data=data or "DIR",
+        memory=memory_bytes and exact_bytes(memory_bytes),
+        device=device if device == "cpu" else None,
+        seq_length=options.seq_length,
+        **step,
+        ranks=ranks if ranks > 1 else None,
+        max_micro_batch_size=options.max_micro_batch_size,
+        accumulate=accumulate,
+    )
+    unlike = ["the sparse head"] * (mlm_head != "sparse") + [
+        "its own choice of attention"
+    ] * (attention != "auto")
     if unlike:  # probe has no such options
         probe += f"  # measures {' and '.join(unlike)}"
     if as_json:
@@ -150,8 +284,15 @@ def estimate(
     elif text := estimate_text(answer, probe):
         print(text)
     if rejected:
-        errors, run = list(rejected.values()), f"Measure it on the target machine: {probe}"
-        steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
-        errors[0].message = "\n".join(error.message for error in errors)  # with the exit code of the first
+        errors, run = (
+            list(rejected.values()),
+            f"Measure it on the target machine: {probe}",
+        )
+        steps = [
+            run if isinstance(error, CannotTrace) else error.next_step
+            for error in errors
+        ]
+        # With the exit code of the first.
+        errors[0].message = "\n".join(error.message for error in errors)
         errors[0].next_step = "\n  ".join(dict.fromkeys(steps))
         raise errors[0]

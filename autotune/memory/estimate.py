@@ -9,7 +9,12 @@ from typing import Any, Protocol
 
 from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.errors import NotCheckable
-from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, fit_memory_model, largest_micro_batch_size
+from autotune.memory.decide.memory_model import (
+    MemoryModel,
+    MemoryOverheads,
+    fit_memory_model,
+    largest_micro_batch_size,
+)
 from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.speed.values import StepWork
@@ -69,9 +74,13 @@ class AnyTraceRequest(Protocol):
 
 
 def estimate_model(
-    request: AnyTraceRequest, machine: Machine, budget_bytes: float, overheads: MemoryOverheads, *,
+    request: AnyTraceRequest,
+    machine: Machine,
+    budget_bytes: float,
+    overheads: MemoryOverheads,
+    *,
     max_micro_batch_size: int,
-) -> MemoryEstimate:  # fmt: skip
+) -> MemoryEstimate:
     """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
     Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at other sizes; ``BadInput`` if invalid.
@@ -79,42 +88,75 @@ def estimate_model(
     fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
     for number in range(MOST_ROUNDS):
         # A single sequence is a view; several are copied.
-        rows = max(2, largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size))
-        if any(abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces):
+        rows = max(
+            2,
+            largest_micro_batch_size(
+                fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size
+            ),
+        )
+        if any(
+            abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces
+        ):
             break
         below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
         fit, traces, told = _extended(request, machine, traces, (*below, rows))
-    most = largest_micro_batch_size(fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size)
-    return MemoryEstimate(fit=fit, max_micro_batch_size=most, works=tuple(trace.work for trace in traces), **told)
+    most = largest_micro_batch_size(
+        fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size
+    )
+    return MemoryEstimate(
+        fit=fit,
+        max_micro_batch_size=most,
+        works=tuple(trace.work for trace in traces),
+        **told,
+    )
 
 
 def _extended(
-    request: AnyTraceRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
+    request: AnyTraceRequest,
+    machine: Machine,
+    traces: tuple[Trace, ...],
+    rows: tuple[int, ...],
 ) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
     """Trace further sizes; return the memory model of all traces like the largest, these traces, and model facts."""
     for shift in range(SHIFTS):
         known = {trace.micro_batch_size for trace in traces}
         sizes = dict.fromkeys(one + shift for one in rows)
-        found = _traced(request, machine, tuple(one for one in sizes if one not in known))
+        found = _traced(
+            request, machine, tuple(one for one in sizes if one not in known)
+        )
         traces = (*traces, *(Trace.of(one) for one in found["traces"]))
         largest = max(traces, key=lambda trace: trace.micro_batch_size)
-        alike = [trace for trace in traces if trace is largest or fit_memory_model((trace, largest)) is not None]
+        alike = [
+            trace
+            for trace in traces
+            if trace is largest or fit_memory_model((trace, largest)) is not None
+        ]
         fit = fit_memory_model(alike)
         if fit is not None and len(alike) > 1:
             break
     else:
         raise _cannot(request, "its allocations change order with the micro-batch size")
-    told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
+    told = {
+        name: found[name] for name in ("parameters", "attention", "attention_reason")
+    }
     return fit, tuple(alike), told
 
 
 def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
     """Return the kernels of a step at its settings' micro-batch size; raise ``CannotTrace`` or ``BadInput``."""
-    return Trace.of(_traced(request, machine, (request.config.micro_batch_size,))["traces"][0]).work
+    return Trace.of(
+        _traced(request, machine, (request.config.micro_batch_size,))["traces"][0]
+    ).work
 
 
-def _traced(request: AnyTraceRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
-    outcome = machine.run(request.model_copy(update={"sizes": list(rows)}).trial(timeout_s=TRACE_TIMEOUT_S))
+def _traced(
+    request: AnyTraceRequest, machine: Machine, rows: tuple[int, ...]
+) -> Mapping[str, Any]:
+    outcome = machine.run(
+        request.model_copy(update={"sizes": list(rows)}).trial(
+            timeout_s=TRACE_TIMEOUT_S
+        )
+    )
     if isinstance(outcome, Measured):
         return outcome.figures
     if isinstance(outcome, TimedOut):
@@ -124,21 +166,31 @@ def _traced(request: AnyTraceRequest, machine: Machine, rows: tuple[int, ...]) -
 
 def _cannot(request: AnyTraceRequest, why: str) -> CannotTrace:
     what = f"the memory of {request.name!r} cannot be predicted: {why}"
-    return CannotTrace(what, next_step="Measure it on the machine that will train: autotune probe")
+    return CannotTrace(
+        what, next_step="Measure it on the machine that will train: autotune probe"
+    )
 
 
-def assumed_contents(vocab_size: int, layout: Layout, seq_length_tokens: int) -> SequenceContents:
+def assumed_contents(
+    vocab_size: int, layout: Layout, seq_length_tokens: int
+) -> SequenceContents:
     """Return the assumptions without a dataset: packed sequences are nearly full, others hold one unpadded sample."""
     packed = layout == "packed"
     return SequenceContents(
-        vocab_size=vocab_size, special_ids=DEFAULT_SPECIAL_IDS, dataset_hash=None,
-        mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0) * seq_length_tokens,
-        mean_samples=1.0,  # so that a global batch of 256 samples is one of 256 sequences, as BERT's was
+        vocab_size=vocab_size,
+        special_ids=DEFAULT_SPECIAL_IDS,
+        dataset_hash=None,
+        mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0)
+        * seq_length_tokens,
+        # So that a global batch of 256 samples is one of 256 sequences, as BERT's was.
+        mean_samples=1.0,
         documents=DOCUMENTS_PER_PACKED_SEQUENCE if packed else 1.0,
-    )  # fmt: skip
+    )
 
 
-def sequence_contents(data: Path | None, vocab_size: int, config: TrainConfig) -> SequenceContents:
+def sequence_contents(
+    data: Path | None, vocab_size: int, config: TrainConfig
+) -> SequenceContents:
     """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
     if data is None:
         return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
@@ -148,11 +200,25 @@ def sequence_contents(data: Path | None, vocab_size: int, config: TrainConfig) -
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
     """Return the contents of a dataset's sequences, from a sample of it; raise ``TrainerError`` if it is no dataset."""
-    any_model = ModelSettings(name="any", config={"model_type": "bert"})  # sequences do not depend on it
-    rows, manifest = _laid_out(data, TrainConfig(model=any_model, layout=layout, seq_length_tokens=seq_length_tokens))
-    said = {name: getattr(manifest, name) for name in ("vocab_size", "special_ids", "dataset_hash")}
-    said |= {name: getattr(rows, name) for name in ("mean_non_padding_tokens", "mean_samples")}
-    return SequenceContents(documents=rows.most_documents if layout == "packed" else 1.0, **said)
+    # Sequences do not depend on it.
+    any_model = ModelSettings(name="any", config={"model_type": "bert"})
+    rows, manifest = _laid_out(
+        data,
+        TrainConfig(
+            model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
+        ),
+    )
+    said = {
+        name: getattr(manifest, name)
+        for name in ("vocab_size", "special_ids", "dataset_hash")
+    }
+    said |= {
+        name: getattr(rows, name)
+        for name in ("mean_non_padding_tokens", "mean_samples")
+    }
+    return SequenceContents(
+        documents=rows.most_documents if layout == "packed" else 1.0, **said
+    )
 
 
 def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Manifest]:
@@ -167,8 +233,18 @@ def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
         packed = profile.train.layout == "packed"
         source = "dataset not found" if packed else "one sample per sequence"
         tokens = profile.mean_tokens_per_sequence
-        return SequenceMeans(non_padding_tokens=tokens, samples=None if packed else 1.0, source=source)
+        return SequenceMeans(
+            non_padding_tokens=tokens, samples=None if packed else 1.0, source=source
+        )
     found, manifest = _laid_out(directory, profile.train)
     other = manifest.dataset_hash != profile.fingerprint.dataset_hash
-    source = "a different dataset from the profile's" if other else "a sample of the dataset's sequences"
-    return SequenceMeans(non_padding_tokens=found.mean_non_padding_tokens, samples=found.mean_samples, source=source)
+    source = (
+        "a different dataset from the profile's"
+        if other
+        else "a sample of the dataset's sequences"
+    )
+    return SequenceMeans(
+        non_padding_tokens=found.mean_non_padding_tokens,
+        samples=found.mean_samples,
+        source=source,
+    )

@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime
-from autotune.memory.decide.batch_search import MAX_FAILURES, PAGE_BYTES, Prediction, SizeTrial, bracket, next_size
+from autotune.memory.decide.batch_search import (
+    MAX_FAILURES,
+    PAGE_BYTES,
+    Prediction,
+    SizeTrial,
+    bracket,
+    next_size,
+)
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Contaminated, Crashed, Measured, Outcome, OutOfMemory, Trial
+from autotune.trials.values import (
+    Contaminated,
+    Crashed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    Trial,
+)
 
 CLOSE_BYTES = 2**20
 """Usual difference between processes that run the same size."""
@@ -56,11 +70,23 @@ class SizeSearch(abc.ABC):
         """Try sizes until the largest is verified on both sides."""
         budget = self.budget_bytes
         while True:
-            size = next_size(self.tried, budget, self.max_size, self.prediction, PAGE_BYTES if self.on_gpu else 0)
+            size = next_size(
+                self.tried,
+                budget,
+                self.max_size,
+                self.prediction,
+                PAGE_BYTES if self.on_gpu else 0,
+            )
             if size is None:
                 size = bracket(self.tried).feasible_max
-                peaks = [one.peak_bytes for one in self.tried if one.micro_batch_size == size and one.fits]
-                close = self.verified_twice or (bool(peaks) and budget - (peaks[0] or 0) < self.close_bytes)
+                peaks = [
+                    one.peak_bytes
+                    for one in self.tried
+                    if one.micro_batch_size == size and one.fits
+                ]
+                close = self.verified_twice or (
+                    bool(peaks) and budget - (peaks[0] or 0) < self.close_bytes
+                )
                 if len(peaks) != 1 or peaks[0] is None or not close:
                     return
             self.try_size(size)
@@ -70,19 +96,36 @@ class SizeSearch(abc.ABC):
         before = [one.fits for one in self.tried if one.micro_batch_size == size]
         label = self.words(size) + (f", attempt {len(before) + 1}" if before else "")
         try:
-            outcome = self.runner.run(self.trial_of(size, len(before)), f"{self.name}: {label}")
+            outcome = self.runner.run(
+                self.trial_of(size, len(before)), f"{self.name}: {label}"
+            )
         except OutOfTime as error:
             found = bracket(self.tried)
-            known = f"{self.words(found.feasible_max)} fit" if found.feasible_max else "no size is verified yet"
-            known += "" if found.infeasible_min is None else f", {found.infeasible_min} do not"
-            raise OutOfTime(f"{known}; {error.message}", next_step=error.next_step) from error
+            known = (
+                f"{self.words(found.feasible_max)} fit"
+                if found.feasible_max
+                else "no size is verified yet"
+            )
+            known += (
+                ""
+                if found.infeasible_min is None
+                else f", {found.infeasible_min} do not"
+            )
+            raise OutOfTime(
+                f"{known}; {error.message}", next_step=error.next_step
+            ) from error
         if isinstance(outcome, Measured):
             peak = self.peak_bytes_of(size, outcome)
-            self.tried.append(SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak))
+            self.tried.append(
+                SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak)
+            )
         elif isinstance(outcome, OutOfMemory):
             self.tried.append(SizeTrial(micro_batch_size=size, fits=False))
         else:
             self.failed(size, outcome)
-            if not isinstance(outcome, Crashed | Contaminated) or before.count(None) >= MAX_FAILURES - 1:
+            if (
+                not isinstance(outcome, Crashed | Contaminated)
+                or before.count(None) >= MAX_FAILURES - 1
+            ):
                 self.runner.require_measured(f"the trial {label!r}", outcome)
             self.tried.append(SizeTrial(micro_batch_size=size, fits=None))

@@ -22,7 +22,13 @@ from autotune.profiles.decide.batch_split import (
     global_batch_size_of,
     split_global_batch,
 )
-from autotune.profiles.store import keep_workers, profile_paths, relative_data_path, trial_log_provenance, write_profile
+from autotune.profiles.store import (
+    keep_workers,
+    profile_paths,
+    relative_data_path,
+    trial_log_provenance,
+    write_profile,
+)
 from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
@@ -44,16 +50,26 @@ def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # n
 def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> None:
     """Raise ``BadInput`` if the device has less memory, or fewer GPUs, than requested."""
     for one in requests:
-        memory_budget(site, one.memory_bytes, one.as_gpu, ranks=local_ranks(site, one.ranks))
+        memory_budget(
+            site, one.memory_bytes, one.as_gpu, ranks=local_ranks(site, one.ranks)
+        )
 
 
 def probe_models(
-    bench: Session, requests: Sequence[ProbeRequest], out: Path | None, ends_s: float | None = None
+    bench: Session,
+    requests: Sequence[ProbeRequest],
+    out: Path | None,
+    ends_s: float | None = None,
 ) -> list[ProbedModel]:
     """Probe each model, and write its profile, to the file or directory ``out``, before the next one is probed."""
-    paths = profile_paths(out, [request.config.model.name for request in requests], bench.site.name)
+    paths = profile_paths(
+        out, [request.config.model.name for request in requests], bench.site.name
+    )
     pairs = zip(requests, paths, strict=True)
-    return [probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s) for request, path in pairs]
+    return [
+        probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s)
+        for request, path in pairs
+    ]
 
 
 def prepare(bench: Session, request: ProbeRequest) -> Probe:
@@ -76,32 +92,60 @@ def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
     """Return a probe completed with the defaults of this site, without statistics of the dataset."""
     site, gpu, config = bench.site, bench.site.gpu, request.config
     together = local_ranks(site, request.ranks)
-    expected = expected_on_gpu(gpu.compute_capability, together, site.cuda_bytes) if gpu else expected_on_cpu()
-    defaults = {"layout": default_layout(config.model), "precision": default_precision(site.device)}
-    settled: dict[str, Any] = {name: one for name, one in defaults.items() if name not in config.model_fields_set}
+    expected = (
+        expected_on_gpu(gpu.compute_capability, together, site.cuda_bytes)
+        if gpu
+        else expected_on_cpu()
+    )
+    defaults = {
+        "layout": default_layout(config.model),
+        "precision": default_precision(site.device),
+    }
+    settled: dict[str, Any] = {
+        name: one
+        for name, one in defaults.items()
+        if name not in config.model_fields_set
+    }
     settled |= {"device": site.device, "global_batch_tokens": None}
     if config.compile is None:
-        settled["compile"] = site.device == "cuda" and missing_for_compile("cuda") is None
+        settled["compile"] = (
+            site.device == "cuda" and missing_for_compile("cuda") is None
+        )
     return Probe(
-        request=request, config=config.model_copy(update=settled), manifest=bench.manifest,
-        memory_budget_bytes=memory_budget(site, request.memory_bytes, request.as_gpu, ranks=together),
-        device_used_before_bytes=bench.used_before(together), local_ranks=together,
+        request=request,
+        config=config.model_copy(update=settled),
+        manifest=bench.manifest,
+        memory_budget_bytes=memory_budget(
+            site, request.memory_bytes, request.as_gpu, ranks=together
+        ),
+        device_used_before_bytes=bench.used_before(together),
+        local_ranks=together,
         expected=expected if request.traced else None,
-    )  # fmt: skip
+    )
 
 
 def probe_one(
-    bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
+    bench: Session,
+    probe: Probe,
+    path: Path,
+    traced: MemoryEstimate | None = None,
+    budget_ends_s: float | None = None,
 ) -> ProbedModel:
     """Probe one model and write its profile; raise ``OutOfTime`` after ``budget_ends_s``, in seconds since 1970."""
     check_writable(path.parent)
     profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
     profile = keep_workers(profile, path)
-    return ProbedModel(path=path, previous=write_profile(path, profile), profile=profile, trials=trials)
+    return ProbedModel(
+        path=path, previous=write_profile(path, profile), profile=profile, trials=trials
+    )
 
 
 def profile_of_probe(
-    bench: Session, probe: Probe, path: Path, traced: MemoryEstimate | None = None, budget_ends_s: float | None = None
+    bench: Session,
+    probe: Probe,
+    path: Path,
+    traced: MemoryEstimate | None = None,
+    budget_ends_s: float | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model; return its profile, not yet written to ``path``, and the trials."""
     model, request = probe.config.model, probe.request
@@ -110,18 +154,25 @@ def profile_of_probe(
         runner = bench.runner(report_directory(path, request.reports), here, update, 12)
         runner.budget_ends_s = budget_ends_s
         train, found = probe_model(probe, runner, traced)
-    data = DataSettings(path=relative_data_path(request.data, path), dataset_hash=bench.manifest.dataset_hash)
+    data = DataSettings(
+        path=relative_data_path(request.data, path),
+        dataset_hash=bench.manifest.dataset_hash,
+    )
     profile = Profile(
         train=train.model_copy(update={"data": data}),
         constraints=Constraints(
-            memory_budget_bytes=probe.memory_budget_bytes, headroom_share=request.headroom_share,
+            memory_budget_bytes=probe.memory_budget_bytes,
+            headroom_share=request.headroom_share,
             global_batch_tokens=probe.global_batch_tokens,
         ),
         fingerprint=here,
         provenance=Provenance(
-            tool_version=__version__, created_utc=utc_now(), commands=["probe"], slurm_job_id=bench.site.slurm.job_id,
+            tool_version=__version__,
+            created_utc=utc_now(),
+            commands=["probe"],
+            slurm_job_id=bench.site.slurm.job_id,
             **trial_log_provenance(runner, here, train.seq_length_tokens),
         ),
         evidence=Evidence(probe=found),
-    )  # fmt: skip
+    )
     return profile, tuple(runner.finished)

@@ -7,7 +7,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from autotune.base.interval import SHOWN_CONFIDENCE, Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat
+from autotune.base.interval import (
+    SHOWN_CONFIDENCE,
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
 from autotune.plan.values import PlanFigure
 from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.values import JobName, TrialRequest
@@ -70,25 +77,38 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, terms by number."""
-        number = {term: index for index, term in enumerate(sorted({one.term for one in self.allocations}))}
+        number = {
+            term: index
+            for index, term in enumerate(sorted({one.term for one in self.allocations}))
+        }
         return {
-            "work": self.work.to_json(), "predicted_tokens": self.predicted_tokens, "terms": list(number),
+            "work": self.work.to_json(),
+            "predicted_tokens": self.predicted_tokens,
+            "terms": list(number),
             "sizes_bytes": [one.size_bytes for one in self.allocations],
             "term_of": [number[one.term] for one in self.allocations],
-            "streams": [one.stream for one in self.allocations], "events": list(self.events),
+            "streams": [one.stream for one in self.allocations],
+            "events": list(self.events),
             "repeats_from": self.repeats_from,
-        }  # fmt: skip
+        }
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "Trace":
         """Read the result of ``to_json``; of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``."""
         terms: Sequence[str] = value["terms"]
-        made = zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
+        made = zip(
+            value["sizes_bytes"], value["term_of"], value["streams"], strict=True
+        )
         return cls(
-            work=StepWork.of(value["work"]), predicted_tokens=value["predicted_tokens"],
-            allocations=tuple(Allocation(size_bytes=size, term=terms[term], stream=on) for size, term, on in made),
-            events=tuple(value["events"]), repeats_from=value["repeats_from"],
-        )  # fmt: skip
+            work=StepWork.of(value["work"]),
+            predicted_tokens=value["predicted_tokens"],
+            allocations=tuple(
+                Allocation(size_bytes=size, term=terms[term], stream=on)
+                for size, term, on in made
+            ),
+            events=tuple(value["events"]),
+            repeats_from=value["repeats_from"],
+        )
 
 
 class StepRequest(TrialRequest):
@@ -193,7 +213,14 @@ class ProbeEvidence(StrictTable):
 
     def promised(self, rows: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch; None if it was not measured."""
-        return next((one for one in (self.sustained, *self.curve) if one and one.micro_batch_size == rows), None)
+        return next(
+            (
+                one
+                for one in (self.sustained, *self.curve)
+                if one and one.micro_batch_size == rows
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from autotune.console.options import Bandwidth, SweepOptions, batch_tokens, duration, flag, grouped, option, time_limit
+from autotune.console.options import (
+    Bandwidth,
+    SweepOptions,
+    batch_tokens,
+    duration,
+    flag,
+    grouped,
+    option,
+    time_limit,
+)
 from autotune.console.slurm_job import JobOptions, JobRequest, profile_job
 from autotune.errors import UsageError
 
@@ -14,22 +23,38 @@ DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 
 @grouped
 def network(
-    context: typer.Context, *, sweep: SweepOptions,
+    context: typer.Context,
+    *,
+    sweep: SweepOptions,
     nodes: Annotated[
         str | None,
-        option("N[,N]...", f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict."),
+        option(
+            "N[,N]...",
+            f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict.",
+        ),
     ] = None,
     time_limit_s: Annotated[float, time_limit("15min")] = 900.0,
     predict: Annotated[
-        bool, flag("--predict", "Predict tokens/s per node count, and measure the counts that this job has.")
+        bool,
+        flag(
+            "--predict",
+            "Predict tokens/s per node count, and measure the counts that this job has.",
+        ),
     ] = False,
     bandwidth: Bandwidth = None,
     latency_s: Annotated[
-        float, duration("--latency", "25us", "Latency assumed with --bandwidth.", 25e-6, advanced=True)
+        float,
+        duration(
+            "--latency",
+            "25us",
+            "Latency assumed with --bandwidth.",
+            25e-6,
+            advanced=True,
+        ),
     ] = 25e-6,
     global_batch_tokens: Annotated[int | None, batch_tokens("the profile's")] = None,
     job: JobOptions,
-) -> None:  # fmt: skip
+) -> None:
     """Find the fastest gradient synchronisation.
 
     Measures links and steps, and writes the fastest into the profile. --predict predicts scaling at the same global
@@ -43,9 +68,15 @@ def network(
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
     counts = _counts(nodes, several=predict)
-    for name, is_set in {"--bandwidth": bandwidth, "--global-batch-tokens": global_batch_tokens}.items():
+    for name, is_set in {
+        "--bandwidth": bandwidth,
+        "--global-batch-tokens": global_batch_tokens,
+    }.items():
         if is_set is not None and not predict:
-            raise UsageError(f"{name} requires --predict", next_step=f"Add --predict, or remove {name}")
+            raise UsageError(
+                f"{name} requires --predict",
+                next_step=f"Add --predict, or remove {name}",
+            )
     stored = read_profile(sweep.profile)
     profile, model = stored.profile, stored.profile.train.model.name
     if predict:
@@ -54,36 +85,70 @@ def network(
             raise UsageError(what, next_step="Add --nodes 1,2,4")
         counts = counts or _counts(DEFAULT_NODES, several=True)
         asked = JobRequest(
-            name=f"network-predict-{model}", purpose=f"Measures {model} on up to {max(counts)} nodes.",
-            trial_log=str(report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY),
-            expected_minutes=1 + 1.5 * len(counts), trial_timeout_s=sweep.trial_timeout_s, nodes=max(counts),
-            ranks=sweep.ranks or ranks_of(profile), on_gpus=profile.train.device == "cuda",
-            cpus=profile.fingerprint.allotted_cpus, with_srun=False, reports=job.reports,
-        )  # fmt: skip
+            name=f"network-predict-{model}",
+            purpose=f"Measures {model} on up to {max(counts)} nodes.",
+            trial_log=str(
+                report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY
+            ),
+            expected_minutes=1 + 1.5 * len(counts),
+            trial_timeout_s=sweep.trial_timeout_s,
+            nodes=max(counts),
+            ranks=sweep.ranks or ranks_of(profile),
+            on_gpus=profile.train.device == "cuda",
+            cpus=profile.fingerprint.allotted_cpus,
+            with_srun=False,
+            reports=job.reports,
+        )
         if job.submitted(context, asked):
             return
-        assumed = None if bandwidth is None else Assumed(bits_per_s=bandwidth, latency_s=latency_s)
-        known = known_of(profile, assumed=assumed, ranks_per_node=sweep.ranks, global_batch_tokens=global_batch_tokens)
+        assumed = (
+            None
+            if bandwidth is None
+            else Assumed(bits_per_s=bandwidth, latency_s=latency_s)
+        )
+        known = known_of(
+            profile,
+            assumed=assumed,
+            ranks_per_node=sweep.ranks,
+            global_batch_tokens=global_batch_tokens,
+        )
         scaled = scale_profile(
-            stored, known, counts, data=sweep.data, reports=job.reports, trial_timeout_s=sweep.trial_timeout_s
+            stored,
+            known,
+            counts,
+            data=sweep.data,
+            reports=job.reports,
+            trial_timeout_s=sweep.trial_timeout_s,
         )
         print(answer_json(scaled) if job.as_json else scaling_text(scaled))
         return
     require_local_probe(stored)
     request = sweep.request(stored, job.reports, time_limit_s)
     count = counts[0] if counts else None
-    purpose = f"Measures the network between nodes, and how {model} trains best over it."
+    purpose = (
+        f"Measures the network between nodes, and how {model} trains best over it."
+    )
     asked = profile_job("network", purpose, stored, request)
-    if job.submitted_or_rejected(context, replace(asked, nodes=count or 2, with_srun=False)):
+    if job.submitted_or_rejected(
+        context, replace(asked, nodes=count or 2, with_srun=False)
+    ):
         return
     measured, _ = tune_network(stored, request, count or nodes_here())
-    print(answer_json(measured) if job.as_json else network_text(measured, sweep.profile))
+    print(
+        answer_json(measured) if job.as_json else network_text(measured, sweep.profile)
+    )
 
 
 def _counts(nodes: str | None, *, several: bool) -> list[int]:
     parts = [] if nodes is None else [part.strip() for part in nodes.split(",")]
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--nodes {nodes!r} is not a list of node counts", next_step="Write --nodes 1,2,4")
+        raise UsageError(
+            f"--nodes {nodes!r} is not a list of node counts",
+            next_step="Write --nodes 1,2,4",
+        )
     if len(parts) > 1 and not several:
-        raise UsageError(f"--nodes {nodes!r} requires --predict", next_step="Add --predict, or write --nodes 2")
+        raise UsageError(
+            f"--nodes {nodes!r} requires --predict",
+            next_step="Add --predict, or write --nodes 2",
+        )
     return sorted({int(part) for part in parts})

@@ -12,8 +12,19 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import ratio_of
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
-from autotune.network.decide.scaling_model import Load, PredictedStep, ScalingModel, gradient_syncs, predict
-from autotune.network.decide.step_model import all_reduce_factor, compute_of, computed_s, step_time
+from autotune.network.decide.scaling_model import (
+    Load,
+    PredictedStep,
+    ScalingModel,
+    gradient_syncs,
+    predict,
+)
+from autotune.network.decide.step_model import (
+    all_reduce_factor,
+    compute_of,
+    computed_s,
+    step_time,
+)
 from autotune.network.values import (
     MIB,
     ComputeEvidence,
@@ -30,10 +41,21 @@ from autotune.network.values import (
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
 from autotune.trials.runner import Rounds, TrialRunner, check_loss
-from autotune.trials.values import GradientSyncFigures, LinkFigures, Measured, Outcome, Trial, TrialRequest, describe
+from autotune.trials.values import (
+    GradientSyncFigures,
+    LinkFigures,
+    Measured,
+    Outcome,
+    Trial,
+    TrialRequest,
+    describe,
+)
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
-SIZES_BYTES = {device: [2**exponent for exponent in range(12, end, 2)] for device, end in (("cpu", 27), ("cuda", 29))}
+SIZES_BYTES = {
+    device: [2**exponent for exponent in range(12, end, 2)]
+    for device, end in (("cpu", 27), ("cuda", 29))
+}
 """From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their bandwidth only beyond 64 MiB."""
 REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, SYNC_STEPS = 8, 6
@@ -90,28 +112,52 @@ class MeasuredGradientSync:
     @property
     def step_s(self) -> float | None:
         """Median step time with all micro-batches of the global batch; None without measurements."""
-        steps = [second + self.further_s for one in self.figures for second in one.step_s]
+        steps = [
+            second + self.further_s for one in self.figures for second in one.step_s
+        ]
         return statistics.median(steps) if steps else None
 
     def rates(self) -> list[float]:
         """Return non-padding tokens/s of the median step of each round."""
-        return [self.non_padding_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
+        return [
+            self.non_padding_tokens / (statistics.median(one.step_s) + self.further_s)
+            for one in self.figures
+        ]
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> GradientSyncRow:
         """Return the candidate's row in the profile."""
         step_s = self.step_s
-        waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
-        waiting = None if step_s is None or not waits else min(1.0, statistics.median_high(waits) / step_s)
-        further = max(0, self.candidate.split.gradient_accumulation_steps - MOST_MICRO_BATCHES)
+        waits = [
+            figures.communication_s
+            for figures in self.figures
+            if figures.communication_s is not None
+        ]
+        waiting = (
+            None
+            if step_s is None or not waits
+            else min(1.0, statistics.median_high(waits) / step_s)
+        )
+        further = max(
+            0, self.candidate.split.gradient_accumulation_steps - MOST_MICRO_BATCHES
+        )
         return GradientSyncRow(
-            **self.candidate.settings(ranks_per_node), predicted_step_s=self.candidate.time.step_s, step_s=step_s,
-            steps=sum(len(figures.step_s) for figures in self.figures), outcome=self.outcome,
+            **self.candidate.settings(ranks_per_node),
+            predicted_step_s=self.candidate.time.step_s,
+            step_s=step_s,
+            steps=sum(len(figures.step_s) for figures in self.figures),
+            outcome=self.outcome,
             tokens_per_s=None if step_s is None else self.non_padding_tokens / step_s,
-            compute_share=None if waiting is None else 1 - waiting, communication_share=waiting,
-            peak_bytes=max((figures.peak_bytes for figures in self.figures if figures.peak_bytes), default=None),
-            added_micro_batches=further if self.figures else 0, ratio_to_default=ratio.value if ratio else None,
-            ratio_low=ratio.low if ratio else None, ratio_high=ratio.high if ratio else None,
-        )  # fmt: skip
+            compute_share=None if waiting is None else 1 - waiting,
+            communication_share=waiting,
+            peak_bytes=max(
+                (figures.peak_bytes for figures in self.figures if figures.peak_bytes),
+                default=None,
+            ),
+            added_micro_batches=further if self.figures else 0,
+            ratio_to_default=ratio.value if ratio else None,
+            ratio_low=ratio.low if ratio else None,
+            ratio_high=ratio.high if ratio else None,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,8 +185,12 @@ class NetworkTuning:
         """Measure links, steps without synchronisation, the loss if 16 bits may pay, and the best candidates."""
         self.measure_links()
         self.measure_compute()
-        plain, halved = (self.candidates(sixteen_bit=sixteen_bit) for sixteen_bit in (False, True))
-        plain_s, halved_s = (min(one.time.step_s for one in group) for group in (plain, halved))
+        plain, halved = (
+            self.candidates(sixteen_bit=sixteen_bit) for sixteen_bit in (False, True)
+        )
+        plain_s, halved_s = (
+            min(one.time.step_s for one in group) for group in (plain, halved)
+        )
         # 16 bits change the recipe and their check takes minutes, so they must pay.
         worth = halved_s < (1 - HALVED_WORTH_SHARE) * plain_s
         self.measure(halved if worth and self.check_loss() else plain)
@@ -148,14 +198,22 @@ class NetworkTuning:
     def measure_links(self) -> None:
         """Measure all-reduces and matmuls."""
         sizes = SIZES_BYTES[self.request.config.device]
-        trial = self._asked(LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS)
+        trial = self._asked(
+            LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS
+        )
         outcome = self.reading.run(trial, "links")
-        self.links = links = LinkFigures.of(self.runner.require_measured("network links", outcome))
+        self.links = links = LinkFigures.of(
+            self.runner.require_measured("network links", outcome)
+        )
         self.trees = trees = links.backend.startswith("nccl")
         if links.within:
-            self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
+            self.fits["within nodes"] = fit_link(
+                links.within, links.ranks_per_node, "within nodes", trees=trees
+            )
         if links.between:
-            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=trees)
+            self.fits["between nodes"] = fit_link(
+                links.between, links.nodes, trees=trees
+            )
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         self.slowdown_share = links.slowdown_share
 
@@ -164,10 +222,15 @@ class NetworkTuning:
         fits = {scope: fit.link for scope, fit in self.fits.items()}
         within = fits.get("within nodes")
         return Network(
-            nodes=self.request.nodes, ranks_per_node=self.request.ranks_per_node,
-            between=fits.get("between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)), within=within,
-            trees=self.trees, all_reduce_factor=self.all_reduce_factor,
-        )  # fmt: skip
+            nodes=self.request.nodes,
+            ranks_per_node=self.request.ranks_per_node,
+            between=fits.get(
+                "between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)
+            ),
+            within=within,
+            trees=self.trees,
+            all_reduce_factor=self.all_reduce_factor,
+        )
 
     def measure_compute(self) -> None:
         """Measure steps without synchronisation, at the profile's micro-batch size and at half of it."""
@@ -175,33 +238,54 @@ class NetworkTuning:
         whole = self.steps(rows)
         fixed_s, whole_s = 0.0, computed_s(whole)
         if rows > 1:
-            sequence_s = (whole_s - computed_s(self.steps(rows // 2))) / (rows - rows // 2)
+            sequence_s = (whole_s - computed_s(self.steps(rows // 2))) / (
+                rows - rows // 2
+            )
             fixed_s = min(max(0.0, whole_s - rows * sequence_s), whole_s)
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
         """Return the workload: the measured compute and the global batch."""
         assert self.compute is not None
-        asked, compute = self.request, replace(self.compute.of_rank, slowdown_share=self.slowdown_share)
+        asked, compute = (
+            self.request,
+            replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
+        )
         return Load(
-            compute=compute, global_batch_size=asked.config.global_batch_size,
-            tokens_per_sequence=asked.tokens_per_sequence, max_micro_batch_size=asked.max_micro_batch_size,
-        )  # fmt: skip
+            compute=compute,
+            global_batch_size=asked.config.global_batch_size,
+            tokens_per_sequence=asked.tokens_per_sequence,
+            max_micro_batch_size=asked.max_micro_batch_size,
+        )
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
         """Return the default, then the predicted best of each strategy and dtype, the fastest first."""
         load, network, default = self.load(), self.network(), self.default()
         by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
         two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
-        strategies = [one for one in self.request.strategies if one != "hsdp" or two_levels]
-        for one in gradient_syncs(sixteen_bit=sixteen_bit, strategies=strategies, half=self.request.half):
-            predicted, kind = predict(load, network, one), (one.strategy, one.gradient_dtype, one.shard_within_nodes)
+        strategies = [
+            one for one in self.request.strategies if one != "hsdp" or two_levels
+        ]
+        for one in gradient_syncs(
+            sixteen_bit=sixteen_bit, strategies=strategies, half=self.request.half
+        ):
+            predicted, kind = (
+                predict(load, network, one),
+                (one.strategy, one.gradient_dtype, one.shard_within_nodes),
+            )
             before = by_kind.get(kind)
-            if predicted and (before is None or predicted.time.step_s < 0.995 * before.time.step_s):
+            if predicted and (
+                before is None or predicted.time.step_s < 0.995 * before.time.step_s
+            ):
                 by_kind[kind] = predicted
         ranked = sorted(by_kind.values(), key=lambda one: one.time.step_s)
-        fastest = {one.sync.strategy: one for one in reversed(ranked)}  # one of each strategy is kept, for the report
-        kept = [one for number, one in enumerate(ranked) if number < CANDIDATES or one is fastest[one.sync.strategy]]
+        # One of each strategy is kept, for the report.
+        fastest = {one.sync.strategy: one for one in reversed(ranked)}
+        kept = [
+            one
+            for number, one in enumerate(ranked)
+            if number < CANDIDATES or one is fastest[one.sync.strategy]
+        ]
         same = default.sync, default.split
         return [default, *(one for one in kept if (one.sync, one.split) != same)]
 
@@ -209,7 +293,9 @@ class NetworkTuning:
         """Return the trainer's default: DDP at the probed micro-batch size."""
         config = self.request.config
         sync = GradientSync(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
-        split = split_global_batch(config.global_batch_size, config.micro_batch_size, self.request.ranks)
+        split = split_global_batch(
+            config.global_batch_size, config.micro_batch_size, self.request.ranks
+        )
         found = predict(self.load(), self.network(), sync, [split])
         assert found is not None
         return found
@@ -220,8 +306,12 @@ class NetworkTuning:
         names = "fp32 gradients", f"{half} gradients"
 
         def train(name: str) -> Outcome:
-            sync = replace(default.sync, gradient_dtype="fp32" if name == names[0] else half)
-            trial = self._trial(sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS)
+            sync = replace(
+                default.sync, gradient_dtype="fp32" if name == names[0] else half
+            )
+            trial = self._trial(
+                sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS
+            )
             return self.reading.run(trial, f"equal loss, {sync.gradient_dtype}")
 
         verdict = check_loss(names, train)
@@ -231,9 +321,15 @@ class NetworkTuning:
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
         """Measure rounds of all candidates that still run, until the budget is used up or three rounds are done."""
         load, network = self.load(), self.network()
-        further = [further_s(load.compute, one.split, one.sync, network) for one in candidates]
+        further = [
+            further_s(load.compute, one.split, one.sync, network) for one in candidates
+        ]
         self.tried = [
-            MeasuredGradientSync(candidate=one, non_padding_tokens=load.non_padding_tokens, further_s=more_s)
+            MeasuredGradientSync(
+                candidate=one,
+                non_padding_tokens=load.non_padding_tokens,
+                further_s=more_s,
+            )
             for one, more_s in zip(candidates, further, strict=True)
         ]
         try:
@@ -244,7 +340,11 @@ class NetworkTuning:
             if not self.tried[0].figures:
                 raise
         # The default's steps show how much transfers slow compute down beyond the prediction.
-        step_s, split, sync = self.tried[0].step_s, candidates[0].split, candidates[0].sync
+        step_s, split, sync = (
+            self.tried[0].step_s,
+            candidates[0].split,
+            candidates[0].sync,
+        )
         alone, rows = replace(load.compute, slowdown_share=0.0), split.micro_batch_size
         time = step_time(alone, rows, split.gradient_accumulation_steps, sync, network)
         if step_s is not None and (hidden_s := time.sync_s - time.exposed_s) > 0:
@@ -254,14 +354,19 @@ class NetworkTuning:
         """Measure steps of all candidates that ran in the round before."""
         going = [one for one in self.tried if not number or one.figures]
         trials = {
-            place: (self._trial(one.sync, one.split, SYNC_STEPS, number), f"round {number + 1}: {one.sync.name}")
+            place: (
+                self._trial(one.sync, one.split, SYNC_STEPS, number),
+                f"round {number + 1}: {one.sync.name}",
+            )
             for place, one in enumerate(one.candidate for one in going)
         }
 
         def check(place: int, outcome: Outcome, seconds: float) -> None:
             going[place].outcome = describe(outcome)
             if going[place] is self.tried[0]:
-                self.runner.require_measured("the default gradient synchronisation", outcome)
+                self.runner.require_measured(
+                    "the default gradient synchronisation", outcome
+                )
 
         def refuse(place: int, error: BadInput) -> None:
             going[place].outcome = f"rejected: {error.message}"
@@ -274,15 +379,30 @@ class NetworkTuning:
         """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
         least = 1 + WORTHWHILE_SHARE
-        faster = [(one, by) for one, by in ratios if by is not None and by.value >= least and (by.low or 0.0) > 1.0]
-        return max(faster, key=lambda found: found[1].value) if faster else (self.tried[0], None)
+        faster = [
+            (one, by)
+            for one, by in ratios
+            if by is not None and by.value >= least and (by.low or 0.0) > 1.0
+        ]
+        return (
+            max(faster, key=lambda found: found[1].value)
+            if faster
+            else (self.tried[0], None)
+        )
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
         """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does."""
         # The largest one, because the profile is also used with other numbers of ranks.
         asked, config, split = self.request, self.request.config, candidate.split
-        sizes: list[int] = [config.micro_batch_size, *range(asked.max_micro_batch_size, split.micro_batch_size - 1, -1)]
-        return next(rows for rows in sizes if split_global_batch(config.global_batch_size, rows, asked.ranks) == split)
+        sizes: list[int] = [
+            config.micro_batch_size,
+            *range(asked.max_micro_batch_size, split.micro_batch_size - 1, -1),
+        ]
+        return next(
+            rows
+            for rows in sizes
+            if split_global_batch(config.global_batch_size, rows, asked.ranks) == split
+        )
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return non-padding tokens/s over the default's, round by round; None if a round is missing."""
@@ -290,60 +410,124 @@ class NetworkTuning:
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def steps(
-        self, rows: int, micro_batches: int = 1, sync: GradientSync | None = None, *, steps: int = COMPUTE_STEPS,
+        self,
+        rows: int,
+        micro_batches: int = 1,
+        sync: GradientSync | None = None,
+        *,
+        steps: int = COMPUTE_STEPS,
         number: int = 0,
-    ) -> GradientSyncFigures:  # fmt: skip
+    ) -> GradientSyncFigures:
         """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
-        split = split_global_batch(rows * micro_batches * self.request.ranks, rows, self.request.ranks)
-        trial = self._trial(sync or GradientSync(), split, steps, number, synchronise=sync is not None)
+        split = split_global_batch(
+            rows * micro_batches * self.request.ranks, rows, self.request.ranks
+        )
+        trial = self._trial(
+            sync or GradientSync(), split, steps, number, synchronise=sync is not None
+        )
         outcome = self.reading.run(trial, label)
-        return GradientSyncFigures.of(self.runner.require_measured(f"the step '{label}'", outcome))
+        return GradientSyncFigures.of(
+            self.runner.require_measured(f"the step '{label}'", outcome)
+        )
 
     def _trial(
-        self, sync: GradientSync, split: GlobalBatchSplit, steps: int, number: int = 0, *, synchronise: bool = True,
+        self,
+        sync: GradientSync,
+        split: GlobalBatchSplit,
+        steps: int,
+        number: int = 0,
+        *,
+        synchronise: bool = True,
         **train: object,
-    ) -> Trial:  # fmt: skip
-        micro_batches, settings = min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps), self.request.config
+    ) -> Trial:
+        micro_batches, settings = (
+            min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps),
+            self.request.config,
+        )
         parallel = parallel_settings(sync, self.request.ranks_per_node)
         changes: dict[str, object] = {
             "micro_batch_size": split.micro_batch_size,
-            "global_batch_size": split.micro_batch_size * micro_batches * self.request.ranks,
-            "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,
+            "global_batch_size": split.micro_batch_size
+            * micro_batches
+            * self.request.ranks,
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+            "max_epochs": None,
             "parallel": settings.parallel.model_copy(update=parallel),
-        }  # fmt: skip
+        }
         config = settings.model_copy(update=changes | train)
-        return self._asked(GradientSyncRequest, config=config, steps=steps, synchronise=synchronise, round=number)
+        return self._asked(
+            GradientSyncRequest,
+            config=config,
+            steps=steps,
+            synchronise=synchronise,
+            round=number,
+        )
 
     def _asked(self, kind: type[TrialRequest], **fields: object) -> Trial:
         asked = kind.model_validate(
-            fields | {name: getattr(self.request, name) for name in ("nodes", "ranks_per_node")}
+            fields
+            | {
+                name: getattr(self.request, name)
+                for name in ("nodes", "ranks_per_node")
+            }
         )
-        return asked.trial(timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir)
+        return asked.trial(
+            timeout_s=self.request.trial_timeout_s, data_dir=self.request.data_dir
+        )
 
 
 def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
     """Return the settings of ``[train.parallel]`` to train with a gradient synchronisation."""
-    return sync.settings(ranks_per_node) | ({"static_graph": False} if sync.strategy == "fsdp2" else {})
+    return sync.settings(ranks_per_node) | (
+        {"static_graph": False} if sync.strategy == "fsdp2" else {}
+    )
 
 
-def further_s(compute: RankCompute, split: GlobalBatchSplit, sync: GradientSync, network: Network) -> float:
+def further_s(
+    compute: RankCompute, split: GlobalBatchSplit, sync: GradientSync, network: Network
+) -> float:
     """Return the predicted time of a step's micro-batches that are not measured, including transfers of weights."""
-    counts = split.gradient_accumulation_steps, min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
-    whole, part = (step_time(compute, split.micro_batch_size, count, sync, network) for count in counts)
+    counts = (
+        split.gradient_accumulation_steps,
+        min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps),
+    )
+    whole, part = (
+        step_time(compute, split.micro_batch_size, count, sync, network)
+        for count in counts
+    )
     return whole.step_s - part.step_s
 
 
-def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int) -> ScalingRow:
+def measured_row(
+    tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int
+) -> ScalingRow:
     """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
-    split = split_global_batch(known.load.global_batch_size, row.micro_batch_size, tuning.request.ranks)
-    sync = row.sync if row.gradient_dtype == "fp32" else replace(row.sync, gradient_dtype=tuning.request.half)
-    figures = tuning.steps(row.micro_batch_size, row.gradient_accumulation_steps, sync, steps=steps)
-    further = further_s(known.load.compute, split, sync, replace(known.network, nodes=row.nodes))
+    split = split_global_batch(
+        known.load.global_batch_size, row.micro_batch_size, tuning.request.ranks
+    )
+    sync = (
+        row.sync
+        if row.gradient_dtype == "fp32"
+        else replace(row.sync, gradient_dtype=tuning.request.half)
+    )
+    figures = tuning.steps(
+        row.micro_batch_size, row.gradient_accumulation_steps, sync, steps=steps
+    )
+    further = further_s(
+        known.load.compute, split, sync, replace(known.network, nodes=row.nodes)
+    )
     step_s = statistics.median(figures.step_s) + further
     update = {
-        "step_s": step_s, "tokens_per_s": known.load.non_padding_tokens / step_s, "efficiency_low": None,
-        "efficiency_high": None, "limit_share": None, "measured": True,
-        "added_micro_batches": max(0, row.gradient_accumulation_steps - MOST_MICRO_BATCHES),
-    }  # fmt: skip
+        "step_s": step_s,
+        "tokens_per_s": known.load.non_padding_tokens / step_s,
+        "efficiency_low": None,
+        "efficiency_high": None,
+        "limit_share": None,
+        "measured": True,
+        "added_micro_batches": max(
+            0, row.gradient_accumulation_steps - MOST_MICRO_BATCHES
+        ),
+    }
     return row.model_copy(update=update)

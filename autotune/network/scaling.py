@@ -9,9 +9,22 @@ from autotune.base.units import percent
 from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
-from autotune.network.decide.scaling_model import Load, Scaling, ScalingModel, gradient_syncs, limit_of, useful_nodes
+from autotune.network.decide.scaling_model import (
+    Load,
+    Scaling,
+    ScalingModel,
+    gradient_syncs,
+    limit_of,
+    useful_nodes,
+)
 from autotune.network.measure import ROUNDS, NetworkTuning
-from autotune.network.values import Link, Network, NetworkEvidence, RankCompute, ScalingRow
+from autotune.network.values import (
+    Link,
+    Network,
+    NetworkEvidence,
+    RankCompute,
+    ScalingRow,
+)
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.values import Profile
@@ -33,13 +46,19 @@ class Assumed:
     @property
     def link(self) -> Link:
         """Assumed link between nodes."""
-        return Link(latency_s=self.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * self.bits_per_s / 8)
+        return Link(
+            latency_s=self.latency_s,
+            bytes_per_s=ASSUMED_LINE_SHARE * self.bits_per_s / 8,
+        )
 
 
 def known_of(
-    profile: Profile, *, assumed: Assumed | None = None, ranks_per_node: int | None = None,
+    profile: Profile,
+    *,
+    assumed: Assumed | None = None,
+    ranks_per_node: int | None = None,
     global_batch_tokens: float | None = None,
-) -> ScalingModel:  # fmt: skip
+) -> ScalingModel:
     """Return the scaling model of a probed profile; arguments override the profile, ``assumed`` its measured links.
 
     Raise ``ProfileRejected`` if the profile was not probed, or was probed on a simulated GPU; ``BadInput`` if the links
@@ -48,26 +67,44 @@ def known_of(
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
         next_step = f"Probe first: {probe_command(profile, 'PROFILE.toml')}"
-        raise ProfileRejected("the profile has no probed micro-batch", next_step=next_step)
+        raise ProfileRejected(
+            "the profile has no probed micro-batch", next_step=next_step
+        )
     compute, compute_source = _compute(profile, probe)
-    network, ends, link_source = _network(profile, assumed, ranks_per_node or ranks_of(profile))
+    network, ends, link_source = _network(
+        profile, assumed, ranks_per_node or ranks_of(profile)
+    )
     tokens = global_batch_tokens
     if tokens is None and train.global_batch_samples is not None:
-        tokens = profile.constraints.global_batch_tokens  # the length of samples is in the dataset only
-    tokens = tokens or train.global_batch_tokens or train.global_batch_size * probe.mean_tokens_per_sequence
+        # The length of samples is in the dataset only.
+        tokens = profile.constraints.global_batch_tokens
+    tokens = (
+        tokens
+        or train.global_batch_tokens
+        or train.global_batch_size * probe.mean_tokens_per_sequence
+    )
     most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
         load=Load(
-            compute=compute, global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
-            tokens_per_sequence=probe.mean_tokens_per_sequence, max_micro_batch_size=max(train.micro_batch_size, most),
+            compute=compute,
+            global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
+            tokens_per_sequence=probe.mean_tokens_per_sequence,
+            max_micro_batch_size=max(train.micro_batch_size, most),
         ),
-        network=network, ends=ends, gradient_syncs=gradient_syncs(sixteen_bit=train.parallel.gradient_dtype != "fp32"),
+        network=network,
+        ends=ends,
+        gradient_syncs=gradient_syncs(
+            sixteen_bit=train.parallel.gradient_dtype != "fp32"
+        ),
         sources=(compute_source, link_source),
-    )  # fmt: skip
+    )
 
 
 def predict_scaling(
-    name: str, known: ScalingModel, counts: Sequence[int], rows_per_epoch: float | None = None
+    name: str,
+    known: ScalingModel,
+    counts: Sequence[int],
+    rows_per_epoch: float | None = None,
 ) -> Scaling:
     """Return the efficiency at each number of nodes in ``counts``, and the number of useful nodes.
 
@@ -77,27 +114,52 @@ def predict_scaling(
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         what = f"a global batch of {load.global_batch_size} sequences is too small for the ranks of {min(counts)} nodes"
-        raise BadInput(what, next_step="Use fewer --nodes, or a larger --global-batch-tokens.")
+        raise BadInput(
+            what, next_step="Use fewer --nodes, or a larger --global-batch-tokens."
+        )
     rows = []
     for one in predicted:
         limit, share = limit_of(one.time)
-        low, high = (known.efficiency(one.nodes, link) for link in known.ends) if known.ends else (None, None)
+        low, high = (
+            (known.efficiency(one.nodes, link) for link in known.ends)
+            if known.ends
+            else (None, None)
+        )
         rows.append(
             ScalingRow(
-                nodes=one.nodes, **one.settings(network.ranks_per_node), step_s=one.time.step_s,
-                tokens_per_s=one.tokens_per_s, efficiency=one.efficiency or 1.0, efficiency_low=low,
-                efficiency_high=high, limit=limit, limit_share=share, measured=False,
+                nodes=one.nodes,
+                **one.settings(network.ranks_per_node),
+                step_s=one.time.step_s,
+                tokens_per_s=one.tokens_per_s,
+                efficiency=one.efficiency or 1.0,
+                efficiency_low=low,
+                efficiency_high=high,
+                limit=limit,
+                limit_share=share,
+                measured=False,
             )
-        )  # fmt: skip
+        )
     most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
     useful = useful_nodes(known.efficiency, most)
     return Scaling(
-        name=name, global_batch_tokens=round(load.non_padding_tokens), rows=tuple(rows), useful_nodes=useful,
-        levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
-        steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_size,
-        bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
-        least_tokens_per_rank=known.least_tokens_per_rank, sources=known.sources,
-    )  # fmt: skip
+        name=name,
+        global_batch_tokens=round(load.non_padding_tokens),
+        rows=tuple(rows),
+        useful_nodes=useful,
+        levers=tuple(
+            f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)
+        ),
+        steps_per_epoch=None
+        if rows_per_epoch is None
+        else rows_per_epoch / load.global_batch_size,
+        bound=tuple(
+            (one.nodes, one.bound_efficiency)
+            for one in predicted
+            if one.bound_efficiency is not None
+        ),
+        least_tokens_per_rank=known.least_tokens_per_rank,
+        sources=known.sources,
+    )
 
 
 def ranks_of(profile: Profile) -> int:
@@ -109,21 +171,41 @@ def ranks_of(profile: Profile) -> int:
 def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     evidence = profile.evidence.network
     if evidence is not None:
-        return evidence.compute.of_rank, "compute: measured in steps without gradient synchronisation"
+        return (
+            evidence.compute.of_rank,
+            "compute: measured in steps without gradient synchronisation",
+        )
     if not probe.curve:
         what = "the profile has no throughput, because it was probed on a simulated GPU"
-        raise ProfileRejected(what, next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}")
+        raise ProfileRejected(
+            what,
+            next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}",
+        )
     if probe.parameters is None:
         next_step = f"Probe {profile.train.model.name} again: {probe_command(profile, 'PROFILE.toml')}"
-        raise BadInput("the profile has no number of parameters of the model", next_step=next_step)
+        raise BadInput(
+            "the profile has no number of parameters of the model", next_step=next_step
+        )
     # A line through the curve's ends: the constant part includes the optimizer step.
-    first, last = (pick(probe.curve, key=lambda point: point.micro_batch_size) for pick in (min, max))
+    first, last = (
+        pick(probe.curve, key=lambda point: point.micro_batch_size)
+        for pick in (min, max)
+    )
     sequence_s = last.step_s / last.micro_batch_size
     if last.micro_batch_size > first.micro_batch_size:
-        sequence_s = max(0.0, (last.step_s - first.step_s) / (last.micro_batch_size - first.micro_batch_size))
+        sequence_s = max(
+            0.0,
+            (last.step_s - first.step_s)
+            / (last.micro_batch_size - first.micro_batch_size),
+        )
     fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
-    return RankCompute(sequence_s=sequence_s, micro_batch_s=fixed_s, optimizer_step_s=0.0, gradients=gradients), (
+    return RankCompute(
+        sequence_s=sequence_s,
+        micro_batch_s=fixed_s,
+        optimizer_step_s=0.0,
+        gradients=gradients,
+    ), (
         "compute: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
     )
 
@@ -146,39 +228,67 @@ def _network(
         between, ends = measured.link, measured.ends
         source = f"links between nodes: measured on {measured.members} nodes"
         # The factor holds for the measured number of ranks per node only.
-        factor = evidence.all_reduce_factor if evidence.ranks_per_node == ranks_per_node else 1.0
+        factor = (
+            evidence.all_reduce_factor
+            if evidence.ranks_per_node == ranks_per_node
+            else 1.0
+        )
         if factor != 1.0:
             source += f"; corrected by {factor:.2f}, the measured over the predicted time of all-reduces"
     else:
         next_step = "Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit"
-        raise BadInput("the profile has no measurement of the network between nodes", next_step=next_step)
+        raise BadInput(
+            "the profile has no measurement of the network between nodes",
+            next_step=next_step,
+        )
     network = Network(
-        nodes=2, ranks_per_node=ranks_per_node, between=between, within=None if within is None else within.link,
-        trees=profile.train.device == "cuda", all_reduce_factor=factor,
-    )  # fmt: skip
+        nodes=2,
+        ranks_per_node=ranks_per_node,
+        between=between,
+        within=None if within is None else within.link,
+        trees=profile.train.device == "cuda",
+        all_reduce_factor=factor,
+    )
     return network, ends, source
 
 
 def joins_nodes(evidence: NetworkEvidence | None) -> bool:
     """Return whether links between nodes were measured."""
-    return evidence is not None and any(link.scope == "between nodes" for link in evidence.links)
+    return evidence is not None and any(
+        link.scope == "between nodes" for link in evidence.links
+    )
 
 
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
     """Return predicted rows, then measured ones with their efficiency relative to one node, measured if possible."""
     first, alone = predicted.rows[0], measured.get(1)
-    one_node = alone.tokens_per_s if alone else first.tokens_per_s / (first.nodes * first.efficiency)
-    source = () if alone else ("measured efficiency: relative to one node as predicted",)
+    one_node = (
+        alone.tokens_per_s
+        if alone
+        else first.tokens_per_s / (first.nodes * first.efficiency)
+    )
+    source = (
+        () if alone else ("measured efficiency: relative to one node as predicted",)
+    )
     rows = [
         row.model_copy(update={"efficiency": row.tokens_per_s / (nodes * one_node)})
         for nodes, row in sorted(measured.items())
     ]
-    return replace(predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *source))
+    return replace(
+        predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *source)
+    )
 
 
 TABLE_NODES = 128
 """Largest number of nodes in the scaling table of a profile."""
-_AS_MEASURED = ("nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport")
+_AS_MEASURED = (
+    "nodes",
+    "ranks_per_node",
+    "backend",
+    "interface",
+    "interface_bytes_per_s",
+    "transport",
+)
 
 
 def evidence(tuning: NetworkTuning) -> NetworkEvidence:
@@ -189,24 +299,42 @@ def evidence(tuning: NetworkTuning) -> NetworkEvidence:
     default, config, load = tuning.tried[0], tuning.request.config, tuning.load()
     more: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
     if between is not None:
-        among = gradient_syncs(sixteen_bit=tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32")
-        known = ScalingModel(load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends)
+        among = gradient_syncs(
+            sixteen_bit=tuning.fastest()[0].candidate.sync.gradient_dtype != "fp32"
+        )
+        known = ScalingModel(
+            load=load, network=tuning.network(), gradient_syncs=among, ends=between.ends
+        )
         most = min(TABLE_NODES, max(1, load.global_batch_size // links.ranks_per_node))
         powers = [2**exponent for exponent in range(most.bit_length())]
         scaling = predict_scaling(config.model.name, known, powers)
-        more |= {"scaling": [*scaling.rows], "useful_nodes": scaling.useful_nodes, "levers": [*scaling.levers]}
+        more |= {
+            "scaling": [*scaling.rows],
+            "useful_nodes": scaling.useful_nodes,
+            "levers": [*scaling.levers],
+        }
     return NetworkEvidence(
-        links=list(tuning.fits.values()), all_reduce_factor=tuning.all_reduce_factor,
+        links=list(tuning.fits.values()),
+        all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),
-        matmul_flops_per_s=list(links.matmul_flops_per_s), default_micro_batch_size=config.micro_batch_size,
-        compute=tuning.compute.model_copy(update={"slowdown_share": tuning.slowdown_share}),
+        matmul_flops_per_s=list(links.matmul_flops_per_s),
+        default_micro_batch_size=config.micro_batch_size,
+        compute=tuning.compute.model_copy(
+            update={"slowdown_share": tuning.slowdown_share}
+        ),
         gradient_syncs=[
-            one.evidence(links.ranks_per_node, None if one is default else tuning.against_default(one))
+            one.evidence(
+                links.ranks_per_node,
+                None if one is default else tuning.against_default(one),
+            )
             for one in tuning.tried
         ],
-        choice=_choice(tuning), equal_loss=tuning.equal_loss, windows=len(tuning.runner.finished),
-        seconds=round(tuning.runner.seconds, 3), **more,
-    )  # fmt: skip
+        choice=_choice(tuning),
+        equal_loss=tuning.equal_loss,
+        windows=len(tuning.runner.finished),
+        seconds=round(tuning.runner.seconds, 3),
+        **more,
+    )
 
 
 def _choice(tuning: NetworkTuning) -> str:

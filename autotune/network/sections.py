@@ -16,7 +16,10 @@ from autotune.report.values import ReportedProfile
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """Return the evidence and the next command, for the console."""
-    predict, train = command("network", profile, predict=True), command("train", profile, slurm=True)
+    predict, train = (
+        command("network", profile, predict=True),
+        command("train", profile, slurm=True),
+    )
     pairs = (("profile", (str(profile),)), ("next", (f"{predict}, or {train}",)))
     return console_text((*_measured(found, profile.stem), doc.Pairs(pairs=pairs)))
 
@@ -35,7 +38,9 @@ def scaling_text(scaled: Scaling) -> str:
         "rank and step",
         *_useful_lines(scaled.useful_nodes, scaled.levers),
     )
-    return console_text((doc.Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines)))
+    return console_text(
+        (doc.Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines))
+    )
 
 
 def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
@@ -43,34 +48,55 @@ def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     found = one.profile.evidence.network
     command = f"autotune network {one.quoted} --slurm"
     if found is None:
-        return (doc.Missing(what="Network between nodes", commands=(*probe_first(one.profile, one.path), command)),)
-    unscaled = () if found.scaling else (doc.Missing(what="Scaling to more nodes", commands=(command,)),)
+        return (
+            doc.Missing(
+                what="Network between nodes",
+                commands=(*probe_first(one.profile, one.path), command),
+            ),
+        )
+    unscaled = (
+        ()
+        if found.scaling
+        else (doc.Missing(what="Scaling to more nodes", commands=(command,)),)
+    )
     return (*unscaled, *_measured(found, one.name))
 
 
 def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
     links = table_of(
-        "Links", found.links,
+        "Links",
+        found.links,
         ("link", "l", lambda one: one.scope),
         ("members", "r", lambda one: str(one.members)),
         ("latency per hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
         ("bandwidth per direction", "r", lambda one: per_s(one.bytes_per_s)),
-        ("98 % CI", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s)),
+        (
+            "98 % CI",
+            "r",
+            lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s),
+        ),
         ("largest fit error", "r", lambda one: format_share(one.worst_error_share)),
-    )  # fmt: skip
+    )
     gradient_syncs = table_of(
-        "Gradient synchronisation", found.gradient_syncs,
+        "Gradient synchronisation",
+        found.gradient_syncs,
         ("strategy", "l", lambda row: row.sync.name),
         ("accumulation", "r", lambda row: str(row.gradient_accumulation_steps)),
         ("micro-batch", "r", lambda row: str(row.micro_batch_size)),
         ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
-        ("step measured", "r", lambda row: f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None),
+        (
+            "step measured",
+            "r",
+            lambda row: (
+                f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None
+            ),
+        ),
         ("tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
         ("compute", "r", lambda row: format_share(row.compute_share)),
         ("wait", "r", lambda row: format_share(row.communication_share)),
         ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
         ("outcome", "l", lambda row: row.outcome),
-    )  # fmt: skip
+    )
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
     tables = tuple(table for table in (links, gradient_syncs) if table.rows)
     return (*scaling, *tables, _compute(found), told(network_lines(found)))
@@ -87,7 +113,8 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
         description=f"Strong-scaling efficiency; bands: 98 % CI from the links. {shares}.",
         drawing=scaling_lines(name, rows),
         table=table_of(
-            "Data table", rows,
+            "Data table",
+            rows,
             ("nodes", "r", lambda row: str(row.nodes)),
             ("strategy", "l", lambda row: row.sync.name),
             ("accumulation", "r", lambda row: str(row.gradient_accumulation_steps)),
@@ -95,27 +122,68 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
             ("step", "r", lambda row: format_seconds(row.step_s)),
             ("tokens/s", "r", lambda row: format_count(row.tokens_per_s)),
             ("efficiency", "r", lambda row: format_share(row.efficiency)),
-            ("98 % CI", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
-            ("bottleneck", "l", lambda row: f"{row.limit}: {format_share(row.limit_share)}".removesuffix(": n/a")),
-            ("source", "l", lambda row: f"measured{_added(row)}" if row.measured else "predicted"),
+            (
+                "98 % CI",
+                "r",
+                lambda row: bounds(
+                    row.efficiency_low, row.efficiency_high, format_share
+                ),
+            ),
+            (
+                "bottleneck",
+                "l",
+                lambda row: (
+                    f"{row.limit}: {format_share(row.limit_share)}".removesuffix(
+                        ": n/a"
+                    )
+                ),
+            ),
+            (
+                "source",
+                "l",
+                lambda row: f"measured{_added(row)}" if row.measured else "predicted",
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
     """Return the chart of throughput by nodes: the prediction with its interval, the ideal, and measured points."""
-    predicted = sorted((row for row in rows if not row.measured), key=lambda row: row.nodes)
+    predicted = sorted(
+        (row for row in rows if not row.measured), key=lambda row: row.nodes
+    )
     measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
     lines = []
     if predicted:
         alone = predicted[0].tokens_per_s / predicted[0].nodes / predicted[0].efficiency
         ideal = tuple(doc.Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
-        lines.append(doc.Line(name=f"{name}, predicted", points=tuple(map(_point, predicted)), kind="line"))
+        lines.append(
+            doc.Line(
+                name=f"{name}, predicted",
+                points=tuple(map(_point, predicted)),
+                kind="line",
+            )
+        )
         lines.append(doc.Line(name="", points=ideal, kind="dotted"))
     if measured:
-        lines.append(doc.Line(name=f"{name}, measured", points=tuple(map(_point, measured)), kind="dots"))
-    x = doc.Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=tuple(sorted({row.nodes for row in rows})))
-    return doc.Lines(x=x, y=doc.Axis(label="non-padding tokens/s", unit="count", log=10), lines=tuple(lines))
+        lines.append(
+            doc.Line(
+                name=f"{name}, measured",
+                points=tuple(map(_point, measured)),
+                kind="dots",
+            )
+        )
+    x = doc.Axis(
+        label="nodes (dotted: ideal)",
+        unit="count",
+        log=2,
+        ticks=tuple(sorted({row.nodes for row in rows})),
+    )
+    return doc.Lines(
+        x=x,
+        y=doc.Axis(label="non-padding tokens/s", unit="count", log=10),
+        lines=tuple(lines),
+    )
 
 
 def _point(row: ScalingRow) -> doc.Point:
@@ -132,12 +200,18 @@ def _compute(found: NetworkEvidence) -> doc.Table:
     compute = found.compute
     rows: list[list[str | None]] = [
         ["micro-batch size", str(compute.micro_batch_size)],
-        ["forward and backward of a micro-batch", format_seconds(compute.micro_batch_s)],
+        [
+            "forward and backward of a micro-batch",
+            format_seconds(compute.micro_batch_s),
+        ],
         ["constant part of it", format_seconds(compute.fixed_s)],
         ["optimizer step", format_seconds(compute.optimizer_step_s)],
         ["share of forward", format_share(compute.forward_share)],
         ["jitter of a rank", format_share(compute.jitter_share)],
-        ["slowdown of compute by synchronisation", format_share(compute.slowdown_share)],
+        [
+            "slowdown of compute by synchronisation",
+            format_share(compute.slowdown_share),
+        ],
         ["gradient elements", format_count(sum(compute.gradient_elements))],
     ]
     return facts("Step without gradient synchronisation", rows)

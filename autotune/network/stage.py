@@ -18,7 +18,12 @@ from autotune.errors import BadInput, MachineLacks
 from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
-from autotune.network.measure import NetworkRequest, NetworkTuning, measured_row, parallel_settings
+from autotune.network.measure import (
+    NetworkRequest,
+    NetworkTuning,
+    measured_row,
+    parallel_settings,
+)
 from autotune.network.scaling import evidence, predict_scaling, with_measured
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.decide.batch_split import with_headroom
@@ -37,13 +42,21 @@ from trainer.record.progress import progress
 
 def nodes_here() -> int:
     """Return the number of nodes of the SLURM job that this process is in; 1 outside of one."""
-    count = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
+    count = (
+        os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
+    )
     return int(count) if count.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
 
 
 @contextlib.contextmanager
 def open_multirank(
-    choice: DeviceChoice, data_dir: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
+    choice: DeviceChoice,
+    data_dir: Path,
+    scratch_parent: Path,
+    nodes: int,
+    ranks: int | None,
+    *,
+    alone: bool = False,
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
 
@@ -62,24 +75,42 @@ def open_multirank(
                 next_step="Add --ranks 2, or --slurm for a job of two nodes. To predict without a measurement: "
                 "autotune network PROFILE --predict --bandwidth 25Gbit",
             )
-        if nodes > 1 and shutil.which("srun") is None and not os.environ.get(STARTER_VARIABLE):
+        if (
+            nodes > 1
+            and shutil.which("srun") is None
+            and not os.environ.get(STARTER_VARIABLE)
+        ):
             raise MachineLacks(
                 "srun not found",
                 next_step="Add --slurm SITE, with the container as command_prefix in the site file (it must pass the "
                 "environment on), or measure on one node: --nodes 1.",
             )
         manifest, torch = read_manifest(data_dir), site.versions["torch"]
-        start = on_this_node(each, torch) if nodes == 1 else on_nodes_of_job(nodes, each, torch)
+        start = (
+            on_this_node(each, torch)
+            if nodes == 1
+            else on_nodes_of_job(nodes, each, torch)
+        )
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
         with MultirankMachine(start, site.device, scratch) as ranks_together:
-            sys.stderr.write(f"measuring on {site.words}; starting {nodes * each} ranks on {plural(nodes, 'node')}\n")
+            sys.stderr.write(
+                f"measuring on {site.words}; starting {nodes * each} ranks on {plural(nodes, 'node')}\n"
+            )
             ranks_together.start()
-            yield Session(site=site, manifest=manifest, server=ranks_together, machine=ranks_together)
+            yield Session(
+                site=site,
+                manifest=manifest,
+                server=ranks_together,
+                machine=ranks_together,
+            )
 
 
 def tune_network(
-    stored: StoredProfile, request: SweepRequest, nodes: int, display: Display | None = None
+    stored: StoredProfile,
+    request: SweepRequest,
+    nodes: int,
+    display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
     """Measure gradient synchronisation for the profile; return the evidence, and seconds of waiting for the ranks.
 
@@ -92,25 +123,43 @@ def tune_network(
     with open_multirank(train.device, request.data, place, nodes, ranks) as opened:
         bench = opened if display is None else replace(opened, display=display)
         probe = require_local_probe(stored, bench.fingerprint(train.model))
-        asked = _network_request(stored, probe, request, nodes, local_ranks(bench.site, ranks))
+        asked = _network_request(
+            stored, probe, request, nodes, local_ranks(bench.site, ranks)
+        )
         with bench.stage("network", stored.path, train.model, request, 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             tuning.run()
     found = evidence(tuning)
     chosen = tuning.fastest()[0].candidate
-    parallel = train.parallel.model_copy(update=parallel_settings(chosen.sync, found.ranks_per_node))
-    train = train.model_copy(update={"parallel": parallel, "micro_batch_size": tuning.micro_batch_size(chosen)})
-    write_atomically(stored.path, profile_to_toml(add_evidence(stored.profile, "network", found, runner, train)))
+    parallel = train.parallel.model_copy(
+        update=parallel_settings(chosen.sync, found.ranks_per_node)
+    )
+    train = train.model_copy(
+        update={
+            "parallel": parallel,
+            "micro_batch_size": tuning.micro_batch_size(chosen),
+        }
+    )
+    write_atomically(
+        stored.path,
+        profile_to_toml(add_evidence(stored.profile, "network", found, runner, train)),
+    )
     return found, bench.server.waited_s
 
 
 def _network_request(
-    stored: StoredProfile, probe: ProbeEvidence, request: SweepRequest, nodes: int, ranks_per_node: int
+    stored: StoredProfile,
+    probe: ProbeEvidence,
+    request: SweepRequest,
+    nodes: int,
+    ranks_per_node: int,
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None:
         # Start from the probed micro-batch and not from an earlier choice, so that its trials are reused.
-        train = train.model_copy(update={"micro_batch_size": before.default_micro_batch_size})
+        train = train.model_copy(
+            update={"micro_batch_size": before.default_micro_batch_size}
+        )
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
@@ -120,16 +169,26 @@ def _network_request(
         raise BadInput(what, next_step=next_step)
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
-        config=train, data_dir=str(request.data.resolve()), nodes=nodes, ranks_per_node=ranks_per_node,
-        max_micro_batch_size=max(train.micro_batch_size, most), tokens_per_sequence=probe.mean_tokens_per_sequence,
-        budget_s=request.budget_s, trial_timeout_s=request.trial_timeout_s,
-    )  # fmt: skip
+        config=train,
+        data_dir=str(request.data.resolve()),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        max_micro_batch_size=max(train.micro_batch_size, most),
+        tokens_per_sequence=probe.mean_tokens_per_sequence,
+        budget_s=request.budget_s,
+        trial_timeout_s=request.trial_timeout_s,
+    )
 
 
 def scale_profile(
-    stored: StoredProfile, known: ScalingModel, counts: Sequence[int], *, data: Path | None, reports: Path,
+    stored: StoredProfile,
+    known: ScalingModel,
+    counts: Sequence[int],
+    *,
+    data: Path | None,
+    reports: Path,
     trial_timeout_s: float,
-) -> Scaling:  # fmt: skip
+) -> Scaling:
     """Predict training on each number of nodes, and measure it on those that this job has.
 
     The prediction is written before the measurement, so that it cannot be fitted afterwards.
@@ -138,15 +197,29 @@ def scale_profile(
     directory, probe = stored.data_here(data), stored.profile.evidence.probe
     if probe is not None and directory is not None:
         train = read_manifest(directory).train
-        tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
+        tokens = (
+            sum(shard.tokens for shard in train.shards)
+            + SPECIAL_TOKENS_PER_SAMPLE * train.samples
+        )
         sequences = tokens / probe.mean_tokens_per_sequence
-    predicted = predict_scaling(stored.profile.train.model.name, known, counts, sequences)
+    predicted = predict_scaling(
+        stored.profile.train.model.name, known, counts, sequences
+    )
     kept = {"predicted_utc": utc_now(), **plain(predicted)}
-    write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
+    write_atomically(
+        place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n"
+    )
     there, measured = nodes_here(), {}
     for row in predicted.rows:
         if 1 < there >= row.nodes:
-            step = _on_nodes(stored, known, row, stored.data_dir(data), place, trial_timeout_s=trial_timeout_s)
+            step = _on_nodes(
+                stored,
+                known,
+                row,
+                stored.data_dir(data),
+                place,
+                trial_timeout_s=trial_timeout_s,
+            )
             measured[row.nodes] = step
             told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
             sys.stderr.write(f"{predicted.name}: {row.nodes} nodes: {told}\n")
@@ -154,18 +227,37 @@ def scale_profile(
 
 
 def _on_nodes(
-    stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, *, trial_timeout_s: float
+    stored: StoredProfile,
+    known: ScalingModel,
+    row: ScalingRow,
+    data_dir: Path,
+    place: Path,
+    *,
+    trial_timeout_s: float,
 ) -> ScalingRow:
     """Measure steps on the row's number of nodes, with the gradient synchronisation predicted to be fastest there."""
     train, load = stored.profile.train, known.load
-    ranks = known.network.ranks_per_node  # as predicted: another number changes the batch split
-    with open_multirank(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
+    # As predicted: another number changes the batch split.
+    ranks = known.network.ranks_per_node
+    with open_multirank(
+        train.device, data_dir, place, row.nodes, ranks, alone=True
+    ) as bench:
         request = NetworkRequest(
-            config=train.model_copy(update={"global_batch_size": load.global_batch_size}),
-            data_dir=str(data_dir.resolve()), nodes=row.nodes, ranks_per_node=ranks,
-            max_micro_batch_size=load.max_micro_batch_size, tokens_per_sequence=load.tokens_per_sequence,
-            budget_s=trial_timeout_s, trial_timeout_s=trial_timeout_s,
-        )  # fmt: skip
+            config=train.model_copy(
+                update={"global_batch_size": load.global_batch_size}
+            ),
+            data_dir=str(data_dir.resolve()),
+            nodes=row.nodes,
+            ranks_per_node=ranks,
+            max_micro_batch_size=load.max_micro_batch_size,
+            tokens_per_sequence=load.tokens_per_sequence,
+            budget_s=trial_timeout_s,
+            trial_timeout_s=trial_timeout_s,
+        )
         with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
-            runner = bench.runner(place, bench.fingerprint(train.model), update, expected_trials=1)
-            return measured_row(NetworkTuning(request=request, runner=runner), known, row, steps=8)
+            runner = bench.runner(
+                place, bench.fingerprint(train.model), update, expected_trials=1
+            )
+            return measured_row(
+                NetworkTuning(request=request, runner=runner), known, row, steps=8
+            )

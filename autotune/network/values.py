@@ -5,7 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.base.interval import (
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    RatioBounds,
+)
 from autotune.trials.values import JobName, Share, TrialRequest
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import GradientDtype, Strategy, TrainConfig
@@ -102,15 +109,21 @@ class GradientSync:
     def name(self) -> str:
         """Name in tables, such as ``ddp, fp32, 25 MiB buckets``."""
         kind = "hsdp" if self.shard_within_nodes else self.strategy
-        cap = "" if self.strategy == "fsdp2" else f", {self.bucket_cap_bytes // MIB} MiB buckets"
+        cap = (
+            ""
+            if self.strategy == "fsdp2"
+            else f", {self.bucket_cap_bytes // MIB} MiB buckets"
+        )
         return f"{kind}, {self.gradient_dtype}{cap}"
 
     def settings(self, ranks_per_node: int) -> dict[str, Any]:
         """Return the settings of ``[train.parallel]`` that it decides."""
         return {
-            "strategy": self.strategy, "shard_ranks": ranks_per_node if self.shard_within_nodes else None,
-            "bucket_cap_mib": self.bucket_cap_bytes // MIB, "gradient_dtype": self.gradient_dtype,
-        }  # fmt: skip
+            "strategy": self.strategy,
+            "shard_ranks": ranks_per_node if self.shard_within_nodes else None,
+            "bucket_cap_mib": self.bucket_cap_bytes // MIB,
+            "gradient_dtype": self.gradient_dtype,
+        }
 
 
 class LinksRequest(TrialRequest):
@@ -169,7 +182,9 @@ class LinkEvidence(StrictTable):
         late, early = self.latency_s_high, self.latency_s_low
         if slow is None or fast is None or late is None or early is None:
             return None
-        return Link(latency_s=late, bytes_per_s=slow), Link(latency_s=early, bytes_per_s=fast)
+        return Link(latency_s=late, bytes_per_s=slow), Link(
+            latency_s=early, bytes_per_s=fast
+        )
 
 
 class ComputeEvidence(StrictTable):
@@ -198,11 +213,17 @@ class ComputeEvidence(StrictTable):
         """Cost of a step on a rank for any number of sequences."""
         parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
         return RankCompute(
-            sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size, micro_batch_s=self.fixed_s,
+            sequence_s=(self.micro_batch_s - self.fixed_s) / self.micro_batch_size,
+            micro_batch_s=self.fixed_s,
             optimizer_step_s=self.optimizer_step_s,
-            gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
-            forward_share=self.forward_share, jitter_share=self.jitter_share, slowdown_share=self.slowdown_share,
-        )  # fmt: skip
+            gradients=tuple(
+                GradientPart(elements=elements, ready_share=ready)
+                for elements, ready in parts
+            ),
+            forward_share=self.forward_share,
+            jitter_share=self.jitter_share,
+            slowdown_share=self.slowdown_share,
+        )
 
 
 class GradientSyncSplit(StrictTable):
@@ -222,9 +243,11 @@ class GradientSyncSplit(StrictTable):
     def sync(self) -> GradientSync:
         """Gradient synchronisation without the batch split."""
         return GradientSync(
-            strategy=self.strategy, gradient_dtype=self.gradient_dtype, bucket_cap_bytes=self.bucket_cap_mib * MIB,
+            strategy=self.strategy,
+            gradient_dtype=self.gradient_dtype,
+            bucket_cap_bytes=self.bucket_cap_mib * MIB,
             shard_within_nodes=self.shard_ranks is not None,
-        )  # fmt: skip
+        )
 
 
 class GradientSyncRow(GradientSyncSplit, RatioBounds):
@@ -250,7 +273,11 @@ class GradientSyncRow(GradientSyncSplit, RatioBounds):
     @property
     def ratio(self) -> Interval | None:
         """Ratio to the default with its bounds; None if there is none."""
-        return None if self.ratio_to_default is None else self.bounded(self.ratio_to_default)
+        return (
+            None
+            if self.ratio_to_default is None
+            else self.bounded(self.ratio_to_default)
+        )
 
 
 class ScalingRow(GradientSyncSplit):

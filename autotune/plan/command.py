@@ -22,29 +22,60 @@ def plan(
     context: typer.Context,
     *,
     profile: Annotated[
-        Path | None, typer.Argument(metavar="PROFILE", help="Profile (TOML), or --model.", autocompletion=opt.profiles)
+        Path | None,
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profile (TOML), or --model.",
+            autocompletion=opt.profiles,
+        ),
     ] = None,
     model: Annotated[
-        str | None, opt.option("NAME", "Preset, or path of a config.json; requires --gpu.", autocompletion=opt.models)
+        str | None,
+        opt.option(
+            "NAME",
+            "Preset, or path of a config.json; requires --gpu.",
+            autocompletion=opt.models,
+        ),
     ] = None,
     gpu: opt.Gpu = None,
     nodes: Annotated[int, opt.NODES] = 1,
-    ranks: Annotated[int | None, opt.gpus_per_node("the profile's; 1 with --model")] = None,
-    tokens: Annotated[str | None, opt.option("N", "Train on this many non-padding tokens, such as 45.2B.")] = None,
-    epochs: Annotated[float | None, opt.option("N", "Train for this many passes over the data.")] = None,
-    steps: Annotated[
-        int | None, opt.option("N", "Train for this many optimizer steps. Default: the profile's.", min=1)
+    ranks: Annotated[
+        int | None, opt.gpus_per_node("the profile's; 1 with --model")
     ] = None,
-    hours: Annotated[str | None, opt.option("DURATION", "Train for this long, such as 24h.", "--duration")] = None,
-    flops: Annotated[str | None, opt.option("N", "Train with this many FLOPs, such as 1e20.", advanced=True)] = None,
+    tokens: Annotated[
+        str | None,
+        opt.option("N", "Train on this many non-padding tokens, such as 45.2B."),
+    ] = None,
+    epochs: Annotated[
+        float | None, opt.option("N", "Train for this many passes over the data.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        opt.option(
+            "N", "Train for this many optimizer steps. Default: the profile's.", min=1
+        ),
+    ] = None,
+    hours: Annotated[
+        str | None,
+        opt.option("DURATION", "Train for this long, such as 24h.", "--duration"),
+    ] = None,
+    flops: Annotated[
+        str | None,
+        opt.option("N", "Train with this many FLOPs, such as 1e20.", advanced=True),
+    ] = None,
     price_per_gpu_hour: Annotated[
         float | None, opt.option("PRICE", "Price per GPU-hour (any currency).", min=0)
     ] = None,
     data: opt.ProfileData = None,
-    global_batch_tokens: Annotated[float | None, opt.batch_tokens("the profile's")] = None,
+    global_batch_tokens: Annotated[
+        float | None, opt.batch_tokens("the profile's")
+    ] = None,
     bandwidth: opt.Bandwidth = None,
     tokens_per_s: Annotated[
-        float | None, opt.option("N", "Known non-padding tokens/s of one GPU.", advanced=True, parser=_RATE)
+        float | None,
+        opt.option(
+            "N", "Known non-padding tokens/s of one GPU.", advanced=True, parser=_RATE
+        ),
     ] = None,
     vocab_size: opt.VocabSize = None,
     seq_length: Annotated[int | None, opt.SEQ_LENGTH] = None,
@@ -64,10 +95,15 @@ def plan(
     from trainer.record.progress import progress
 
     asked = opt.make_request(
-        PlanRequest, context, source=_source(model, profile, seq_length, precision), model_argument=model or "",
-        goal=_goal(context), ranks_per_node=ranks, price_per_device_hour=price_per_gpu_hour,
+        PlanRequest,
+        context,
+        source=_source(model, profile, seq_length, precision),
+        model_argument=model or "",
+        goal=_goal(context),
+        ranks_per_node=ranks,
+        price_per_device_hour=price_per_gpu_hour,
         links=None if bandwidth is None else Assumed(bits_per_s=bandwidth),
-    )  # fmt: skip
+    )
     with progress("plan") as update:
         found = plan(asked, update)
     print(answer_json(found) if as_json else plan_text(found))
@@ -77,7 +113,9 @@ def _goal(context: typer.Context) -> "Goal | None":
     from autotune.plan.values import GOALS, Goal
 
     options = {kind: "--duration" if kind == "hours" else f"--{kind}" for kind in GOALS}
-    given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
+    given = {
+        kind: context.params[kind] for kind in GOALS if context.params[kind] is not None
+    }
     if len(given) > 1:
         what = f"{' cannot be used with '.join(options[kind] for kind in given)}: each sets the length of the training"
         raise UsageError(what, next_step="Give one of them; the plan shows the others.")
@@ -89,13 +127,18 @@ def _goal(context: typer.Context) -> "Goal | None":
             amount = opt.quantity(name, parse_amount, "45.2B")(said)
         source = f"{name} {said:g}" if isinstance(said, float) else f"{name} {said}"
         if not 0 < amount < float("inf"):
-            raise UsageError(f"{source} is not positive", next_step=f"Give {name} a positive number.")
+            raise UsageError(
+                f"{source} is not positive", next_step=f"Give {name} a positive number."
+            )
         return Goal(kind=kind, amount=amount, source=source)
     return None
 
 
 def _source(
-    model: str | None, profile: Path | None, seq_length: int | None, precision: Literal["bf16", "fp32"] | None
+    model: str | None,
+    profile: Path | None,
+    seq_length: int | None,
+    precision: Literal["bf16", "fp32"] | None,
 ) -> "StoredProfile | TrainConfig":
     from autotune.memory.prediction import settings_of_step
     from autotune.profiles.store import read_profile
@@ -103,13 +146,21 @@ def _source(
 
     if (model is None) == (profile is None):
         raise UsageError(
-            "plan requires a profile or --model" if model is None else f"--model cannot be used with {str(profile)!r}",
+            "plan requires a profile or --model"
+            if model is None
+            else f"--model cannot be used with {str(profile)!r}",
             next_step="Give one: autotune plan PROFILE, or autotune plan --model bert-120m --gpu h100-nvl-94gb",
         )
     if profile is not None:
         if seq_length is not None or precision is not None:
-            what = "--seq-length and --precision require --model: a profile sets its own"
-            raise UsageError(what, next_step="Remove them, or give --model instead of the profile.")
+            what = (
+                "--seq-length and --precision require --model: a profile sets its own"
+            )
+            raise UsageError(
+                what, next_step="Remove them, or give --model instead of the profile."
+            )
         return read_profile(profile)
     settings, length = model_settings(model or ""), seq_length or SEQ_LENGTH_TOKENS
-    return settings_of_step(settings, "cuda", layout=None, precision=precision, seq_length_tokens=length)
+    return settings_of_step(
+        settings, "cuda", layout=None, precision=precision, seq_length_tokens=length
+    )

@@ -75,32 +75,71 @@ class Plan:
 
 def plan_of(known: Plan) -> Plan:
     """Return the plan with all results of its inputs; raise ``BadInput`` if its goal cannot be converted to tokens."""
-    goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_sequence, known.global_batch_size
+    goal, fleet, per_row, rows = (
+        known.goal,
+        known.fleet,
+        known.tokens_per_sequence,
+        known.global_batch_size,
+    )
     told = f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens ({per_row.source})"
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)
     tokens = _tokens(known, asked, batch)
     told = f"{format_amount(batch.value)} non-padding tokens per step"
-    steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
-    passes = _if_known(lambda all_, one: all_ / one, tokens, known.tokens_per_pass, source="tokens of the dataset")
+    steps = derived(
+        lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told
+    )
+    passes = _if_known(
+        lambda all_, one: all_ / one,
+        tokens,
+        known.tokens_per_pass,
+        source="tokens of the dataset",
+    )
     told = "tokens / throughput of all ranks"
-    wall = _if_known(lambda all_, rate: all_ / rate, tokens, known.all_ranks.tokens_per_s, source=told)
+    wall = _if_known(
+        lambda all_, rate: all_ / rate,
+        tokens,
+        known.all_ranks.tokens_per_s,
+        source=told,
+    )
     if goal.kind == "hours":
-        wall = derived(lambda hours: hours * SECONDS_PER_HOUR, asked, source=goal.source)
-    devices, price = fleet.ranks * (fleet.cpus_per_rank or 1.0), known.price_per_device_hour
+        wall = derived(
+            lambda hours: hours * SECONDS_PER_HOUR, asked, source=goal.source
+        )
+    devices, price = (
+        fleet.ranks * (fleet.cpus_per_rank or 1.0),
+        known.price_per_device_hour,
+    )
     told = f"wall time on {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
-    hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
-    flops = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
+    hours = _if_known(
+        lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told
+    )
+    flops = _if_known(
+        lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d,
+        known.parameters,
+        tokens,
+        source="6·N·D",
+    )
     plan = replace(
-        known, tokens=tokens, batch_tokens=batch, steps=asked if goal.kind == "steps" else steps,
-        passes=asked if goal.kind == "epochs" else passes, wall_s=wall, device_hours=hours,
-        cost=None if price is None else _if_known(lambda one: one * price, hours, source="at your price"),
-        flops_6n=flops, by_nodes=tuple(_by_nodes(known, tokens.value)),
-    )  # fmt: skip
+        known,
+        tokens=tokens,
+        batch_tokens=batch,
+        steps=asked if goal.kind == "steps" else steps,
+        passes=asked if goal.kind == "epochs" else passes,
+        wall_s=wall,
+        device_hours=hours,
+        cost=None
+        if price is None
+        else _if_known(lambda one: one * price, hours, source="at your price"),
+        flops_6n=flops,
+        by_nodes=tuple(_by_nodes(known, tokens.value)),
+    )
     return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
 
 
-def _if_known(compute: Callable[..., float], *of: PlanFigure | None, source: str) -> PlanFigure | None:
+def _if_known(
+    compute: Callable[..., float], *of: PlanFigure | None, source: str
+) -> PlanFigure | None:
     there = [one for one in of if one is not None]
     return derived(compute, *there, source=source) if len(there) == len(of) else None
 
@@ -108,22 +147,32 @@ def _if_known(compute: Callable[..., float], *of: PlanFigure | None, source: str
 def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
     if known.goal.kind == "tokens":
         return amount
-    ways: dict[GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]] = {
+    ways: dict[
+        GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]
+    ] = {
         "steps": (batch, lambda steps, one: steps * one, "with this batch", "", ""),
         "epochs": (
-            known.tokens_per_pass, lambda passes, one: passes * one, "of the dataset",
-            "the tokens of an epoch require a dataset", "Add --data DIR, or give the number of tokens: --tokens 45.2B",
+            known.tokens_per_pass,
+            lambda passes, one: passes * one,
+            "of the dataset",
+            "the tokens of an epoch require a dataset",
+            "Add --data DIR, or give the number of tokens: --tokens 45.2B",
         ),
         "flops": (
-            known.parameters, lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n, "by 6·N·D",
+            known.parameters,
+            lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
+            "by 6·N·D",
             f"the number of parameters of {known.model} is unknown ({known.memory_missing})",
             "Give the number of tokens instead: --tokens 10B",
         ),
         "hours": (
-            known.all_ranks.tokens_per_s, lambda hours, rate: rate * hours * SECONDS_PER_HOUR, "at this throughput",
-            known.rate_missing, "Give the throughput of one GPU: --tokens-per-s 100k",
+            known.all_ranks.tokens_per_s,
+            lambda hours, rate: rate * hours * SECONDS_PER_HOUR,
+            "at this throughput",
+            known.rate_missing,
+            "Give the throughput of one GPU: --tokens-per-s 100k",
         ),
-    }  # fmt: skip
+    }
     of, compute, told, missing, next_step = ways[known.goal.kind]
     if of is None:
         raise BadInput(f"{known.goal.source}: {missing}", next_step=next_step)
@@ -139,9 +188,13 @@ def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
         rate = known.rank_tokens_per_s.value * ranks * efficiency
         hours = tokens / rate * ranks * (fleet.cpus_per_rank or 1.0) / SECONDS_PER_HOUR
         yield NodesRow(
-            nodes=nodes, efficiency=efficiency, tokens_per_s=rate, wall_s=tokens / rate, device_hours=hours,
+            nodes=nodes,
+            efficiency=efficiency,
+            tokens_per_s=rate,
+            wall_s=tokens / rate,
+            device_hours=hours,
             cost=None if price is None else price * hours,
-        )  # fmt: skip
+        )
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
@@ -152,10 +205,18 @@ def _warnings(plan: Plan) -> Iterator[str]:
             f"this batch, at most {useful} {'reaches' if useful == 1 else 'reach'} {100 * USEFUL_EFFICIENCY:.0f} %. "
             "For changes that help, run autotune network PROFILE --predict."
         )
-    if plan.memory is not None and plan.memory.shares and plan.memory.shares[0].fits is False:
+    if (
+        plan.memory is not None
+        and plan.memory.shares
+        and plan.memory.shares[0].fits is False
+    ):
         rows = f"with micro-batch size {plan.memory.micro_batch_size}"
         fitting, other = (
-            " or ".join(one.name for one in plan.memory.shares if one.fits and one.trains_here == here)
+            " or ".join(
+                one.name
+                for one in plan.memory.shares
+                if one.fits and one.trains_here == here
+            )
             for here in (True, False)
         )
         if fitting:

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from autotune.base.document import table_of
 from autotune.base.render import console_text
 from autotune.base.tables import inert, text_table
-from autotune.base.units import format_amount, format_bytes, format_count, format_seconds, format_share
+from autotune.base.units import (
+    format_amount,
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_share,
+)
 from autotune.base.wording import bounds_with_confidence, plural
 from autotune.memory.sections import shares_table
 from autotune.plan.decide import NOT_INCLUDED, Plan
@@ -23,47 +29,99 @@ def plan_text(plan: Plan) -> str:
     fleet = plan.fleet
     each = plural(fleet.ranks_per_node, "GPU" if fleet.device == "cuda" else "rank")
     machines = f"{plural(fleet.nodes, 'node')}, {each} each ({inert(fleet.name)})"
-    sources = {"tokens/s": plan.rank_tokens_per_s, "efficiency": plan.all_ranks.efficiency, "batch": plan.batch_tokens}
+    sources = {
+        "tokens/s": plan.rank_tokens_per_s,
+        "efficiency": plan.all_ranks.efficiency,
+        "batch": plan.batch_tokens,
+    }
     parts = [
         _wrapped(f"{inert(plan.model)} on {machines}: {inert(plan.goal.source)}"),
         _figures(plan),
-        "\n".join(_wrapped(f"{name}: {inert(one.source)}", bullet="  ") for name, one in sources.items() if one),
+        "\n".join(
+            _wrapped(f"{name}: {inert(one.source)}", bullet="  ")
+            for name, one in sources.items()
+            if one
+        ),
     ]
     if plan.by_nodes:
         table = table_of(
-            "", (one for one in plan.by_nodes if one.nodes < fleet.nodes),  # the table above shows all nodes
+            # The table above shows all nodes.
+            "",
+            (one for one in plan.by_nodes if one.nodes < fleet.nodes),
             ("nodes", "r", lambda one: f"{one.nodes:,}"),
             ("efficiency", "r", lambda one: format_share(one.efficiency)),
             ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
             ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
             ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
-            ("cost", "r", lambda one: None if one.cost is None else format_amount(one.cost)),
-        )  # fmt: skip
+            (
+                "cost",
+                "r",
+                lambda one: None if one.cost is None else format_amount(one.cost),
+            ),
+        )
         parts.append(console_text((table,)))
     if (memory := plan.memory) is not None:
-        most, size = memory.max_micro_batch_size, f"micro-batch size {memory.micro_batch_size:,}"
-        limit = f"largest with headroom: {most:,}" if most else "one sequence does not fit one GPU"
+        most, size = (
+            memory.max_micro_batch_size,
+            f"micro-batch size {memory.micro_batch_size:,}",
+        )
+        limit = (
+            f"largest with headroom: {most:,}"
+            if most
+            else "one sequence does not fit one GPU"
+        )
         shown = f"predicted for {size} ({limit}) and {format_bytes(fleet.memory_bytes)}; from {memory.source}"
-        parts += [console_text((shares_table(memory.shares),)), _wrapped(shown, bullet="  ")]
+        parts += [
+            console_text((shares_table(memory.shares),)),
+            _wrapped(shown, bullet="  "),
+        ]
     else:
         parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
-    parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
-    parts.append(f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext: {inert(plan.next_command)}")
+    parts += (
+        ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)]
+        if plan.warnings
+        else []
+    )
+    parts.append(
+        f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext: {inert(plan.next_command)}"
+    )
     return "\n".join(parts)
 
 
 def _figures(plan: Plan) -> str:
-    kind, every, price = "GPU" if plan.fleet.device == "cuda" else "CPU", plan.all_ranks, plan.price_per_device_hour
+    kind, every, price = (
+        "GPU" if plan.fleet.device == "cuda" else "CPU",
+        plan.all_ranks,
+        plan.price_per_device_hour,
+    )
     scaling = f"scaling efficiency, {plan.fleet.nodes} nodes"
     rows = [
         _row("non-padding tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),
-        _row("wall time", plan.wall_s, lambda seconds: _duration(plan.wall_s.value if plan.wall_s else 0.0, seconds)),
+        _row(
+            "wall time",
+            plan.wall_s,
+            lambda seconds: _duration(
+                plan.wall_s.value if plan.wall_s else 0.0, seconds
+            ),
+        ),
         _row(f"{kind}-hours", plan.device_hours, format_amount),
-        *([] if price is None else [_row(f"cost at {price:g} per {kind}-hour", plan.cost, format_amount)]),
-        _row(f"tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
+        *(
+            []
+            if price is None
+            else [_row(f"cost at {price:g} per {kind}-hour", plan.cost, format_amount)]
+        ),
+        _row(
+            f"tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}",
+            plan.rank_tokens_per_s,
+            format_amount,
+        ),
         _row("tokens/s of all", every.tokens_per_s, format_amount),
-        *([] if every.efficiency is None else [_row(scaling, every.efficiency, format_share)]),
+        *(
+            []
+            if every.efficiency is None
+            else [_row(scaling, every.efficiency, format_share)]
+        ),
         _row("non-padding tokens per step", plan.batch_tokens, format_amount),
         _row("epochs", plan.passes, lambda value: f"{value:,.3g}", "requires --data"),
         _row("parameters", plan.parameters, format_amount),
@@ -72,16 +130,36 @@ def _figures(plan: Plan) -> str:
     return text_table(("", "plan", "interval", "basis"), rows, align="lrll")
 
 
-def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
+def _row(
+    name: str,
+    figure: PlanFigure | None,
+    form: Callable[[float], str],
+    missing: str = "",
+) -> list[str | None]:
     if figure is None:
         return [name, None, "", missing]
-    return [name, form(figure.value), bounds_with_confidence(figure, form) or "", figure.basis]
+    return [
+        name,
+        form(figure.value),
+        bounds_with_confidence(figure, form) or "",
+        figure.basis,
+    ]
 
 
 def _duration(of: float, seconds: float) -> str:
     """Format a time; in days if ``of``, the figure with these bounds, is long, so that units are the same."""
-    return format_seconds(seconds) if of < _MOST_SHOWN_S else f"{seconds / _DAY_S:,.1f} days"
+    return (
+        format_seconds(seconds)
+        if of < _MOST_SHOWN_S
+        else f"{seconds / _DAY_S:,.1f} days"
+    )
 
 
 def _wrapped(text: str, *, bullet: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=bullet, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        text,
+        WIDTH,
+        subsequent_indent=bullet,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -32,10 +32,16 @@ def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> Plan
     """Return a figure computed from others; ``compute``, which is monotone, also maps the ends of a single interval."""
     values = [one.value for one in of]
     found = Interval(value=compute(*values))
-    bounded = [number for number, one in enumerate(of) if one.low is not None and one.high is not None]
+    bounded = [
+        number
+        for number, one in enumerate(of)
+        if one.low is not None and one.high is not None
+    ]
     if len(bounded) == 1:
         at, one = bounded[0], of[bounded[0]]
-        low, high = sorted(compute(*values[:at], end, *values[at + 1 :]) for end in (one.low, one.high))
+        low, high = sorted(
+            compute(*values[:at], end, *values[at + 1 :]) for end in (one.low, one.high)
+        )
         found = replace(found, low=low, high=high, confidence=one.confidence)
     return PlanFigure.on(derived_basis(*of), found, source)
 

@@ -38,7 +38,14 @@ from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import utc_now
 
 _MOST_BYTES = 2**20
-_TOLD_ANYWHERE = ("model_sha256", "dataset_hash", "data_filesystem", "torch", "transformers", "python")
+_TOLD_ANYWHERE = (
+    "model_sha256",
+    "dataset_hash",
+    "data_filesystem",
+    "torch",
+    "transformers",
+    "python",
+)
 """Fingerprint fields that can be checked without the profile's GPU and host."""
 
 
@@ -64,7 +71,11 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
-    return ApprovedProfile(path=profile, profile=stored.profile, **vars(read_content(profile, tables, reports)))
+    return ApprovedProfile(
+        path=profile,
+        profile=stored.profile,
+        **vars(read_content(profile, tables, reports)),
+    )
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
@@ -72,9 +83,12 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
     recorded, present = tables.get(HASH_KEY), present_sha256(tables, where=str(profile))
     return Content(
         intact=recorded == present,
-        recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
-        file_sha256=profile_sha256(tables), approval=approval_of(_read(review_path(profile, reports)), present),
-    )  # fmt: skip
+        recorded_sha256=recorded
+        if isinstance(recorded, str) and is_sha256(recorded)
+        else None,
+        file_sha256=profile_sha256(tables),
+        approval=approval_of(_read(review_path(profile, reports)), present),
+    )
 
 
 def review_path(profile: Path, reports: Path) -> Path:
@@ -87,16 +101,26 @@ def _read(path: Path) -> ApprovalRecord | None:
     if not os.path.lexists(path):
         return None
     try:
-        return parse_table(ApprovalRecord, read_json(path, max_bytes=_MOST_BYTES), where=str(path))
+        return parse_table(
+            ApprovalRecord, read_json(path, max_bytes=_MOST_BYTES), where=str(path)
+        )
     except BadConfig as error:
-        next_step = "Restore it from a backup; or move it away and approve the profile again."
+        next_step = (
+            "Restore it from a backup; or move it away and approve the profile again."
+        )
         raise BadInput(error.message, next_step=next_step) from error
 
 
 def review(
-    profile: Path, reports: Path, decision: Decision, *, by: str, note: str | None, as_edited: bool = False,
+    profile: Path,
+    reports: Path,
+    decision: Decision,
+    *,
+    by: str,
+    note: str | None,
+    as_edited: bool = False,
     read: Callable[[Path, Path], Content] = read_with_approval,
-) -> None:  # fmt: skip
+) -> None:
     """Store an approval or rejection of a profile's present content, replacing the last one.
 
     ``read`` reads and validates the profile, which may be one of your own training code.
@@ -115,23 +139,45 @@ def review(
             "--as-edited to approve them, or measure them: autotune tune.",
         )
     edited = decision == "approved" and not before.intact
-    said = {"decision": decision, "by": by.strip(), "note": note, "time_utc": utc_now(), "as_edited": edited}
-    mine = parse_table(ApprovalRecord, {"profile_sha256": present, **said}, where="review")
+    said = {
+        "decision": decision,
+        "by": by.strip(),
+        "note": note,
+        "time_utc": utc_now(),
+        "as_edited": edited,
+    }
+    mine = parse_table(
+        ApprovalRecord, {"profile_sha256": present, **said}, where="review"
+    )
     # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
-    write_atomically(review_path(profile, reports), json.dumps(mine.model_dump(mode="json"), indent=2) + "\n")
+    write_atomically(
+        review_path(profile, reports),
+        json.dumps(mine.model_dump(mode="json"), indent=2) + "\n",
+    )
 
 
-def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ApprovedProfile:
+def require_approved(
+    profile: Path, reports: Path, *, expect_sha256: str | None = None
+) -> ApprovedProfile:
     """Return a profile that is approved as it is; raise ``ProfileRejected`` if it is not, or has another hash."""
     found = read_with_approval(profile, reports)
     reject_unapproved(found, profile, reports, expect_sha256=expect_sha256)
     return found
 
 
-def reject_unapproved(found: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None) -> None:
+def reject_unapproved(
+    found: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None
+) -> None:
     """Raise ``ProfileRejected`` if a profile's present content is not approved, or has another hash than expected."""
-    state, last, now = found.approval.state, found.approval.review, _short(found.approval.present_sha256)
-    approve, at = command("profile approve", profile), shlex.join(["--reports", str(reports)])
+    state, last, now = (
+        found.approval.state,
+        found.approval.review,
+        _short(found.approval.present_sha256),
+    )
+    approve, at = (
+        command("profile approve", profile),
+        shlex.join(["--reports", str(reports)]),
+    )
     next_step = f"Review and approve it: {approve} --by NAME {at}"
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
@@ -142,7 +188,10 @@ def reject_unapproved(found: Content, profile: Path, reports: Path, *, expect_sh
     elif state == "not reviewed" or last is None:
         why = f"is not approved (hash {now})"
     elif state == "rejected":
-        why, next_step = f"was rejected by {last.by!r} at {last.time_utc}", f"See the reason: {approve} {at}"
+        why, next_step = (
+            f"was rejected by {last.by!r} at {last.time_utc}",
+            f"See the reason: {approve} {at}",
+        )
     else:
         why = f"was modified since {last.by!r} approved it at {last.time_utc}: "
         why += f"hash {_short(last.profile_sha256)} then, {now} now"
@@ -160,7 +209,10 @@ def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None
     other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
     raise ProfileRejected(
         f"--set would change the approved profile {approved.path}: "
-        + ", ".join(f"{f'train.{key}'!r} = {would[key]!r} instead of {said.get(key)!r}" for key in other),
+        + ", ".join(
+            f"{f'train.{key}'!r} = {would[key]!r} instead of {said.get(key)!r}"
+            for key in other
+        ),
         next_step="Omit --set; or write the value into the profile and approve it: autotune profile approve.",
     )
 
@@ -170,38 +222,69 @@ def _short(sha256: str) -> str:
 
 
 def verify(
-    stored: ApprovedProfile, data: Path | None, host: Host, monitor: GpuMonitor, read_cuda: Callable[[], str | None]
+    stored: ApprovedProfile,
+    data: Path | None,
+    host: Host,
+    monitor: GpuMonitor,
+    read_cuda: Callable[[], str | None],
 ) -> Verification:
     """Compare a profile with this machine, and with the dataset at ``data``, else in AUTOTUNE_DATA or the profile.
 
     ``read_cuda`` returns the CUDA version that torch is built for; it is called only if a GPU is compared.
     """
-    train, made_on, manifest, no_data = stored.profile.train, stored.profile.fingerprint, None, ""
+    train, made_on, manifest, no_data = (
+        stored.profile.train,
+        stored.profile.fingerprint,
+        None,
+        "",
+    )
     try:
         manifest = read_manifest(stored.data_dir(data))
     except TrainerError as error:
         no_data = error.message
     on_gpu = made_on.device == "cuda"
     place = stored.data_here(data) or stored.path.parent
-    site = open_device("auto" if on_gpu else "cpu", place, host, monitor, measures=False)
-    missing = [name for name in ("torch", "transformers") if site.versions.setdefault(name, "n/a") == "n/a"]
+    site = open_device(
+        "auto" if on_gpu else "cpu", place, host, monitor, measures=False
+    )
+    missing = [
+        name
+        for name in ("torch", "transformers")
+        if site.versions.setdefault(name, "n/a") == "n/a"
+    ]
     # On a CPU the CUDA version that torch was built for does not matter.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
     here = fingerprint(site, train.model, manifest, cuda)
     unknown: dict[str, str] = {}
     if elsewhere := on_gpu and site.device == "cpu":
         why = f"this is not the profile's machine: {site.gpu_absent or 'no GPU is in use'}"
-        unknown |= dict.fromkeys((name for name in Fingerprint.model_fields if name not in _TOLD_ANYWHERE), why)
+        unknown |= dict.fromkeys(
+            (name for name in Fingerprint.model_fields if name not in _TOLD_ANYWHERE),
+            why,
+        )
     if elsewhere or manifest is None:
         unknown["data_filesystem"] = no_data or "this machine may mount other disks"
     if manifest is None:
         unknown["dataset_hash"] = no_data
     unknown |= dict.fromkeys(missing, "not installed here")
     recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
-    checks = [Check(field="content", found="same" if stored.intact else "warning", profile=recorded, here=present)]
+    checks = [
+        Check(
+            field="content",
+            found="same" if stored.intact else "warning",
+            profile=recorded,
+            here=present,
+        )
+    ]
     # Fields of [train] that repeat the fingerprint must match it, or the figures are of something else.
     twice: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
     if train.data.dataset_hash is not None:
-        twice.append(("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash))
-    checks += [Check(field=name, found="error", profile=made, here=says) for name, made, says in twice if made != says]
+        twice.append(
+            ("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash)
+        )
+    checks += [
+        Check(field=name, found="error", profile=made, here=says)
+        for name, made, says in twice
+        if made != says
+    ]
     return Verification(checks=(*checks, *checks_of(made_on, here, unknown)))

@@ -13,8 +13,19 @@ from autotune.errors import AutotuneError, ProfileRejected, UsageError
 from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.profiles.decide.follow_up import probe_command
-from autotune.profiles.decide.trial_log_check import check_trial_log, compare, records_of
-from autotune.profiles.values import Fingerprint, Profile, TrialLogCheck, profile_from_tables, profile_to_toml, updated
+from autotune.profiles.decide.trial_log_check import (
+    check_trial_log,
+    compare,
+    records_of,
+)
+from autotune.profiles.values import (
+    Fingerprint,
+    Profile,
+    TrialLogCheck,
+    profile_from_tables,
+    profile_to_toml,
+    updated,
+)
 from autotune.search.values import ExploreEvidence
 from autotune.trials import trial_log
 from autotune.trials.decide.plausibility import check_profile
@@ -55,7 +66,9 @@ class StoredProfile:
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
     """Read and validate a profile, or the ``tables`` of its file; raise an error with the reason if it is invalid."""
-    profile, intact = profile_from_tables(tables or read_profile_tables(path), where=str(path))
+    profile, intact = profile_from_tables(
+        tables or read_profile_tables(path), where=str(path)
+    )
     check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
 
@@ -67,39 +80,74 @@ def read_trials(
 
     Raise ``BadInput`` if a file of the trial log exceeds the size limit.
     """
-    place = trial_log.report_directory(profile_path, reports) / trial_log.TRIAL_LOG_DIRECTORY
+    place = (
+        trial_log.report_directory(profile_path, reports)
+        / trial_log.TRIAL_LOG_DIRECTORY
+    )
     records, corrupt = trial_log.read_trial_records(place)
     finished = tuple(record.finished() for record in records_of(profile, records))
     return finished, corrupt, check_trial_log(profile, records)
 
 
-def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
+def profile_paths(
+    out: Path | None, names: Sequence[str], device_name: str
+) -> list[Path]:
     """Return where to write these models' profiles; raise ``UsageError`` if ``out`` or the names do not allow it."""
     if len(set(names)) < len(names):
-        raise UsageError("two models have the same name", next_step="Run them one at a time, each with its own --out.")
+        raise UsageError(
+            "two models have the same name",
+            next_step="Run them one at a time, each with its own --out.",
+        )
     if out is not None and len(names) == 1 and out.suffix == ".toml":
         return [out]
     if out is not None and (out.suffix == ".toml" or out.is_file()):
-        what = f"names one file for {len(names)} models" if len(names) > 1 else "is not a .toml file"
-        raise UsageError(f"--out {out} {what}", next_step="Pass a directory, or a .toml file for a single model.")
+        what = (
+            f"names one file for {len(names)} models"
+            if len(names) > 1
+            else "is not a .toml file"
+        )
+        raise UsageError(
+            f"--out {out} {what}",
+            next_step="Pass a directory, or a .toml file for a single model.",
+        )
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
-def trial_log_provenance(runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None) -> dict[str, Any]:
+def trial_log_provenance(
+    runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None
+) -> dict[str, Any]:
     """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
-    own = trial_log.own_records(trial_log.read_trial_records(runner.trial_log.directory)[0], made_on, seq_length_tokens)
+    own = trial_log.own_records(
+        trial_log.read_trial_records(runner.trial_log.directory)[0],
+        made_on,
+        seq_length_tokens,
+    )
     until = max((record.time_utc for record in own), default=None)
-    return {"trial_log_sha256": trial_log.trial_log_sha256(own), "trial_log_until_utc": until}
+    return {
+        "trial_log_sha256": trial_log.trial_log_sha256(own),
+        "trial_log_until_utc": until,
+    }
 
 
 def add_evidence(
-    profile: Profile, command: Literal["explore", "workers", "network", "baseline"],
-    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence, runner: TrialRunner,
+    profile: Profile,
+    command: Literal["explore", "workers", "network", "baseline"],
+    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    runner: TrialRunner,
     train: TrainConfig | None = None,
-) -> Profile:  # fmt: skip
+) -> Profile:
     """Return the profile with a command's evidence, replacing its earlier one, and with ``train`` if given."""
-    resting = trial_log_provenance(runner, profile.fingerprint, profile.train.seq_length_tokens)
-    return updated(profile, train or profile.train, command, {command: found}, created_utc=utc_now(), **resting)
+    resting = trial_log_provenance(
+        runner, profile.fingerprint, profile.train.seq_length_tokens
+    )
+    return updated(
+        profile,
+        train or profile.train,
+        command,
+        {command: found},
+        created_utc=utc_now(),
+        **resting,
+    )
 
 
 def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
@@ -107,18 +155,30 @@ def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
     path = profile.train.data.path
     if path is None or old.parent.resolve() == new.parent.resolve():
         return profile
-    train = with_data(profile.train, {"path": relative_data_path(old.parent / path, new)})
+    train = with_data(
+        profile.train, {"path": relative_data_path(old.parent / path, new)}
+    )
     return profile.model_copy(update={"train": train})
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
     """Keep the DataLoader workers of the profile at ``path``, if they were measured with exactly these settings."""
     old = _lying_at(path)
-    if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
+    if (
+        old is None
+        or old.evidence.workers is None
+        or old.fingerprint != profile.fingerprint
+    ):
         return profile
-    loader = {name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)}
+    loader = {
+        name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)
+    }
     train = with_data(profile.train, loader)
-    return updated(profile, train, "workers", {"workers": old.evidence.workers}) if train == old.train else profile
+    return (
+        updated(profile, train, "workers", {"workers": old.evidence.workers})
+        if train == old.train
+        else profile
+    )
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
@@ -129,7 +189,10 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
     check_profile(profile)
     kept = None
     old = _lying_at(path)
-    if path.is_file() and (old is None or old.model_copy(update={"provenance": profile.provenance}) != profile):
+    if path.is_file() and (
+        old is None
+        or old.model_copy(update={"provenance": profile.provenance}) != profile
+    ):
         kept = path.with_suffix(".previous.toml")
         write_atomically(kept, path.read_text(encoding="utf-8", errors="replace"))
     write_atomically(path, profile_to_toml(profile))
@@ -156,9 +219,17 @@ def require_local_probe(
 
     Raise ``ProfileRejected`` if it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
     """
-    rows, path, probe = stored.profile.train.micro_batch_size, stored.path, stored.profile.evidence.probe
+    rows, path, probe = (
+        stored.profile.train.micro_batch_size,
+        stored.path,
+        stored.profile.evidence.probe,
+    )
     errors = []
-    for check in () if here is None else compare(stored.profile.fingerprint, here, replayed=replayed):
+    for check in (
+        ()
+        if here is None
+        else compare(stored.profile.fingerprint, here, replayed=replayed)
+    ):
         text = f"{check.field} is {check.here} here, {check.profile} in the profile"
         if check.found == "error":
             errors.append(text)
@@ -167,7 +238,10 @@ def require_local_probe(
     if here is not None and not stored.intact:
         sys.stderr.write(f"info: {path} was modified since it was written\n")
     if probe is None:
-        why, first = f"{path} has no probe result, which this command requires", "Probe first"
+        why, first = (
+            f"{path} has no probe result, which this command requires",
+            "Probe first",
+        )
     elif errors:
         why, first = f"{path} does not match: {'; '.join(errors)}", "Probe here first"
     elif rows > probe.feasible_max:
@@ -175,7 +249,9 @@ def require_local_probe(
         first = f"Lower it in {path}, or probe again"
     else:
         return probe
-    raise ProfileRejected(why, next_step=f"{first}: {probe_command(stored.profile, path)}")
+    raise ProfileRejected(
+        why, next_step=f"{first}: {probe_command(stored.profile, path)}"
+    )
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

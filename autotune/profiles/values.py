@@ -17,7 +17,11 @@ from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
 from trainer.config.tables import StrictTable, TableT, canonical_sha256, parse_table
-from trainer.config.train_config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
+from trainer.config.train_config import (
+    PROFILE_SCHEMA_VERSION,
+    ModelSettings,
+    TrainConfig,
+)
 from trainer.errors import BadConfig
 
 
@@ -40,8 +44,14 @@ _HEADER = (
 
 # Always written, so that a reader sees what was decided; everything else only if it differs from its default.
 _ALWAYS_WRITTEN = (
-    "seq_length_tokens", "layout", "micro_batch_size", "global_batch_size", "precision", "device", "seed",
-)  # fmt: skip
+    "seq_length_tokens",
+    "layout",
+    "micro_batch_size",
+    "global_batch_size",
+    "precision",
+    "device",
+    "seed",
+)
 
 
 class Constraints(StrictTable):
@@ -139,7 +149,11 @@ class Profile(StrictTable):
     @property
     def mean_tokens_per_sequence(self) -> float | None:
         """Average non-padding tokens of a sequence in this layout; None without a probe."""
-        return None if self.evidence.probe is None else self.evidence.probe.mean_tokens_per_sequence
+        return (
+            None
+            if self.evidence.probe is None
+            else self.evidence.probe.mean_tokens_per_sequence
+        )
 
 
 def model_sha256(settings: ModelSettings) -> str:
@@ -151,7 +165,8 @@ def profile_to_toml(profile: Profile) -> str:
     """Return the profile as TOML, with its content hash."""
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
     short = profile.train.model_dump(mode="json", exclude_defaults=True)
-    if profile.evidence.workers is not None:  # decided, even if the decision is the default
+    # Decided, even if the decision is the default.
+    if profile.evidence.workers is not None:
         short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
     tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
     return tables_to_toml(tables, _HEADER)
@@ -165,20 +180,27 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
     for line in header:
         document.add(tomlkit.comment(line))
     hashed = tables | {HASH_KEY: canonical_sha256(tables)}
-    for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):  # plain values come first
+    # Plain values come first.
+    for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):
         document.add(name, value)
     return tomlkit.dumps(document)
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
     """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
-    return content_of(Profile, tables, where=where), tables.get(HASH_KEY) == present_sha256(tables, where=where)
+    return content_of(Profile, tables, where=where), tables.get(
+        HASH_KEY
+    ) == present_sha256(tables, where=where)
 
 
 def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> TableT:
     """Return a file's profile of either kind; raise ``BadInput`` if it is invalid."""
     try:
-        return parse_table(kind, {key: value for key, value in tables.items() if key != HASH_KEY}, where=where)
+        return parse_table(
+            kind,
+            {key: value for key, value in tables.items() if key != HASH_KEY},
+            where=where,
+        )
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
 
@@ -186,10 +208,14 @@ def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> Tab
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:
     """Return a profile's present hash, whatever it records; raise ``BadInput`` if a value has no canonical form."""
     try:
-        return canonical_sha256({key: value for key, value in tables.items() if key != HASH_KEY})
+        return canonical_sha256(
+            {key: value for key, value in tables.items() if key != HASH_KEY}
+        )
     except (TypeError, ValueError) as error:  # a date, or a number that is none
         what = f"{where} contains an unsupported value: {error}"
-        raise BadInput(what, next_step="Use numbers, strings, lists and tables only.") from error
+        raise BadInput(
+            what, next_step="Use numbers, strings, lists and tables only."
+        ) from error
 
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
@@ -236,15 +262,23 @@ class Verification:
     def raise_if_bad(self, name: str) -> None:
         """Raise ``ProfileRejected`` if a difference invalidates the figures, ``NotCheckable`` if some are unknown."""
         if errors := self.of("error"):
-            told = "; ".join(f"{one.field} is {one.here!r} here, {one.profile!r} in the profile" for one in errors)
+            told = "; ".join(
+                f"{one.field} is {one.here!r} here, {one.profile!r} in the profile"
+                for one in errors
+            )
             next_step = "Tune here: autotune tune; or use the profile's own machine, model and dataset."
-            raise ProfileRejected(f"{name} does not match this machine, model or dataset: {told}", next_step=next_step)
+            raise ProfileRejected(
+                f"{name} does not match this machine, model or dataset: {told}",
+                next_step=next_step,
+            )
         if unknown := [check.field for check in self.of("unknown")]:
             command = shlex.join(["autotune", "profile", "verify", name])
             step = f"Run it on the machine that trains, with the dataset: {command} --data DIR"
             if set(unknown) <= {"dataset_hash", "data_filesystem"}:
                 step = f"Pass the dataset: {command} --data DIR"
-            raise NotCheckable(f"cannot be verified here: {', '.join(unknown)}", next_step=step)
+            raise NotCheckable(
+                f"cannot be verified here: {', '.join(unknown)}", next_step=step
+            )
 
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -299,14 +333,27 @@ def fill_share(profile: Profile) -> float | None:
 
 
 def updated(
-    profile: Profile, train: TrainConfig, command: str | None = None, evidence: Mapping[str, object] | None = None,
-    without: Sequence[str] = (), **provenance: object,
-) -> Profile:  # fmt: skip
+    profile: Profile,
+    train: TrainConfig,
+    command: str | None = None,
+    evidence: Mapping[str, object] | None = None,
+    without: Sequence[str] = (),
+    **provenance: object,
+) -> Profile:
     """Return the profile with these settings and a command's evidence; drop the evidence of commands in ``without``."""
     # The baseline holds only for the settings that it was measured with.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
-    commands = [name for name in profile.provenance.commands if name not in (*gone, command)]
-    said = {"commands": commands if command is None else [*commands, command], **provenance}
-    found = profile.evidence.model_copy(update={**dict.fromkeys(gone), **(evidence or {})})
+    commands = [
+        name for name in profile.provenance.commands if name not in (*gone, command)
+    ]
+    said = {
+        "commands": commands if command is None else [*commands, command],
+        **provenance,
+    }
+    found = profile.evidence.model_copy(
+        update={**dict.fromkeys(gone), **(evidence or {})}
+    )
     origin = profile.provenance.model_copy(update=said)
-    return profile.model_copy(update={"train": train, "provenance": origin, "evidence": found})
+    return profile.model_copy(
+        update={"train": train, "provenance": origin, "evidence": found}
+    )

@@ -5,25 +5,46 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.console.options import REPORTS, AsJson, ProfileData, Reports, option, profiles
+from autotune.console.options import (
+    REPORTS,
+    AsJson,
+    ProfileData,
+    Reports,
+    option,
+    profiles,
+)
 from autotune.errors import UsageError
 
 
 def report(
     *,
     profile: Annotated[
-        list[Path], typer.Argument(metavar="PROFILE", help="Profiles to report on together.", autocompletion=profiles)
+        list[Path],
+        typer.Argument(
+            metavar="PROFILE",
+            help="Profiles to report on together.",
+            autocompletion=profiles,
+        ),
     ],
-    run: Annotated[list[Path] | None, option("DIR", "Training run to include; repeatable.")] = None,
+    run: Annotated[
+        list[Path] | None, option("DIR", "Training run to include; repeatable.")
+    ] = None,
     data: ProfileData = None,
     out: Annotated[
-        Path | None, option("PATH", "HTML file; Markdown and JSON go beside it. Default: reports/PROFILE/report.html.")
+        Path | None,
+        option(
+            "PATH",
+            "HTML file; Markdown and JSON go beside it. Default: reports/PROFILE/report.html.",
+        ),
     ] = None,
     reports: Reports = REPORTS,
     as_json: AsJson = False,
     form: Annotated[
         Literal["files", "pr"],
-        typer.Option("--format", help="pr: print five lines of Markdown for a pull request, and write nothing."),
+        typer.Option(
+            "--format",
+            help="pr: print five lines of Markdown for a pull request, and write nothing.",
+        ),
     ] = "files",
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
@@ -35,11 +56,18 @@ def report(
     own = [is_own(path) for path in profile]
     if any(own) and (not all(own) or run or form == "pr"):
         next_step = "Build their report alone, without --run and --format."
-        raise UsageError("profiles of your own training code have another report", next_step=next_step)
+        raise UsageError(
+            "profiles of your own training code have another report",
+            next_step=next_step,
+        )
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return
     place = out or report_directory(profile[0], reports) / "report.html"
     places = build_report(profile, reports, place, runs=run or (), data=data)
     said = f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"
-    print(answer_json({name: str(path) for name, path in places.items()}) if as_json else said)
+    print(
+        answer_json({name: str(path) for name, path in places.items()})
+        if as_json
+        else said
+    )

@@ -16,7 +16,10 @@ from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.trials.values import Contaminated
 
-BASELINES: dict[RecipeName, str] = {"hf-trainer": "defaults", "paper": "the paper baseline"}
+BASELINES: dict[RecipeName, str] = {
+    "hf-trainer": "defaults",
+    "paper": "the paper baseline",
+}
 FEW_WINDOWS, SHORT_WINDOW_S = 5, 1.0
 """Fewest windows of a recipe, and shortest window, that leave no doubt."""
 WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
@@ -37,25 +40,52 @@ class Quality:
     """Command that measures again; None if nothing has to be."""
 
 
-def main_bottleneck(one: ReportedProfile, runs: Sequence[ReportedRun]) -> Bottleneck | None:
+def main_bottleneck(
+    one: ReportedProfile, runs: Sequence[ReportedRun]
+) -> Bottleneck | None:
     """Return a profile's bottleneck: of the longest run with its settings and ranks, else of the tuning's windows."""
     own = [run for run in runs if run.profile_path == one.path and not run.otherwise]
     alike = [run for run in own if run.run.header.world_size == one.profile.local_ranks]
-    of_runs = [found for run in alike for found in run.bottlenecks if found.steps >= ENOUGH_STEPS]
-    return max(of_runs, key=lambda found: found.steps, default=next(iter(one.bottlenecks), None))
+    of_runs = [
+        found
+        for run in alike
+        for found in run.bottlenecks
+        if found.steps >= ENOUGH_STEPS
+    ]
+    return max(
+        of_runs,
+        key=lambda found: found.steps,
+        default=next(iter(one.bottlenecks), None),
+    )
 
 
 def quality_of(one: ReportedProfile) -> Quality:
     """Grade a tuning: ``low`` for one serious doubt or three others, ``medium`` for fewer, else ``high``."""
     doubts, evidence = list(_doubts(one)), one.profile.evidence
     low = len(doubts) > 2 or any(serious for serious, _, _ in doubts)
-    grade: Literal["high", "medium", "low"] = "low" if low else "medium" if doubts else "high"
-    stage = next((stage for _, _, stage in doubts if stage), None)  # the first one, on which others rest
+    grade: Literal["high", "medium", "low"] = (
+        "low" if low else "medium" if doubts else "high"
+    )
+    # The first one, on which others rest.
+    stage = next((stage for _, _, stage in doubts if stage), None)
     command = probe_command(one.profile, one.path) if stage == "probe" else None
     if stage in ("workers", "baseline"):
-        window_s = max([WINDOW_S, *(2 * found.window_s for found in (evidence.workers, evidence.baseline) if found)])
-        command = f"autotune {stage} {one.quoted} --window {window_s:g}s --time-limit 10min"
-    return Quality(grade=grade, reasons=tuple(reason for _, reason, _ in doubts), command=command)
+        window_s = max(
+            [
+                WINDOW_S,
+                *(
+                    2 * found.window_s
+                    for found in (evidence.workers, evidence.baseline)
+                    if found
+                ),
+            ]
+        )
+        command = (
+            f"autotune {stage} {one.quoted} --window {window_s:g}s --time-limit 10min"
+        )
+    return Quality(
+        grade=grade, reasons=tuple(reason for _, reason, _ in doubts), command=command
+    )
 
 
 def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
@@ -67,31 +97,73 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
     if evidence.workers is None:
         yield False, "DataLoader workers were not measured", "workers"
     elif evidence.workers.undecided_between:
-        yield False, f"{' or '.join(map(str, evidence.workers.undecided_between))} workers: undecided", "workers"
+        yield (
+            False,
+            f"{' or '.join(map(str, evidence.workers.undecided_between))} workers: undecided",
+            "workers",
+        )
     tuned = row_of(evidence.baseline, "tuned")
     if evidence.baseline is None or tuned is None:
         yield False, "not compared with defaults", "baseline"
     else:
         if (windows := len(tuned.tokens_per_s)) < FEW_WINDOWS:
-            yield windows < LEAST_WINDOWS, f"only {plural(windows, 'window')} per recipe", "baseline"
+            yield (
+                windows < LEAST_WINDOWS,
+                f"only {plural(windows, 'window')} per recipe",
+                "baseline",
+            )
         if evidence.baseline.window_s < SHORT_WINDOW_S:
-            yield False, f"windows of only {format_seconds(evidence.baseline.window_s)}", "baseline"
-    yield from _wide_intervals(evidence.baseline.rows if evidence.baseline else (), rate.interval if rate else None)
+            yield (
+                False,
+                f"windows of only {format_seconds(evidence.baseline.window_s)}",
+                "baseline",
+            )
+    yield from _wide_intervals(
+        evidence.baseline.rows if evidence.baseline else (),
+        rate.interval if rate else None,
+    )
     if disturbed := sum(isinstance(done.outcome, Contaminated) for done in one.trials):
-        yield False, f"{plural(disturbed, 'trial')} disturbed by other load or throttling", "baseline"
+        yield (
+            False,
+            f"{plural(disturbed, 'trial')} disturbed by other load or throttling",
+            "baseline",
+        )
     rates = [point.padded_tokens_per_s for point in evidence.probe.curve]
     for number, point in enumerate(evidence.probe.curve):
-        best = min(max(rates[: number + 1]), max(rates[number:]))  # the slower of the best smaller and larger one
+        # The slower of the best smaller and larger one.
+        best = min(max(rates[: number + 1]), max(rates[number:]))
         if rates[number] < (1 - DIP_SHARE) * best:
-            yield False, f"throughput dips at micro-batch {point.micro_batch_size}", None
+            yield (
+                False,
+                f"throughput dips at micro-batch {point.micro_batch_size}",
+                None,
+            )
 
 
-def _wide_intervals(rows: Sequence[RecipeRow], rate: Interval | None) -> Iterator[tuple[bool, str, str]]:
-    known = {f"speedup over {BASELINES[row.name]}": row.bounded_speedup for row in rows if row.name in BASELINES}
+def _wide_intervals(
+    rows: Sequence[RecipeRow], rate: Interval | None
+) -> Iterator[tuple[bool, str, str]]:
+    known = {
+        f"speedup over {BASELINES[row.name]}": row.bounded_speedup
+        for row in rows
+        if row.name in BASELINES
+    }
     for name, interval in {"throughput": rate, **known}.items():
-        if interval is not None and interval.low is not None and interval.high is not None:
+        if (
+            interval is not None
+            and interval.low is not None
+            and interval.high is not None
+        ):
             half = (interval.high - interval.low) / 2 / interval.value
             if name in known and interval.low <= 1 <= interval.high:
-                yield True, f"the {name} may be none: its interval includes 1", "baseline"
+                yield (
+                    True,
+                    f"the {name} may be none: its interval includes 1",
+                    "baseline",
+                )
             elif half > WIDE_SHARE:
-                yield half > VERY_WIDE_SHARE, f"{name} known only within ±{format_share(half)}", "baseline"
+                yield (
+                    half > VERY_WIDE_SHARE,
+                    f"{name} known only within ±{format_share(half)}",
+                    "baseline",
+                )

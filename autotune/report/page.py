@@ -21,7 +21,15 @@ from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
 from autotune.profiles.sections import commands, fingerprint_table, reproduce, sign_off
 from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
-from autotune.report.runs import MOST_EVENTS, drifts_of, loss_points, needs_attention, profile_of, runs, train_commands
+from autotune.report.runs import (
+    MOST_EVENTS,
+    drifts_of,
+    loss_points,
+    needs_attention,
+    profile_of,
+    runs,
+    train_commands,
+)
 from autotune.report.sections import URGENT, answer, bottleneck_words, recipe_changes
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.sections import exploration_section
@@ -43,51 +51,94 @@ class _Parts:
         for name, blocks in made.items():
             if lacking := [block for block in blocks if isinstance(block, doc.Missing)]:
                 self.missing.setdefault(title, {})[name] = lacking
-        kept = {name: tuple(one for one in blocks if not isinstance(one, doc.Missing)) for name, blocks in made.items()}
+        kept = {
+            name: tuple(one for one in blocks if not isinstance(one, doc.Missing))
+            for name, blocks in made.items()
+        }
         if any(kept.values()):
-            self.sections.append(doc.Section(title=title, key=key, blocks=together(kept)))
+            self.sections.append(
+                doc.Section(title=title, key=key, blocks=together(kept))
+            )
 
     def lacking(self) -> Iterator[tuple[str, doc.Missing]]:
         """Yield each part that was not measured, with the commands of all profiles."""
         for title, by_profile in self.missing.items():
             found = list(itertools.chain.from_iterable(by_profile.values()))
             what = "; ".join(dict.fromkeys(block.what for block in found))
-            commands = dict.fromkeys(command for block in found for command in block.commands)
-            yield title, doc.Missing(what=what, state=found[0].state, commands=tuple(commands))
+            commands = dict.fromkeys(
+                command for block in found for command in block.commands
+            )
+            yield (
+                title,
+                doc.Missing(what=what, state=found[0].state, commands=tuple(commands)),
+            )
 
 
-def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> doc.Document:
+def report_document(
+    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+) -> doc.Document:
     """Return the whole report: the answer of each model, then evidence, and parts that were not measured once."""
     parts = _evidence(profiles, reported)
     answers: list[doc.Section] = []
     for one in profiles:
-        unmeasured = [part.lower() for part, found in parts.missing.items() if {"", one.title} & found.keys()]
+        unmeasured = [
+            part.lower()
+            for part, found in parts.missing.items()
+            if {"", one.title} & found.keys()
+        ]
         blocks = answer(one, reported, unmeasured)
-        answers.append(doc.Section(title=one.title, key=f"answer-{len(answers)}", blocks=blocks))
-    first = answers[0].blocks if len(answers) == 1 else (doc.Beside(groups=tuple((one,) for one in answers)),)
+        answers.append(
+            doc.Section(title=one.title, key=f"answer-{len(answers)}", blocks=blocks)
+        )
+    first = (
+        answers[0].blocks
+        if len(answers) == 1
+        else (doc.Beside(groups=tuple((one,) for one in answers)),)
+    )
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
-    sections = (doc.Section(title="Result", key="answer", blocks=first), *parts.sections)
+    sections = (
+        doc.Section(title="Result", key="answer", blocks=first),
+        *parts.sections,
+    )
     leading, made = profiles[0].profile, profiles[0].profile.fingerprint
     place = made.gpu_name or made.cpu_model or made.device
     several = f"{made.gpu_count} x " if made.gpu_count > 1 else ""
-    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
-    measured = " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
+    pretended = [
+        one.title
+        for one in profiles
+        if one.profile.fingerprint.bytes_known == "allocator"
+    ]
+    measured = (
+        " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
+    )
     if pretended:
         measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
         measured += "memory is that of torch's allocator."
-    made_on = f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
+    made_on = (
+        f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
+    )
     subtitle = f"{made_on}. tokens/s: non-padding tokens.{measured}"
-    return doc.Document(title=f"Tuning report: {names}", subtitle=subtitle, sections=sections)
+    return doc.Document(
+        title=f"Tuning report: {names}", subtitle=subtitle, sections=sections
+    )
 
 
-def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> _Parts:
+def _evidence(
+    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+) -> _Parts:
     parts = _Parts()
 
     def add(title: str, key: str, make: Callable[[ReportedProfile], Made]) -> None:
         parts.add(title, key, {one.title: make(one) for one in profiles})
 
     # Charts of the first screen are not repeated.
-    add("Speedup", "before", lambda one: tuple(it for it in baseline_section(one) if type(it) is not doc.Chart))
+    add(
+        "Speedup",
+        "before",
+        lambda one: tuple(
+            it for it in baseline_section(one) if type(it) is not doc.Chart
+        ),
+    )
     add("Step time", "steps", lambda one: _step(one, reported))
     add("Memory", "memory", memory_section)
     add("Throughput by micro-batch", "curve", curve_section)
@@ -100,27 +151,59 @@ def _evidence(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     given = [(one.title, advice) for one in profiles for advice in one.advice]
     given += [(run.name, advice) for run in reported for advice in run.advice]
     several = len({name for name, _ in given}) > 1
-    given = [(name, one) for name, one in given if one.gain is not None or one.severity in URGENT]
+    given = [
+        (name, one)
+        for name, one in given
+        if one.gain is not None or one.severity in URGENT
+    ]
     given.sort(key=lambda one: rank(one[1]))
-    cards = (_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    cards = (
+        _card(name if several else None, advice, number)
+        for number, (name, advice) in enumerate(given, 1)
+    )
     parts.add("Recommendations", "advice", {"": tuple(cards)})
     evidence, parts.sections = parts.sections, []
     add("Trials", "trials", trials_section)
-    machines = fingerprint_table([one.profile.fingerprint for one in profiles], [one.title for one in profiles])
+    machines = fingerprint_table(
+        [one.profile.fingerprint for one in profiles], [one.title for one in profiles]
+    )
     parts.add("Machine", "machine", {"": (machines,)})
-    review = together({one.title: (*reproduce(one), *sign_off(one)) for one in profiles})
-    parts.sections.append(doc.Section(title="Reproduce and approve", key="reproduce", blocks=review))
-    if lacking := tuple(replace(block, what=f"{title}: {block.what}") for title, block in parts.lacking()):
-        evidence.append(doc.Section(title="Not measured", key="missing", blocks=lacking))
-    parts.sections = [*evidence, doc.Section(title="Appendix", key="appendix", blocks=tuple(parts.sections))]
+    review = together(
+        {one.title: (*reproduce(one), *sign_off(one)) for one in profiles}
+    )
+    parts.sections.append(
+        doc.Section(title="Reproduce and approve", key="reproduce", blocks=review)
+    )
+    if lacking := tuple(
+        replace(block, what=f"{title}: {block.what}")
+        for title, block in parts.lacking()
+    ):
+        evidence.append(
+            doc.Section(title="Not measured", key="missing", blocks=lacking)
+        )
+    parts.sections = [
+        *evidence,
+        doc.Section(title="Appendix", key="appendix", blocks=tuple(parts.sections)),
+    ]
     return parts
 
 
 def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
     found = main_bottleneck(one, reported)
     if found is None:
-        return (doc.Missing(what="The parts of a step's time", commands=train_commands(one)),)
-    return (doc.Bullets(items=(bottleneck_words(found), *((f"Not known: {untold}.",) for untold in found.untold))),)
+        return (
+            doc.Missing(
+                what="The parts of a step's time", commands=train_commands(one)
+            ),
+        )
+    return (
+        doc.Bullets(
+            items=(
+                bottleneck_words(found),
+                *((f"Not known: {untold}.",) for untold in found.untold),
+            )
+        ),
+    )
 
 
 def together(made: Mapping[str, Made]) -> Made:
@@ -135,13 +218,23 @@ def together(made: Mapping[str, Made]) -> Made:
         column: list[doc.Block] = []
         for block in blocks:
             if isinstance(block, doc.Table):
-                key = (*block.headers, block.caption if block.headers == doc.FACTS else "")
+                key = (
+                    *block.headers,
+                    block.caption if block.headers == doc.FACTS else "",
+                )
                 tables.setdefault(key, []).append((title, block))
             else:
-                column.append(replace(block, small=True) if isinstance(block, doc.Chart) else block)
+                column.append(
+                    replace(block, small=True)
+                    if isinstance(block, doc.Chart)
+                    else block
+                )
         if column:
             columns.append((doc.Paragraph(words=(doc.Strong(text=title),)), *column))
-    return (*((doc.Beside(groups=tuple(columns)),) if columns else ()), *map(_joined, tables.values()))
+    return (
+        *((doc.Beside(groups=tuple(columns)),) if columns else ()),
+        *map(_joined, tables.values()),
+    )
 
 
 def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
@@ -150,9 +243,17 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
     rows: list[Row] = []
     if first.headers != doc.FACTS:
         rows += [[title, *row] for title, table in tables for row in table.rows]
-        return replace(first, headers=("model", *first.headers), rows=tuple(rows), align="l" + first.align)
+        return replace(
+            first,
+            headers=("model", *first.headers),
+            rows=tuple(rows),
+            align="l" + first.align,
+        )
     known = [{str(name): value for name, value in table.rows} for _, table in tables]
-    rows += [[name, *(one.get(name) for one in known)] for name in dict.fromkeys(itertools.chain(*known))]
+    rows += [
+        [name, *(one.get(name) for one in known)]
+        for name in dict.fromkeys(itertools.chain(*known))
+    ]
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
 
 
@@ -160,22 +261,39 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
     changes: list[str | doc.Code] = []
     for change in advice.changes:
         setting = doc.Code(text=f"{change.key} = {setting_text(change.new)}")
-        changes += ["; " if changes else "", setting, f" (now {setting_text(change.old)})"]
+        changes += [
+            "; " if changes else "",
+            setting,
+            f" (now {setting_text(change.old)})",
+        ]
     evidence = "; ".join(map(figure_text, advice.evidence))
     pairs: dict[str, doc.Words] = {
-        "Gain": (gain_text(advice.gain),) if advice.gain else (), "Change": tuple(changes),
+        "Gain": (gain_text(advice.gain),) if advice.gain else (),
+        "Change": tuple(changes),
         "Run": () if advice.command is None else (doc.Code(text=advice.command),),
-        "Cost and risk": (doc.sentence(advice.cost),), "Evidence": (doc.sentence(evidence),) if evidence else (),
+        "Cost and risk": (doc.sentence(advice.cost),),
+        "Evidence": (doc.sentence(evidence),) if evidence else (),
         "What would change this": (doc.sentence(advice.would_change),),
-        "Rule": (doc.Code(text=advice.rule), f", {'' if advice.safe else 'not '}written by --apply"),
-    }  # fmt: skip
+        "Rule": (
+            doc.Code(text=advice.rule),
+            f", {'' if advice.safe else 'not '}written by --apply",
+        ),
+    }
     return doc.Section(
-        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}", key=f"advice-{number}", badge=advice.severity,
-        blocks=(doc.Pairs(pairs=tuple((name, words) for name, words in pairs.items() if words)),),
-    )  # fmt: skip
+        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
+        key=f"advice-{number}",
+        badge=advice.severity,
+        blocks=(
+            doc.Pairs(
+                pairs=tuple((name, words) for name, words in pairs.items() if words)
+            ),
+        ),
+    )
 
 
-def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> dict[str, Any]:
+def report_facts(
+    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+) -> dict[str, Any]:
     """Return all facts of the document, with units in the names; null is not measured, or infinite."""
     from pydantic_core import to_jsonable_python
 
@@ -183,7 +301,10 @@ def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[Reported
     said = {
         "schema_version": 3,
         "profiles": [_profile(one, reported) for one in profiles],
-        "missing": [{"section": title, "what": one.what, "commands": one.commands} for title, one in lacking],
+        "missing": [
+            {"section": title, "what": one.what, "commands": one.commands}
+            for title, one in lacking
+        ],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],
     }
     facts: dict[str, Any] = to_jsonable_python(doc.plain(said), inf_nan_mode="null")
@@ -193,22 +314,41 @@ def report_facts(profiles: tuple[ReportedProfile, ...], reported: tuple[Reported
 def _profile(one: ReportedProfile, reported: Sequence[ReportedRun]) -> dict[str, Any]:
     rows = cost_rows(one.trials)
     spent_s = sum(row.rank_seconds for row in rows)
-    kept = ("path", "intact", "content_sha256", "trial_log", "profile", "bottlenecks", "advice", "approval")
+    kept = (
+        "path",
+        "intact",
+        "content_sha256",
+        "trial_log",
+        "profile",
+        "bottlenecks",
+        "advice",
+        "approval",
+    )
     return {
-        **{name: getattr(one, name) for name in kept}, "name": one.title, "fill_share": fill_share(one.profile),
-        "tuned": _rate(tuned_rate(one.profile)), "quality": quality_of(one),
-        "cost": {"by_job": rows, "rank_seconds": spent_s}, "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
-        "dataset": _dataset(one), "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
-        "bottleneck": main_bottleneck(one, reported), "recipe_changes": recipe_changes(one),
+        **{name: getattr(one, name) for name in kept},
+        "name": one.title,
+        "fill_share": fill_share(one.profile),
+        "tuned": _rate(tuned_rate(one.profile)),
+        "quality": quality_of(one),
+        "cost": {"by_job": rows, "rank_seconds": spent_s},
+        "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
+        "dataset": _dataset(one),
+        "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
+        "bottleneck": main_bottleneck(one, reported),
+        "recipe_changes": recipe_changes(one),
         "trials": [
             {
-                "label": done.label, "job": done.trial.job, "seconds": done.seconds, "ranks": done.trial.ranks,
+                "label": done.label,
+                "job": done.trial.job,
+                "seconds": done.seconds,
+                "ranks": done.trial.ranks,
                 "outcome": asdict(done.outcome),
             }
             for done in one.trials
         ],
-        "corrupt_trial_log_lines": one.corrupt_lines, "commands": commands(one),
-    }  # fmt: skip
+        "corrupt_trial_log_lines": one.corrupt_lines,
+        "commands": commands(one),
+    }
 
 
 def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
@@ -219,31 +359,52 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
     spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
     seq_length_tokens = one.profile.train.seq_length_tokens
     return {
-        "dataset_hash": manifest.dataset_hash, "train_samples": manifest.train.samples,
-        "train_tokens": manifest.train.tokens, "validation_samples": manifest.validation.samples,
-        "vocab_size": manifest.vocab_size, "used_vocab_size": manifest.used_vocab_size, "length_histogram": histogram,
-        "source": manifest.source, "seq_length_tokens": seq_length_tokens, "mean_tokens": spread.mean_tokens(),
+        "dataset_hash": manifest.dataset_hash,
+        "train_samples": manifest.train.samples,
+        "train_tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
+        "length_histogram": histogram,
+        "source": manifest.source,
+        "seq_length_tokens": seq_length_tokens,
+        "mean_tokens": spread.mean_tokens(),
         "padding_waste_share": spread.padding_waste(seq_length_tokens),
-    }  # fmt: skip
+    }
 
 
 def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
     run = reported.run
     told = needs_attention(run)
     return {
-        "name": reported.name, "directory": run.directory, "profile": reported.profile_path,
-        "matched_by": reported.matched_by, "header": run.header, "startup": run.startup, "end": run.end,
-        "steps": len(run.steps), "first_step": run.steps[0] if run.steps else None,
-        "last_step": run.steps[-1] if run.steps else None, "achieved": _rate(run_rate(run)),
-        "expected_and_achieved": drifts_of(one, reported), "loss": loss_points(run),
-        "evaluation": run.evaluations[-1] if run.evaluations else None, "events": told[-MOST_EVENTS:],
-        "earlier_events": max(0, len(told) - MOST_EVENTS), "bottlenecks": reported.bottlenecks,
+        "name": reported.name,
+        "directory": run.directory,
+        "profile": reported.profile_path,
+        "matched_by": reported.matched_by,
+        "header": run.header,
+        "startup": run.startup,
+        "end": run.end,
+        "steps": len(run.steps),
+        "first_step": run.steps[0] if run.steps else None,
+        "last_step": run.steps[-1] if run.steps else None,
+        "achieved": _rate(run_rate(run)),
+        "expected_and_achieved": drifts_of(one, reported),
+        "loss": loss_points(run),
+        "evaluation": run.evaluations[-1] if run.evaluations else None,
+        "events": told[-MOST_EVENTS:],
+        "earlier_events": max(0, len(told) - MOST_EVENTS),
+        "bottlenecks": reported.bottlenecks,
         "advice": reported.advice,
-    }  # fmt: skip
+    }
 
 
 def _rate(rate: Rate | None) -> dict[str, Any] | None:
     if rate is None:
         return None
-    more = {"value": rate.value, "known": rate.known, "ranks": rate.ranks, "source": rate.source}
+    more = {
+        "value": rate.value,
+        "known": rate.known,
+        "ranks": rate.ranks,
+        "source": rate.source,
+    }
     return {**doc.plain(rate.interval), **more}

@@ -32,25 +32,38 @@ class LossPoint:
     """Latest loss on the validation split among these steps."""
 
 
-def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[doc.Block, ...]:
+def runs(
+    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+) -> tuple[doc.Block, ...]:
     """Return a table of runs, parts of their steps, expected and achieved figures, the loss, and events."""
     if not reported:
-        return (doc.Missing(what="no run was given", commands=train_commands(profiles[0])),)
+        return (
+            doc.Missing(what="no run was given", commands=train_commands(profiles[0])),
+        )
     found = [(one.name, found) for one in reported for found in one.bottlenecks]
-    limits = tuple((doc.Strong(text=name), ": ", *bottleneck_words(one)) for name, one in found)
+    limits = tuple(
+        (doc.Strong(text=name), ": ", *bottleneck_words(one)) for name, one in found
+    )
     return (
-        _table(profiles, reported), *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
-        *((expected,) if (expected := _expected(profiles, reported)).rows else ()), *_loss(reported),
+        _table(profiles, reported),
+        *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
+        *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
+        *_loss(reported),
         *_events(reported),
-    )  # fmt: skip
+    )
 
 
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:
     """Return the commands that run a profile and then report the run."""
-    return (f"autotune train {one.quoted} --out runs/NAME", f"autotune report {one.quoted} --run runs/NAME")
+    return (
+        f"autotune train {one.quoted} --out runs/NAME",
+        f"autotune report {one.quoted} --run runs/NAME",
+    )
 
 
-def profile_of(run: ReportedRun, profiles: Sequence[ReportedProfile]) -> ReportedProfile | None:
+def profile_of(
+    run: ReportedRun, profiles: Sequence[ReportedProfile]
+) -> ReportedProfile | None:
     """Return the profile that a run was started from, if it is in this report."""
     return next((one for one in profiles if one.path == run.profile_path), None)
 
@@ -59,7 +72,13 @@ def drifts_of(one: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...
     """Compare a run with its profile in this report."""
     if one is None:
         return ()
-    return drifts(one.profile, run.run, trials=one.trials, intact=one.intact, otherwise=run.otherwise)
+    return drifts(
+        one.profile,
+        run.run,
+        trials=one.trials,
+        intact=one.intact,
+        otherwise=run.otherwise,
+    )
 
 
 def needs_attention(run: Run) -> tuple[EventRow, ...]:
@@ -67,88 +86,195 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
     return tuple(event for event in run.events if event.level != "info")
 
 
-def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> doc.Table:
+def _table(
+    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
+) -> doc.Table:
     return doc.table_of(
-        "Training runs", [(one.name, one.run, one.run.steps, profile_of(one, profiles)) for one in reported],
+        "Training runs",
+        [
+            (one.name, one.run, one.run.steps, profile_of(one, profiles))
+            for one in reported
+        ],
         ("run", "l", lambda one: one[0]),
         ("profile", "l", lambda one: None if one[3] is None else one[3].title),
         ("ended", "l", lambda one: one[1].end.reason if one[1].end else "not finished"),
         ("ranks", "r", lambda one: str(one[1].header.world_size)),
         ("steps", "r", lambda one: str(one[2][-1].step) if one[2] else "0"),
-        ("loss", "r", lambda one: f"{nats(one[2][0].loss)} → {nats(one[2][-1].loss)}" if one[2] else None),
-        ("validation loss", "r", lambda one: nats(one[1].evaluations[-1].loss) if one[1].evaluations else None),
-        ("tokens/s (95 %)", "r", lambda one: bounded(rate.interval, count) if (rate := run_rate(one[1])) else None),
-        ("peak memory", "r", lambda one: format_bytes(max((step.peak_memory_bytes for step in one[2]), default=None))),
-        ("start to first step", "r", lambda one: format_seconds(one[1].startup.total_s if one[1].startup else None)),
-        ("recipe changes", "l", lambda one: "; ".join(one[1].header.recipe_changes) or None),
-    )  # fmt: skip
+        (
+            "loss",
+            "r",
+            lambda one: (
+                f"{nats(one[2][0].loss)} → {nats(one[2][-1].loss)}" if one[2] else None
+            ),
+        ),
+        (
+            "validation loss",
+            "r",
+            lambda one: (
+                nats(one[1].evaluations[-1].loss) if one[1].evaluations else None
+            ),
+        ),
+        (
+            "tokens/s (95 %)",
+            "r",
+            lambda one: (
+                bounded(rate.interval, count) if (rate := run_rate(one[1])) else None
+            ),
+        ),
+        (
+            "peak memory",
+            "r",
+            lambda one: format_bytes(
+                max((step.peak_memory_bytes for step in one[2]), default=None)
+            ),
+        ),
+        (
+            "start to first step",
+            "r",
+            lambda one: format_seconds(
+                one[1].startup.total_s if one[1].startup else None
+            ),
+        ),
+        (
+            "recipe changes",
+            "l",
+            lambda one: "; ".join(one[1].header.recipe_changes) or None,
+        ),
+    )
 
 
-def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> doc.Table:
-    found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
-    forms: dict[str, Callable[[float], str]] = {"MFU": format_share, "peak memory": format_bytes}
+def _expected(
+    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
+) -> doc.Table:
+    found = [
+        (run.name, drift)
+        for run in reported
+        for drift in drifts_of(profile_of(run, profiles), run)
+    ]
+    forms: dict[str, Callable[[float], str]] = {
+        "MFU": format_share,
+        "peak memory": format_bytes,
+    }
     return doc.table_of(
-        "Expected and achieved", found,
+        "Expected and achieved",
+        found,
         ("run", "l", lambda one: one[0]),
         ("figure", "l", lambda one: one[1].quantity),
         ("verdict", "l", lambda one: one[1].verdict),
-        ("achieved over expected, 95 %", "r", lambda one: bounded(one[1].ratio, "{:.3f}".format)),
-        ("achieved, 95 %", "r", lambda one: bounded(one[1].achieved, forms.get(one[1].quantity, count))),
-        ("expected, 95 % unless noted", "r", lambda one: bounded(one[1].expected, forms.get(one[1].quantity, count))),
+        (
+            "achieved over expected, 95 %",
+            "r",
+            lambda one: bounded(one[1].ratio, "{:.3f}".format),
+        ),
+        (
+            "achieved, 95 %",
+            "r",
+            lambda one: bounded(one[1].achieved, forms.get(one[1].quantity, count)),
+        ),
+        (
+            "expected, 95 % unless noted",
+            "r",
+            lambda one: bounded(one[1].expected, forms.get(one[1].quantity, count)),
+        ),
         ("expected by", "l", lambda one: one[1].expected_source),
         long=len(found) > doc.LONG_TABLE_ROWS,
-    )  # fmt: skip
+    )
 
 
 def loss_points(run: Run) -> tuple[LossPoint, ...]:
     """Return a run's loss as means of stretches of equally many logged steps."""
     size = max(1, -(-len(run.steps) // _STRETCHES))
     found = []
-    for some in (run.steps[first : first + size] for first in range(0, len(run.steps), size)):
+    for some in (
+        run.steps[first : first + size] for first in range(0, len(run.steps), size)
+    ):
         low, high = some[0].step, some[-1].step
         finite = [step.loss for step in some if step.loss is not None]
         evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]
-        loss, last = statistics.fmean(finite) if finite else None, evaluated[-1] if evaluated else None
-        found.append(LossPoint(first_step=low, last_step=high, loss=loss, evaluated=last))
+        loss, last = (
+            statistics.fmean(finite) if finite else None,
+            evaluated[-1] if evaluated else None,
+        )
+        found.append(
+            LossPoint(first_step=low, last_step=high, loss=loss, evaluated=last)
+        )
     return tuple(found)
 
 
 def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     """Return the loss curves of the first runs that have one; with more, the chart is not readable."""
-    falling = [one for one in reported if any(step.loss is not None for step in one.run.steps)]
+    falling = [
+        one for one in reported if any(step.loss is not None for step in one.run.steps)
+    ]
     curves = [(one.name, loss_points(one.run)) for one in falling[:_MOST_CURVES]]
     if not curves:
         return ()
-    said = [f"{name}: from {nats(points[0].loss)} to {nats(points[-1].loss)} nats" for name, points in curves]
+    said = [
+        f"{name}: from {nats(points[0].loss)} to {nats(points[-1].loss)} nats"
+        for name, points in curves
+    ]
     chart = doc.Chart(
         title="Loss by step",
         description=f"Mean loss of stretches of steps; dots are of the validation split. {'; '.join(said)}.",
         drawing=doc.Lines(
             x=doc.Axis(label="optimizer steps", unit="count"),
             y=doc.Axis(label="nats per predicted token (dots: validation)"),
-            lines=tuple(line for number, curve in enumerate(curves) for line in _curve(*curve, number)),
+            lines=tuple(
+                line
+                for number, curve in enumerate(curves)
+                for line in _curve(*curve, number)
+            ),
         ),
         table=doc.table_of(
-            "Loss", [(name, point) for name, points in curves for point in points],
+            "Loss",
+            [(name, point) for name, points in curves for point in points],
             ("run", "l", lambda one: one[0]),
             ("up to step", "r", lambda one: f"{one[1].last_step:,}"),
             ("mean loss", "r", lambda one: nats(one[1].loss)),
             ("validation loss", "r", lambda one: nats(one[1].evaluated)),
             long=True,
         ),
-    )  # fmt: skip
-    return (chart, *_left_out(len(curves), len(falling), "curves of the loss", "the first; the JSON file has all"))
+    )
+    return (
+        chart,
+        *_left_out(
+            len(curves),
+            len(falling),
+            "curves of the loss",
+            "the first; the JSON file has all",
+        ),
+    )
 
 
 def _left_out(shown: int, of: int, things: str, which: str) -> tuple[doc.Block, ...]:
-    return (doc.Paragraph(words=(f"{shown:,} of {of:,} {things} are shown here, {which}.",)),) if shown < of else ()
+    return (
+        (
+            doc.Paragraph(
+                words=(f"{shown:,} of {of:,} {things} are shown here, {which}.",)
+            ),
+        )
+        if shown < of
+        else ()
+    )
 
 
 def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[doc.Line]:
-    trained = tuple(doc.Point(x=point.last_step, y=point.loss) for point in points if point.loss is not None)
-    held = tuple(doc.Point(x=point.last_step, y=point.evaluated) for point in points if point.evaluated is not None)
+    trained = tuple(
+        doc.Point(x=point.last_step, y=point.loss)
+        for point in points
+        if point.loss is not None
+    )
+    held = tuple(
+        doc.Point(x=point.last_step, y=point.evaluated)
+        for point in points
+        if point.evaluated is not None
+    )
     lines = [doc.Line(name=name, points=trained, kind="line", colour=colour)]
-    return [*lines, doc.Line(name="", points=held, kind="dots", colour=colour)] if held else lines
+    return (
+        [*lines, doc.Line(name="", points=held, kind="dots", colour=colour)]
+        if held
+        else lines
+    )
 
 
 def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
@@ -158,7 +284,8 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
         return ()
     which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
     table = doc.table_of(
-        "Events of runs", latest,
+        "Events of runs",
+        latest,
         ("run", "l", lambda one: one[0]),
         ("step", "r", lambda one: str(one[1].step)),
         ("kind", "l", lambda one: f"{one[1].level}: {one[1].kind}"),
@@ -167,6 +294,11 @@ def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
         ("done", "l", lambda one: one[1].action),
         ("next", "l", lambda one: one[1].next_step or None),
         long=len(latest) > doc.LONG_TABLE_ROWS,
-    )  # fmt: skip
-    blocks = (*_left_out(len(latest), sum(len(events) for _, events in told), "events", which), table)
+    )
+    blocks = (
+        *_left_out(
+            len(latest), sum(len(events) for _, events in told), "events", which
+        ),
+        table,
+    )
     return (doc.Section(title="What needs attention", key="events", blocks=blocks),)

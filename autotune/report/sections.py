@@ -9,7 +9,16 @@ from autotune.advice.values import SEVERITIES, Bottleneck
 from autotune.base import document as doc
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes, format_share
-from autotune.base.wording import bounds, confidence_words, count, hours, hours_like, number, plural, with_interval
+from autotune.base.wording import (
+    bounds,
+    confidence_words,
+    count,
+    hours,
+    hours_like,
+    number,
+    plural,
+    with_interval,
+)
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.baseline.values import RecipeName, row_of
@@ -25,40 +34,67 @@ URGENT = SEVERITIES[:2]
 """Severities of advice to follow before training."""
 
 
-def answer(one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]) -> tuple[doc.Block, ...]:
+def answer(
+    one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]
+) -> tuple[doc.Block, ...]:
     """Return a model's first screen: speedup, charts, settings, bottleneck, memory, cost, quality, next command."""
     found = main_bottleneck(one, runs)
     charts = []
-    for chart in (block for block in baseline_section(one) if isinstance(block, doc.Chart)):
+    for chart in (
+        block for block in baseline_section(one) if isinstance(block, doc.Chart)
+    ):
         drawing = chart.drawing
         if isinstance(drawing, doc.Bars):
             names = {"paper": "paper baseline", "hf-trainer": "defaults"}
-            bars = tuple(replace(bar, label=names.get(bar.label, bar.label)) for bar in drawing.bars)
+            bars = tuple(
+                replace(bar, label=names.get(bar.label, bar.label))
+                for bar in drawing.bars
+            )
             drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
         title = "tokens/s before and after (95 % intervals)"
         charts.append(replace(chart, title=title, drawing=drawing, small=True))
     charts += [step_chart([("", found)], small=True)] if found is not None else []
     outcomes = Counter(describe(done.outcome) for done in one.trials)
-    trials = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common()) or "none"
+    trials = (
+        ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common())
+        or "none"
+    )
     trials += "." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
     pairs = [*_answers(one, runs), ("Trials", (trials,))]
     beside = (doc.Beside(groups=tuple((chart,) for chart in charts)),) if charts else ()
-    return (doc.Paragraph(words=_headline(one), large=True), *beside, doc.Pairs(pairs=tuple(pairs)))
+    return (
+        doc.Paragraph(words=_headline(one), large=True),
+        *beside,
+        doc.Pairs(pairs=tuple(pairs)),
+    )
 
 
-def pull_request(one: ReportedProfile, runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+def pull_request(
+    one: ReportedProfile, runs: Sequence[ReportedRun]
+) -> tuple[doc.Block, ...]:
     """Return the answer in five lines, for a pull request."""
     known = dict(_answers(one, runs))
-    lines = [(f"{name}: ", *known[name]) for name in ("Use", "Bottleneck", "Quality", "Next")]
-    return (doc.Paragraph(words=(doc.Strong(text=one.name), ": ", *_headline(one))), doc.Bullets(items=tuple(lines)))
+    lines = [
+        (f"{name}: ", *known[name]) for name in ("Use", "Bottleneck", "Quality", "Next")
+    ]
+    return (
+        doc.Paragraph(words=(doc.Strong(text=one.name), ": ", *_headline(one))),
+        doc.Bullets(items=tuple(lines)),
+    )
 
 
 def _headline(one: ReportedProfile) -> doc.Words:
     rate, words = tuned_rate(one.profile), list[str | doc.Code | doc.Strong]()
     if rate is None:
-        command = next(iter(probe_first(one.profile, one.path)), f"autotune baseline {one.quoted}")
+        command = next(
+            iter(probe_first(one.profile, one.path)), f"autotune baseline {one.quoted}"
+        )
         return ("Throughput was not measured: ", doc.Code(text=command))
-    rows = [(row, called) for name, called in BASELINES.items() if (row := row_of(one.profile.evidence.baseline, name))]
+    rows = [
+        (row, called)
+        for name, called in BASELINES.items()
+        if (row := row_of(one.profile.evidence.baseline, name))
+    ]
     for row, called in rows:
         words.append(" and " * bool(words))
         if (times := row.bounded_speedup) is None:
@@ -70,15 +106,31 @@ def _headline(one: ReportedProfile) -> doc.Words:
         told = f"{'that' if again else 'the throughput'} of {called} ({level + between if between else NOT_ENOUGH})"
         words += [doc.Strong(text=f"{number(times.value)}x"), f" {told}"]
     between = bounds(rate.interval.low, rate.interval.high, count)
-    origin = {"training": "", "windows": "by the worker sweep", "steps": "by steps of the probe"}[rate.read_from]
+    origin = {
+        "training": "",
+        "windows": "by the worker sweep",
+        "steps": "by steps of the probe",
+    }[rate.read_from]
     advised = "advise" in one.profile.provenance.commands and rate.read_from == "steps"
     stale = "" if one.intact else "before the profile was edited by hand"
-    notes = (between, plural(rate.ranks, one.unit), origin, stale or "before advice changed the settings" * advised)
+    notes = (
+        between,
+        plural(rate.ranks, one.unit),
+        origin,
+        stale or "before advice changed the settings" * advised,
+    )
     told = ", ".join(note for note in notes if note)
-    return (*words, ": " if words else "", doc.Strong(text=f"{count(rate.value)} tokens/s"), f" ({told}).")
+    return (
+        *words,
+        ": " if words else "",
+        doc.Strong(text=f"{count(rate.value)} tokens/s"),
+        f" ({told}).",
+    )
 
 
-def _answers(one: ReportedProfile, runs: Sequence[ReportedRun]) -> Iterator[tuple[str, doc.Words]]:
+def _answers(
+    one: ReportedProfile, runs: Sequence[ReportedRun]
+) -> Iterator[tuple[str, doc.Words]]:
     """Yield the answers below the charts, by name."""
     yield "Use", _settings(one)
     if changes := recipe_changes(one):
@@ -89,8 +141,16 @@ def _answers(one: ReportedProfile, runs: Sequence[ReportedRun]) -> Iterator[tupl
     if spent_s := sum(row.rank_seconds for row in cost_rows(one.trials)):
         yield "Cost", (_cost(one, spent_s),)
     quality, following = quality_of(one), _next_command(one, runs)
-    again: doc.Words = () if quality.command is None else (" Measure again: ", doc.Code(text=quality.command))
-    again = (" Measure again with the next command.",) if quality.command == following else again
+    again: doc.Words = (
+        ()
+        if quality.command is None
+        else (" Measure again: ", doc.Code(text=quality.command))
+    )
+    again = (
+        (" Measure again with the next command.",)
+        if quality.command == following
+        else again
+    )
     reasons = "; ".join(quality.reasons) or "enough windows, narrow intervals"
     yield "Quality", (doc.Strong(text=quality.grade), f": {reasons}.", *again)
     yield "Next", (doc.Code(text=following),)
@@ -98,8 +158,20 @@ def _answers(one: ReportedProfile, runs: Sequence[ReportedRun]) -> Iterator[tupl
 
 def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
     """Return the one command to run next: that of the first worthwhile advice, a better measurement, or training."""
-    given = [*one.advice, *(advice for run in runs if run.profile_path == one.path for advice in run.advice)]
-    advised = (advice.command for advice in given if advice.severity in URGENT and advice.command is not None)
+    given = [
+        *one.advice,
+        *(
+            advice
+            for run in runs
+            if run.profile_path == one.path
+            for advice in run.advice
+        ),
+    ]
+    advised = (
+        advice.command
+        for advice in given
+        if advice.severity in URGENT and advice.command is not None
+    )
     quality = quality_of(one)
     again = quality.command if quality.grade == "low" else None
     return next(advised, again or f"autotune train {one.quoted}")
@@ -107,21 +179,35 @@ def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
 
 def _settings(one: ReportedProfile) -> doc.Words:
     train, evidence = one.profile.train, one.profile.evidence
-    workers, sync = evidence.workers, f"{train.parallel.strategy}, {train.parallel.gradient_dtype} gradients"
+    workers, sync = (
+        evidence.workers,
+        f"{train.parallel.strategy}, {train.parallel.gradient_dtype} gradients",
+    )
     most = "" if evidence.probe is None else f" (max {evidence.probe.feasible_max:,})"
     doubt = "" if workers else " (not measured)"
     if workers is not None and workers.undecided_between:
-        doubt = f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
+        doubt = (
+            f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
+        )
     parts = {
         f"{plural(train.data.num_workers, 'worker')}{doubt}": True,
-        f"prefetch {train.data.prefetch_factor}": workers and workers.joint and workers.joint.adopted,
-        f"{train.layout}, {train.seq_length_tokens} tokens": True, train.precision: True, "compiled": train.compiled,
-        f"{train.activation_checkpointing} checkpointing": train.activation_checkpointing != "none",
+        f"prefetch {train.data.prefetch_factor}": workers
+        and workers.joint
+        and workers.joint.adopted,
+        f"{train.layout}, {train.seq_length_tokens} tokens": True,
+        train.precision: True,
+        "compiled": train.compiled,
+        f"{train.activation_checkpointing} checkpointing": train.activation_checkpointing
+        != "none",
         f"global batch {train.global_batch_size:,}": True,
-        sync + " (not measured)" * (evidence.network is None): one.profile.local_ranks > 1,
-    }  # fmt: skip
+        sync + " (not measured)" * (evidence.network is None): one.profile.local_ranks
+        > 1,
+    }
     chosen = " · ".join(part for part, applies in parts.items() if applies)
-    return (doc.Strong(text=f"micro-batch {train.micro_batch_size:,}{most}"), f" · {chosen}")
+    return (
+        doc.Strong(text=f"micro-batch {train.micro_batch_size:,}{most}"),
+        f" · {chosen}",
+    )
 
 
 def recipe_changes(one: ReportedProfile) -> list[str]:
@@ -129,12 +215,20 @@ def recipe_changes(one: ReportedProfile) -> list[str]:
     train, network = one.profile.train, one.profile.evidence.network
     changes = []
     if train.attention_dropout is not None:
-        changes.append(f"attention dropout {train.attention_dropout:g} instead of the model's own")
+        changes.append(
+            f"attention dropout {train.attention_dropout:g} instead of the model's own"
+        )
     if train.float8 != "none":
         changes.append(f"linear layers in float8 ({train.float8})")
     if train.parallel.gradient_dtype != "fp32":
-        equal = "" if network is None or network.equal_loss is None else f"; equal loss: {network.equal_loss}"
-        changes.append(f"{train.parallel.gradient_dtype} gradients instead of fp32{equal}")
+        equal = (
+            ""
+            if network is None or network.equal_loss is None
+            else f"; equal loss: {network.equal_loss}"
+        )
+        changes.append(
+            f"{train.parallel.gradient_dtype} gradients instead of fp32{equal}"
+        )
     return changes
 
 
@@ -143,70 +237,124 @@ def bottleneck_words(found: Bottleneck) -> doc.Words:
     part, doubt = found.part(found.limit), "" if found.decided else " (not certain)"
     share = "" if part is None else f", {100 * part.share:.0f} % of the step"
     mfu = "" if found.mfu is None else f"; MFU {with_interval(found.mfu, format_share)}"
-    return (doc.Strong(text=CAUSE_NAMES[found.limit]), f"{share}{doubt}{mfu} ({found.source})")
+    return (
+        doc.Strong(text=CAUSE_NAMES[found.limit]),
+        f"{share}{doubt}{mfu} ({found.source})",
+    )
 
 
 def _memory(one: ReportedProfile) -> str:
-    probe, budget = one.profile.evidence.probe, format_bytes(one.profile.constraints.memory_budget_bytes)
+    probe, budget = (
+        one.profile.evidence.probe,
+        format_bytes(one.profile.constraints.memory_budget_bytes),
+    )
     if probe is None:
         return f"not measured; the budget is {budget} per {one.unit}"
-    known = "" if one.profile.fingerprint.bytes_known == "measured" else ", by torch's allocator"
-    too_many = "" if probe.infeasible_min is None else f"; {probe.infeasible_min:,} run out of memory"
+    known = (
+        ""
+        if one.profile.fingerprint.bytes_known == "measured"
+        else ", by torch's allocator"
+    )
+    too_many = (
+        ""
+        if probe.infeasible_min is None
+        else f"; {probe.infeasible_min:,} run out of memory"
+    )
     peak = format_bytes(probe.feasible_peak_bytes)
     return f"{peak} of {budget} per {one.unit}{known} with {plural(probe.feasible_max, 'sequence')}{too_many}"
 
 
 def _cost(one: ReportedProfile, spent_s: float) -> str:
     ranks = one.profile.local_ranks
-    spent = f"{hours(spent_s / 3600)} of trials" + (f", in {one.unit}-hours" if ranks > 1 else "")
+    spent = f"{hours(spent_s / 3600)} of trials" + (
+        f", in {one.unit}-hours" if ranks > 1 else ""
+    )
     found = pay_back(spent_s, one.profile.evidence.baseline)
     if found is None:
         return spent
     if found.rank_hours is None:
         return f"{spent}; the tuned settings are not faster than defaults, so it does not pay for itself"
     every = f" on {plural(ranks, one.unit)}" if ranks > 1 else ""
-    after = Interval.of(found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE)
+    after = Interval.of(
+        found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE
+    )
     said = with_interval(after.scaled(1 / ranks), hours_like(found.rank_hours / ranks))
     return f"{spent}; pays for itself after {said} of training{every} (predicted)"
 
 
-def step_chart(named: Sequence[tuple[str, Bottleneck]], *, small: bool = False) -> doc.Chart:
+def step_chart(
+    named: Sequence[tuple[str, Bottleneck]], *, small: bool = False
+) -> doc.Chart:
     """Return a bar of the parts of a step for each bottleneck."""
     stacks, said = [], []
     for name, found in named:
         shares = {part.cause: part.share for part in found.parts}
-        parts = tuple((words, shares[one]) for one, words in CAUSE_NAMES.items() if shares.get(one, 0.0) > 0)
+        parts = tuple(
+            (words, shares[one])
+            for one, words in CAUSE_NAMES.items()
+            if shares.get(one, 0.0) > 0
+        )
         stacks.append((name, parts))
-        told = ", ".join(f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}" for part in found.parts)
+        told = ", ".join(
+            f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}"
+            for part in found.parts
+        )
         said.append(f"{name}: {told}." if name else f"{told}.")
     return doc.Chart(
         title="Parts of a step's time",
         description=" ".join(said),
         small=small,
-        drawing=doc.Stacks(axis=doc.Axis(label="" if small else "share of a step", unit="share"), stacks=tuple(stacks)),
+        drawing=doc.Stacks(
+            axis=doc.Axis(label="" if small else "share of a step", unit="share"),
+            stacks=tuple(stacks),
+        ),
         table=doc.table_of(
-            "Parts of a step", [(name, part) for name, found in named for part in found.parts],
+            "Parts of a step",
+            [(name, part) for name, found in named for part in found.parts],
             ("step of", "l", lambda one: one[0]),
             ("part", "l", lambda one: CAUSE_NAMES[one[1].cause]),
             ("share", "r", lambda one: format_share(one[1].share)),
-            ("95 % interval", "r", lambda one: bounds(one[1].low, one[1].high, format_share)),
+            (
+                "95 % interval",
+                "r",
+                lambda one: bounds(one[1].low, one[1].high, format_share),
+            ),
             ("source", "l", lambda one: one[1].source or None),
         ),
-    )  # fmt: skip
+    )
 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals; a missing one was not measured."""
     return doc.table_of(
-        "", zip(names, profiles, strict=True),
+        "",
+        zip(names, profiles, strict=True),
         ("model", "l", lambda one: one[0]),
-        ("max micro-batch", "r", lambda one: f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None),
+        (
+            "max micro-batch",
+            "r",
+            lambda one: (
+                f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None
+            ),
+        ),
         ("batch", "r", lambda one: _batch(one[1])),
-        ("workers", "r", lambda one: str(one[1].train.data.num_workers) if one[1].evidence.workers else None),
-        ("tokens/s", "r", lambda one: bounded(rate.interval, count) if (rate := tuned_rate(one[1])) else None),
+        (
+            "workers",
+            "r",
+            lambda one: (
+                str(one[1].train.data.num_workers) if one[1].evidence.workers else None
+            ),
+        ),
+        (
+            "tokens/s",
+            "r",
+            lambda one: (
+                bounded(rate.interval, count) if (rate := tuned_rate(one[1])) else None
+            ),
+        ),
         ("vs defaults", "r", lambda one: _times(one[1], "hf-trainer")),
         ("vs paper", "r", lambda one: _times(one[1], "paper")),
-    )  # fmt: skip
+    )
 
 
 def _batch(profile: Profile) -> str:
@@ -218,7 +366,9 @@ def _batch(profile: Profile) -> str:
 
 def _times(profile: Profile, name: RecipeName) -> str | None:
     row = row_of(profile.evidence.baseline, name)
-    return bounded(row.bounded_speedup if row else None, lambda ratio: f"{number(ratio)}x")
+    return bounded(
+        row.bounded_speedup if row else None, lambda ratio: f"{number(ratio)}x"
+    )
 
 
 def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
@@ -226,5 +376,9 @@ def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
     if known is None:
         return None
     between = bounds(known.low, known.high, form)
-    level = "" if known.confidence == SHOWN_CONFIDENCE else f", {confidence_words(known.confidence)}"
+    level = (
+        ""
+        if known.confidence == SHOWN_CONFIDENCE
+        else f", {confidence_words(known.confidence)}"
+    )
     return form(known.value) + (f" ({between}{level})" if between else "")

@@ -5,7 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.advice.decide.rules import advise
-from autotune.advice.read_context import context_of_profile, context_of_run, other_settings_than, read_measured_run
+from autotune.advice.read_context import (
+    context_of_profile,
+    context_of_run,
+    other_settings_than,
+    read_measured_run,
+)
 from autotune.base.files import json_rows, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
@@ -20,7 +25,12 @@ MOST_PROFILES, MOST_RUNS = 12, 24
 
 
 def build_report(
-    profiles: Sequence[Path], reports: Path, out: Path, *, runs: Sequence[Path] = (), data: Path | None = None
+    profiles: Sequence[Path],
+    reports: Path,
+    out: Path,
+    *,
+    runs: Sequence[Path] = (),
+    data: Path | None = None,
 ) -> dict[str, Path]:
     """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
 
@@ -41,14 +51,20 @@ def build_report(
         document, told = report_document(*found), report_facts(*found)
     known = out.suffix.lower() in {".html", ".md", ".json"}
     html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
-    places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
+    places = {
+        "html": html,
+        "markdown": html.with_suffix(".md"),
+        "json": html.with_suffix(".json"),
+    }
     write_atomically(places["json"], json_rows(told))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     return places
 
 
-def pull_request_text(profiles: Sequence[Path], reports: Path, *, runs: Sequence[Path], data: Path | None) -> str:
+def pull_request_text(
+    profiles: Sequence[Path], reports: Path, *, runs: Sequence[Path], data: Path | None
+) -> str:
     """Return the answer of each profile in five lines of Markdown; raise the errors of ``build_report``."""
     from autotune.base.render import markdown_text
     from autotune.report.sections import pull_request
@@ -61,22 +77,27 @@ def _read(
     profiles: Sequence[Path], reports: Path, runs: Sequence[Path], data: Path | None
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
-        told = (
-            f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
-        )
+        told = f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
         next_step = "Build several reports, each with its own --out."
         raise UsageError(f"{told}that one report takes", next_step=next_step)
-    for names in ([path.stem for path in profiles], [directory.name for directory in runs]):
+    for names in (
+        [path.stem for path in profiles],
+        [directory.name for directory in runs],
+    ):
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             next_step = "Rename one, or build a report of each with its own --out."
             raise UsageError(f"two inputs are named {twice!r}", next_step=next_step)
     host = SystemHost()
     reported = tuple(_reported_profile(path, reports, host, data) for path in profiles)
-    return reported, tuple(_reported_run(directory, reported, host) for directory in runs)
+    return reported, tuple(
+        _reported_run(directory, reported, host) for directory in runs
+    )
 
 
-def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) -> ReportedProfile:
+def _reported_profile(
+    path: Path, reports: Path, host: Host, data: Path | None
+) -> ReportedProfile:
     """Return a profile with its trials, dataset and advice; if the dataset is missing, with the reason."""
     stored = read_with_approval(path, reports)
     finished, corrupt, check = read_trials(path, stored.profile, reports)
@@ -86,18 +107,33 @@ def _reported_profile(path: Path, reports: Path, host: Host, data: Path | None) 
         manifest = read_manifest(directory)
     except BadConfig as error:
         lacking = error.message
-    if manifest is not None and manifest.dataset_hash != stored.profile.fingerprint.dataset_hash:
+    if (
+        manifest is not None
+        and manifest.dataset_hash != stored.profile.fingerprint.dataset_hash
+    ):
         manifest, lacking = None, f"{directory} is another dataset"
-    now = context_of_profile(stored, finished, host, data=None if manifest is None else directory)
+    now = context_of_profile(
+        stored, finished, host, data=None if manifest is None else directory
+    )
     return ReportedProfile(
-        path=path, profile=stored.profile, intact=stored.intact, content_sha256=stored.file_sha256, trials=finished,
-        corrupt_lines=corrupt, dataset=manifest, dataset_lacking=lacking,
-        bottlenecks=() if now.bottleneck is None else (now.bottleneck,), advice=advise(now), approval=stored.approval,
+        path=path,
+        profile=stored.profile,
+        intact=stored.intact,
+        content_sha256=stored.file_sha256,
+        trials=finished,
+        corrupt_lines=corrupt,
+        dataset=manifest,
+        dataset_lacking=lacking,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(now),
+        approval=stored.approval,
         trial_log=check,
-    )  # fmt: skip
+    )
 
 
-def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Host) -> ReportedRun:
+def _reported_run(
+    directory: Path, profiles: Sequence[ReportedProfile], host: Host
+) -> ReportedRun:
     """Return a run, and which of these profiles it was started from."""
     run = read_measured_run(directory)
     for table in (run.startup, run.end):
@@ -105,16 +141,37 @@ def _reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Ho
     header = run.header
     by_hash = [one for one in profiles if one.content_sha256 == header.profile_sha256]
     same = header.dataset_hash, header.name
-    alike = [one for one in profiles if (one.profile.fingerprint.dataset_hash, one.name) == same]
+    alike = [
+        one
+        for one in profiles
+        if (one.profile.fingerprint.dataset_hash, one.name) == same
+    ]
     found = next(iter(by_hash + alike), None)
-    stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
+    stored = (
+        None
+        if found is None
+        else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
+    )
     otherwise = () if stored is None else tuple(other_settings_than(run, stored))
     if otherwise:
         stored = None  # figures of another step say nothing of this one
     # What is said of the profile already is left out.
-    now = replace(context_of_run(run, host, stored=stored), profile=None, trials=(), spread=None, missing=())
+    now = replace(
+        context_of_run(run, host, stored=stored),
+        profile=None,
+        trials=(),
+        spread=None,
+        missing=(),
+    )
     return ReportedRun(
-        run=run, profile_path=None if found is None else found.path,
-        matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
-        otherwise=otherwise, bottlenecks=() if now.bottleneck is None else (now.bottleneck,), advice=advise(now),
-    )  # fmt: skip
+        run=run,
+        profile_path=None if found is None else found.path,
+        matched_by=None
+        if found is None
+        else "the profile's hash"
+        if by_hash
+        else "dataset and model",
+        otherwise=otherwise,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(now),
+    )

@@ -72,7 +72,9 @@ class Posterior:
 
 
 def posterior(
-    cells: Sequence[Configuration], seen: Sequence[Seen], predicted: Mapping[int, float] | None = None
+    cells: Sequence[Configuration],
+    seen: Sequence[Seen],
+    predicted: Mapping[int, float] | None = None,
 ) -> Posterior:
     """Predict all from windows of some and from log ratios of traces; raise ``ValueError`` if there are no windows."""
     if not seen:
@@ -86,9 +88,14 @@ def posterior(
     wider = np.array([SHORT_NOISE**2 if short else 1.0 for _, short in keys])
     means = np.array([math.fsum(groups[key]) / len(groups[key]) for key in keys])
     own = np.diag(wider / np.array([len(groups[key]) for key in keys]))
-    off = [math.fsum((one - mean) ** 2 for one in groups[key]) for key, mean in zip(keys, means, strict=True)]
+    off = [
+        math.fsum((one - mean) ** 2 for one in groups[key])
+        for key, mean in zip(keys, means, strict=True)
+    ]
     sigmas = np.array(NOISE_SIGMAS)
-    of_scatter = (len(keys) - len(seen)) * np.log(sigmas) - (np.array(off) / wider).sum() / (2 * sigmas**2)
+    of_scatter = (len(keys) - len(seen)) * np.log(sigmas) - (
+        np.array(off) / wider
+    ).sum() / (2 * sigmas**2)
     singles, pairs = _alike(tuple(cells))
     there, same = np.ix_(at, at), at[:, None] == at
     shares = np.array(PREDICTED_SHARES if predicted else (0.0,))
@@ -96,12 +103,31 @@ def posterior(
     off_prior = means[:, None] - prior_mean[at, None] * shares
     fitted: list[tuple[float, float, float, float, float]] = []
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
-        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * same
-        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, off_prior) + of_scatter[:, None]
+        among = (
+            LEVEL_VARIANCE
+            + effect**2 * (singles[there] + pair * pairs[there])
+            + CELL_SIGMA**2 * same
+        )
+        fits = (
+            _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, off_prior)
+            + of_scatter[:, None]
+        )
         which, of_share = divmod(int(fits.argmax()), len(shares))
-        fitted.append((float(fits[which, of_share]), NOISE_SIGMAS[which], effect, pair, float(shares[of_share])))
+        fitted.append(
+            (
+                float(fits[which, of_share]),
+                NOISE_SIGMAS[which],
+                effect,
+                pair,
+                float(shares[of_share]),
+            )
+        )
     _, noise, effect, pair, share = max(fitted, key=lambda one: one[0])
-    prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
+    prior = (
+        LEVEL_VARIANCE
+        + effect**2 * (singles + pair * pairs)
+        + CELL_SIGMA**2 * np.eye(len(cells))
+    )
     solve = np.linalg.inv(prior[there] + noise**2 * own)
     across = prior[:, at]
     covariance = np.asarray(prior - across @ solve @ across.T)
@@ -109,12 +135,16 @@ def posterior(
     return Posterior(mean=np.asarray(mean), covariance=covariance, noise_sigma=noise)
 
 
-def _prior_mean(cells: Sequence[Configuration], predicted: Mapping[int, float]) -> Float64:
+def _prior_mean(
+    cells: Sequence[Configuration], predicted: Mapping[int, float]
+) -> Float64:
     """Return the predicted log ratios, extended to configurations without one by the same model, shape (cells,)."""
     (singles, pairs), at = _alike(tuple(cells)), list(predicted)
     effects = EFFECT_SIGMAS[1] ** 2 * (singles + PAIR_SHARES[1] * pairs)
     prior = LEVEL_VARIANCE + effects + CELL_SIGMA**2 * np.eye(len(cells))
-    return np.asarray(prior[:, at] @ np.linalg.solve(prior[np.ix_(at, at)], list(predicted.values())))
+    return np.asarray(
+        prior[:, at] @ np.linalg.solve(prior[np.ix_(at, at)], list(predicted.values()))
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -122,15 +152,21 @@ def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
     """Return the prior correlations of single settings, and of pairs of settings, summed over those that vary."""
     varying = [one for name in KNOBS if (one := _alike_in(cells, name)).min() < 1]
     none = np.zeros((len(cells), len(cells)))
-    return sum(varying, none), sum((one * other for one, other in itertools.combinations(varying, 2)), none)
+    return sum(varying, none), sum(
+        (one * other for one, other in itertools.combinations(varying, 2)), none
+    )
 
 
 def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
     values = [getattr(cell, name) for cell in cells]
     if name == "micro_batch_size":
         logs = np.log2(np.array(values, dtype=np.float64))
-        return np.asarray(np.exp(-((logs[:, None] - logs[None, :]) ** 2) / (2 * ROWS_SCALE**2)))
-    codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)[1]
+        return np.asarray(
+            np.exp(-((logs[:, None] - logs[None, :]) ** 2) / (2 * ROWS_SCALE**2))
+        )
+    codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)[
+        1
+    ]
     return np.asarray(codes[:, None] == codes[None, :], dtype=np.float64)
 
 
@@ -138,7 +174,10 @@ def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
     """Return log likelihoods, (several, k), under each covariance, (several, n, n), of the columns of y, (n, k)."""
     low = np.linalg.cholesky(covariances)
     half = np.linalg.solve(low, np.broadcast_to(y, (*low.shape[:2], y.shape[1])))
-    return np.asarray(-0.5 * (half**2).sum(axis=1) - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1)[:, None])
+    return np.asarray(
+        -0.5 * (half**2).sum(axis=1)
+        - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1)[:, None]
+    )
 
 
 def expected_improvement(found: Posterior, best: float) -> Float64:
@@ -148,8 +187,14 @@ def expected_improvement(found: Posterior, best: float) -> Float64:
 
 def expected_gain_over(found: Posterior, one: int) -> Float64:
     """Return each configuration's expected improvement over ``one``, in logarithms, shape (cells,), itself about 0."""
-    variance = np.diag(found.covariance) + found.covariance[one, one] - 2 * found.covariance[one]
-    return _expected_gain(found.mean - found.mean[one], np.sqrt(np.maximum(variance, 1e-12)))
+    variance = (
+        np.diag(found.covariance)
+        + found.covariance[one, one]
+        - 2 * found.covariance[one]
+    )
+    return _expected_gain(
+        found.mean - found.mean[one], np.sqrt(np.maximum(variance, 1e-12))
+    )
 
 
 def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
@@ -161,35 +206,55 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
 
 
 def knob_space(
-    starting: Configuration, levels: Mapping[str, Sequence[object]], global_batch_size: Mapping[Layout, int],
-    ranks: int, max_micro_batch_size: Callable[[Configuration], int],
-) -> tuple[Configuration, ...]:  # fmt: skip
+    starting: Configuration,
+    levels: Mapping[str, Sequence[object]],
+    global_batch_size: Mapping[Layout, int],
+    ranks: int,
+    max_micro_batch_size: Callable[[Configuration], int],
+) -> tuple[Configuration, ...]:
     """Return all configurations, the starting one first; equal tokens are fewer packed sequences than padded ones."""
     cells = [with_split_batch(starting, global_batch_size, ranks)]
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
-        sizes = micro_batches(global_batch_size[one.layout], ranks, max_micro_batch_size(one))
+        sizes = micro_batches(
+            global_batch_size[one.layout], ranks, max_micro_batch_size(one)
+        )
         cells += [one.but(micro_batch_size=rows) for rows in sizes if one.possible]
     return tuple(dict.fromkeys(cells))
 
 
-def with_split_batch(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> Configuration:
+def with_split_batch(
+    knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int
+) -> Configuration:
     """Return the configuration with the micro-batch size that results from splitting the global batch."""
-    split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
+    split = split_global_batch(
+        global_batch_size[knobs.layout], knobs.micro_batch_size, ranks
+    )
     return knobs.but(micro_batch_size=split.micro_batch_size)
 
 
-def micro_batches(global_batch_size: int, ranks: int, max_micro_batch_size: int) -> list[int]:
+def micro_batches(
+    global_batch_size: int, ranks: int, max_micro_batch_size: int
+) -> list[int]:
     """Return sizes to try, as split: the largest useful one and powers of two below it; none if a rank would idle."""
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:
         return []
     kept = [rows for rows in ladder(largest) if rows * 2**ROW_DOUBLINGS >= largest]
-    return sorted({split_global_batch(global_batch_size, rows, ranks).micro_batch_size for rows in kept})
+    return sorted(
+        {
+            split_global_batch(global_batch_size, rows, ranks).micro_batch_size
+            for rows in kept
+        }
+    )
 
 
-def useful_share(knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int) -> float:
+def useful_share(
+    knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int
+) -> float:
     """Return the share of the computed sequences that the global batch fills."""
-    split = split_global_batch(global_batch_size[knobs.layout], knobs.micro_batch_size, ranks)
+    split = split_global_batch(
+        global_batch_size[knobs.layout], knobs.micro_batch_size, ranks
+    )
     computed = split.gradient_accumulation_steps * split.micro_batch_size * ranks
     return global_batch_size[knobs.layout] / computed

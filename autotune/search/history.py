@@ -5,9 +5,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.search.decide import Posterior, Seen, expected_gain_over, posterior, useful_share
+from autotune.search.decide import (
+    Posterior,
+    Seen,
+    expected_gain_over,
+    posterior,
+    useful_share,
+)
 from autotune.search.values import Configuration
-from autotune.trials.values import Contaminated, Outcome, OutOfMemory, TrainingFigures, describe
+from autotune.trials.values import (
+    Contaminated,
+    Outcome,
+    OutOfMemory,
+    TrainingFigures,
+    describe,
+)
 from autotune.workers.measure import TrainingWindows
 from trainer.config.train_config import Layout, TrainConfig
 
@@ -48,8 +60,14 @@ class ExploreRequest:
     def rate_of(self, cell: Configuration, figures: TrainingFigures) -> float:
         """Return the non-padding tokens/s that a window's rate means for training at the global batch."""
         share = self.non_padding_shares[cell.layout]
-        real = figures.tokens_per_s if share is None else share * figures.padded_tokens_per_s
-        return real * useful_share(cell, self.global_batch_size, self.training.limits.local_ranks)
+        real = (
+            figures.tokens_per_s
+            if share is None
+            else share * figures.padded_tokens_per_s
+        )
+        return real * useful_share(
+            cell, self.global_batch_size, self.training.limits.local_ranks
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +110,9 @@ class SearchState:
         """Record the windows of a round, one of which is of the starting configuration."""
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, ConfigurationWindows())
-            (one.short if short else one.full).append((rate, math.log(rate / rates[self.starting])))
+            (one.short if short else one.full).append(
+                (rate, math.log(rate / rates[self.starting]))
+            )
         self._believed = None
 
     def predict(self, seconds: Mapping[Configuration, float]) -> None:
@@ -102,7 +122,10 @@ class SearchState:
 
     def predicted_ratio(self, cell: Configuration) -> float | None:
         """Return the predicted ratio of tokens/s to the starting configuration; None if it is not known."""
-        before_s, after_s = self.predicted_s.get(self.starting), self.predicted_s.get(cell)
+        before_s, after_s = (
+            self.predicted_s.get(self.starting),
+            self.predicted_s.get(cell),
+        )
         return before_s / after_s if before_s and after_s else None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
@@ -118,22 +141,42 @@ class SearchState:
 
     def _leave_out(self, crashed: Configuration) -> None:
         """Exclude the values of a crashed configuration that never ran; several suspects only in combination."""
-        suspects = {name: value for name, value in crashed.model_dump().items() if self._only_crashes(name, value)}
+        suspects = {
+            name: value
+            for name, value in crashed.model_dump().items()
+            if self._only_crashes(name, value)
+        }
         if not suspects:
             return
-        said = " and ".join(f"{name} {str(value).lower()}" for name, value in suspects.items())
+        said = " and ".join(
+            f"{name} {str(value).lower()}" for name, value in suspects.items()
+        )
         together = " together" if len(suspects) > 1 else ""
-        self.left_out[said] = f"{said}{together}: {CRASHES} configurations failed, and none completed"
-        self.keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
+        self.left_out[said] = (
+            f"{said}{together}: {CRASHES} configurations failed, and none completed"
+        )
+        self.keep(
+            cell
+            for cell in self.cells
+            if any(getattr(cell, name) != value for name, value in suspects.items())
+        )
 
     def _only_crashes(self, name: str, value: object) -> bool:
-        of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
-        return sum(one.crashed for one in of_value) >= CRASHES and not any(one.best for one in of_value)
+        of_value = [
+            one for knobs, one in self.tried.items() if getattr(knobs, name) == value
+        ]
+        return sum(one.crashed for one in of_value) >= CRASHES and not any(
+            one.best for one in of_value
+        )
 
     def rule_out(self, unfit: Configuration) -> None:
         """Exclude a configuration that does not fit, and its settings with larger micro-batches."""
         kind, rows = unfit.kind, unfit.micro_batch_size
-        more = {cell for cell in self.cells if cell.micro_batch_size >= rows and cell.kind == kind}
+        more = {
+            cell
+            for cell in self.cells
+            if cell.micro_batch_size >= rows and cell.kind == kind
+        }
         self.keep(cell for cell in self.cells if cell not in more - {self.starting})
 
     def keep(self, cells: Iterable[Configuration]) -> None:
@@ -148,12 +191,20 @@ class SearchState:
         if not lies:
             return self._believed
         place, mean = self.places, self._believed.mean
-        told = [Seen(cell=place[cell], log_ratio=float(mean[place[cell]])) for cell in lies]
+        told = [
+            Seen(cell=place[cell], log_ratio=float(mean[place[cell]])) for cell in lies
+        ]
         return self._posterior([*self._seen(), *told])
 
     def _posterior(self, seen: Sequence[Seen]) -> Posterior:
-        ratios = {number: self.predicted_ratio(cell) for cell, number in self.places.items()}
-        return posterior(self.cells, seen, {number: math.log(one) for number, one in ratios.items() if one})
+        ratios = {
+            number: self.predicted_ratio(cell) for cell, number in self.places.items()
+        }
+        return posterior(
+            self.cells,
+            seen,
+            {number: math.log(one) for number, one in ratios.items() if one},
+        )
 
     @property
     def places(self) -> dict[Configuration, int]:
@@ -167,19 +218,32 @@ class SearchState:
         for cell, tried in self.tried.items():
             if cell in place and cell != self.starting:
                 seen += [Seen(cell=place[cell], log_ratio=one) for _, one in tried.full]
-                seen += [Seen(cell=place[cell], log_ratio=one, short=True) for _, one in tried.short]
+                seen += [
+                    Seen(cell=place[cell], log_ratio=one, short=True)
+                    for _, one in tried.short
+                ]
         return seen
 
     def best_mean(self, found: Posterior) -> float:
         """Return the highest predicted log ratio of the configurations that ran."""
         ran = {self.starting, *(cell for cell, one in self.tried.items() if one.best)}
-        return max(float(found.mean[number]) for cell, number in self.places.items() if cell in ran)
+        return max(
+            float(found.mean[number])
+            for cell, number in self.places.items()
+            if cell in ran
+        )
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""
         found, place = self.believed(), self.places
-        fastest = max([self.starting, *cells], key=lambda cell: float(found.mean[place[cell]]))
+        fastest = max(
+            [self.starting, *cells], key=lambda cell: float(found.mean[place[cell]])
+        )
         gains = expected_gain_over(found, place[fastest])
-        others = [cell for cell in cells if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT]
+        others = [
+            cell
+            for cell in cells
+            if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT
+        ]
         others.sort(key=lambda cell: -float(gains[place[cell]]))
         return others if fastest == self.starting else [fastest, *others]

@@ -19,7 +19,11 @@ from autotune.base.statistics import ratio_of
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
-from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, LossVerdict
+from autotune.trials.decide.equal_loss import (
+    CHECK_WARM_UP_STEPS,
+    LOSS_STEPS,
+    LossVerdict,
+)
 from autotune.trials.runner import Rounds, TrialRunner, check_loss
 from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
 from autotune.workers.measure import training_trial
@@ -54,7 +58,9 @@ class Exploration:
     reading: Rounds = field(init=False)
     known: SearchState = field(init=False)
     rounds: int = 0
-    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    taken_s: dict[bool, list[float]] = field(
+        default_factory=lambda: {False: [], True: []}
+    )
     """Seconds of windows, start-up included, without and with compiled layers."""
     predicted: dict[Configuration, int | None] = field(default_factory=dict)
     """Predicted largest micro-batch, by kind; None if it cannot be predicted."""
@@ -91,7 +97,9 @@ class Exploration:
         if tried >= self.request.most_trials:
             return f"the limit of {tried} configurations was reached"
         if self.rounds and self._searching_s_left() <= 0:
-            return "half of the time budget was used; the other half is for verification"
+            return (
+                "half of the time budget was used; the other half is for verification"
+            )
         if tried < min(LEAST_TRIALS, len(self.known.cells) - 1):
             return ""
         found = self.known.believed()
@@ -105,7 +113,11 @@ class Exploration:
         ranked = self._by_worth(pending)
         while ranked:
             cell, predictions = ranked.pop(0), len(self.known.predicted_s)
-            if cell in pending or cell == self.starting or self._takes_s(cell) > self._searching_s_left():
+            if (
+                cell in pending
+                or cell == self.starting
+                or self._takes_s(cell) > self._searching_s_left()
+            ):
                 continue
             if not (fits := cell in self.known.tried or self._fits(cell)):
                 self.known.rule_out(cell)
@@ -120,7 +132,10 @@ class Exploration:
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
         # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2: compiling takes a minute.
-        worth = {cell: gain / self._takes_s(cell) ** 0.5 for cell, gain in zip(self.known.cells, gains, strict=True)}
+        worth = {
+            cell: gain / self._takes_s(cell) ** 0.5
+            for cell, gain in zip(self.known.cells, gains, strict=True)
+        }
         return sorted(worth, key=lambda one: -worth[one])
 
     def _takes_s(self, cell: Configuration) -> float:
@@ -134,23 +149,41 @@ class Exploration:
         if (predict := self.request.predict) is None:
             return True
         if (kind := cell.kind) not in self.predicted:
-            asked = {"predicted": self.request.config_of(kind).model_dump(mode="json"), **self.request.predicted_for}
-            trial = Trial(job="trace", measured=asked, timeout_s=self.request.training.request.trial_timeout_s)
+            asked = {
+                "predicted": self.request.config_of(kind).model_dump(mode="json"),
+                **self.request.predicted_for,
+            }
+            trial = Trial(
+                job="trace",
+                measured=asked,
+                timeout_s=self.request.training.request.trial_timeout_s,
+            )
             label = f"memory prediction, {kind.name}"
-            found = self.runner.run(trial, label, by=lambda _: Measured(figures=dict(predict(kind))))
+            found = self.runner.run(
+                trial, label, by=lambda _: Measured(figures=dict(predict(kind)))
+            )
             assert isinstance(found, Measured)
             self.predicted[kind] = found.figures["max"]
             self.predicting_s += self.runner.finished[-1].seconds
             if seconds := found.figures.get("step_s"):
                 self._fits(self.starting)  # predicted ratios are to its seconds
-                self.known.predict({kind.but(micro_batch_size=int(size)): one for size, one in seconds.items()})
+                self.known.predict(
+                    {
+                        kind.but(micro_batch_size=int(size)): one
+                        for size, one in seconds.items()
+                    }
+                )
         most = self.predicted[kind]
         return most is None or cell.micro_batch_size <= most
 
     @property
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
-        return self.request.training.request.budget_s - self.reading.seconds - self.predicting_s
+        return (
+            self.request.training.request.budget_s
+            - self.reading.seconds
+            - self.predicting_s
+        )
 
     def _searching_s_left(self) -> float:
         return self.left_s - self.request.training.request.budget_s / 2
@@ -158,9 +191,18 @@ class Exploration:
     def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
         """Return the most promising that ran, without ``rejected`` arithmetics: as many as there is time to verify."""
         known, least_s = self.known, self._takes_s(self.starting)
-        ran = [cell for cell, one in known.tried.items() if one.best and cell in known.cells and cell != self.starting]
-        every = known.may_be_fastest([cell for cell in ran if cell.arithmetic not in rejected])[:FINALISTS]
-        rounds_s = [FIRST_VERIFYING * (least_s + some) for some in itertools.accumulate(map(self._takes_s, every))]
+        ran = [
+            cell
+            for cell, one in known.tried.items()
+            if one.best and cell in known.cells and cell != self.starting
+        ]
+        every = known.may_be_fastest(
+            [cell for cell in ran if cell.arithmetic not in rejected]
+        )[:FINALISTS]
+        rounds_s = [
+            FIRST_VERIFYING * (least_s + some)
+            for some in itertools.accumulate(map(self._takes_s, every))
+        ]
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
     def _round(self, asked: Sequence[Configuration]) -> None:
@@ -171,8 +213,14 @@ class Exploration:
         for cell in (cell for cell in fresh if cell in looked):
             # Too far below the best for a full window to make up.
             found = self.known.believed()
-            allowed = max(PRUNE_SIGMAS * found.noise_sigma * (1 + SHORT_PART**-0.5), LEAST_IMPROVEMENT)
-            if self.known.tried[cell].short[-1][1] < self.known.best_mean(found) - allowed:
+            allowed = max(
+                PRUNE_SIGMAS * found.noise_sigma * (1 + SHORT_PART**-0.5),
+                LEAST_IMPROVEMENT,
+            )
+            if (
+                self.known.tried[cell].short[-1][1]
+                < self.known.best_mean(found) - allowed
+            ):
                 self.known.tried[cell].outcome = "pruned"
             else:
                 going_on.append(cell)
@@ -180,21 +228,42 @@ class Exploration:
             self.known.tried[cell].outcome = "ran"
 
     def read(
-        self, cells: Sequence[Configuration], *, short: bool = False, starting_last: bool = False
+        self,
+        cells: Sequence[Configuration],
+        *,
+        short: bool = False,
+        starting_last: bool = False,
     ) -> Mapping[Configuration, float]:
         """Measure a window of each and the starting configuration; return non-padding tokens/s of those that ran."""
         if not cells:
             return {}
         every = [*cells, self.starting] if starting_last else [self.starting, *cells]
-        number, names, training = self.rounds, [cell.name for cell in every], self.request.training
+        number, names, training = (
+            self.rounds,
+            [cell.name for cell in every],
+            self.request.training,
+        )
         self.rounds += 1
         what = "short window" if short else f"round {number + 1}"
-        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
+        length = (
+            {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1}
+            if short
+            else {"min_steps": 2}
+        )
         windows = {
-            cell: training_trial(training, self.request.config_of(cell), number, names, cached=True, **length)
+            cell: training_trial(
+                training,
+                self.request.config_of(cell),
+                number,
+                names,
+                cached=True,
+                **length,
+            )
             for cell in every
         }
-        trials = {cell: (window, f"{cell.name} ({what})") for cell, window in windows.items()}
+        trials = {
+            cell: (window, f"{cell.name} ({what})") for cell, window in windows.items()
+        }
 
         def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
             self.taken_s[cell.compile].append(seconds)
@@ -202,8 +271,14 @@ class Exploration:
                 self.runner.require_measured("the starting configuration", outcome)
 
         outcomes = self.reading.read(number, trials, check)
-        ran = {cell: TrainingFigures.of(one) for cell, one in outcomes.items() if isinstance(one, Measured)}
-        rates = {cell: self.request.rate_of(cell, figures) for cell, figures in ran.items()}
+        ran = {
+            cell: TrainingFigures.of(one)
+            for cell, one in outcomes.items()
+            if isinstance(one, Measured)
+        }
+        rates = {
+            cell: self.request.rate_of(cell, figures) for cell, figures in ran.items()
+        }
         self.known.note(rates, short=short)
         for cell in cells:
             if cell not in rates:
@@ -238,21 +313,34 @@ def confirm(search: Exploration) -> ConfirmedChoice:
     return replace(found, equal_loss=first.equal_loss, passed_over=first.candidate)
 
 
-def confirm_one_of(finalists: Sequence[Configuration], search: Exploration) -> ConfirmedChoice:
+def confirm_one_of(
+    finalists: Sequence[Configuration], search: Exploration
+) -> ConfirmedChoice:
     """Find the fastest configuration, verify that it is faster and, if it rounds differently, check its loss."""
     starting = search.starting
     if not finalists:
-        return ConfirmedChoice(candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False)
+        return ConfirmedChoice(
+            candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False
+        )
     candidate, ratio = _race(finalists, search)
     faster = ratio.low is not None and ratio.low > 1.0
-    found = ConfirmedChoice(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
+    found = ConfirmedChoice(
+        candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster
+    )
     if not faster or candidate.arithmetic == starting.arithmetic:
         return found
     loss = _check_loss(candidate, search)
-    return replace(found, equal_loss=loss.message, adopted=loss.equal, rejected=None if loss.equal else loss.message)
+    return replace(
+        found,
+        equal_loss=loss.message,
+        adopted=loss.equal,
+        rejected=None if loss.equal else loss.message,
+    )
 
 
-def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Configuration, Interval]:
+def _race(
+    finalists: Sequence[Configuration], search: Exploration
+) -> tuple[Configuration, Interval]:
     """Measure interleaved windows of all finalists, and drop each that is no longer expected to be the fastest.
 
     Stop when the last one is verified to be faster, when none remains, or when time or rounds run out. All windows
@@ -272,7 +360,11 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
         leader = left[0] if left else ran[0]
         ratio = ratio_of(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
-        if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (search.left_s <= 0 or proven)):
+        if (
+            not left
+            or turn >= MOST_VERIFYING
+            or (turn >= FIRST_VERIFYING and (search.left_s <= 0 or proven))
+        ):
             break
     return leader, ratio
 
@@ -280,15 +372,28 @@ def _race(finalists: Sequence[Configuration], search: Exploration) -> tuple[Conf
 def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
     """Compare the losses of both ways to compute at the starting micro-batch size."""
     starting = search.starting
-    rounding = ("precision", "attention", "float8", "fused_cross_entropy", "compile_mode")
+    rounding = (
+        "precision",
+        "attention",
+        "float8",
+        "fused_cross_entropy",
+        "compile_mode",
+    )
     other = starting.but(**{name: getattr(candidate, name) for name in rounding})
-    cells = {cell.arithmetic: cell for cell in (starting, other if other.possible else other.but(compile=True))}
+    cells = {
+        cell.arithmetic: cell
+        for cell in (starting, other if other.possible else other.but(compile=True))
+    }
 
     def train(name: str) -> Outcome:
         label = f"loss check, {name}"
-        config = search.request.config_of(cells[name]).model_copy(update={"warmup_steps": CHECK_WARM_UP_STEPS})
+        config = search.request.config_of(cells[name]).model_copy(
+            update={"warmup_steps": CHECK_WARM_UP_STEPS}
+        )
         length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
-        trial = training_trial(search.request.training, config, 0, [label], cached=True, **length)
+        trial = training_trial(
+            search.request.training, config, 0, [label], cached=True, **length
+        )
         return search.reading.run(trial, label)
 
     return check_loss((starting.arithmetic, candidate.arithmetic), train)
@@ -300,21 +405,40 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
     others = [one for cell, one in search.known.tried.items() if cell != before]
     explored = []
     for cell, one in search.known.tried.items():
-        rates, logs = [rate for rate, _ in one.best], [log for _, log in one.best if cell != before]
-        explored.append(ExploredRow(
-            settings=cell, windows=len(one.full) + len(one.short), outcome=one.outcome,
-            tokens_per_s=statistics.median(rates) if rates else None,
-            ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
-            predicted_ratio=None if cell == before else search.known.predicted_ratio(cell),
-        ))  # fmt: skip
+        rates, logs = (
+            [rate for rate, _ in one.best],
+            [log for _, log in one.best if cell != before],
+        )
+        explored.append(
+            ExploredRow(
+                settings=cell,
+                windows=len(one.full) + len(one.short),
+                outcome=one.outcome,
+                tokens_per_s=statistics.median(rates) if rates else None,
+                ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
+                predicted_ratio=None
+                if cell == before
+                else search.known.predicted_ratio(cell),
+            )
+        )
     return ExploreEvidence(
-        configurations=len({*search.known.cells, *search.known.tried}), trials=len(others),
-        pruned=sum(one.outcome == "pruned" for one in others), starting=before,
-        chosen=found.candidate if found.adopted else before, candidate=found.candidate, adopted=found.adopted,
-        equal_loss=found.equal_loss, ratio_to_starting=found.ratio.value, ratio_low=found.ratio.low,
-        ratio_high=found.ratio.high, choice=_choice(search, found), stopped_because=search.stopped_because,
-        left_out=[*search.request.left_out, *search.known.left_out.values()], rows=explored, **search.reading.taken,
-    )  # fmt: skip
+        configurations=len({*search.known.cells, *search.known.tried}),
+        trials=len(others),
+        pruned=sum(one.outcome == "pruned" for one in others),
+        starting=before,
+        chosen=found.candidate if found.adopted else before,
+        candidate=found.candidate,
+        adopted=found.adopted,
+        equal_loss=found.equal_loss,
+        ratio_to_starting=found.ratio.value,
+        ratio_low=found.ratio.low,
+        ratio_high=found.ratio.high,
+        choice=_choice(search, found),
+        stopped_because=search.stopped_because,
+        left_out=[*search.request.left_out, *search.known.left_out.values()],
+        rows=explored,
+        **search.reading.taken,
+    )
 
 
 def _choice(search: Exploration, found: ConfirmedChoice) -> str:
@@ -322,7 +446,11 @@ def _choice(search: Exploration, found: ConfirmedChoice) -> str:
     if found.candidate == starting:
         return f"{starting.name} (starting configuration): no configuration is expected to be faster"
     if found.adopted:
-        more = f"; {found.passed_over.name} was rejected: {found.equal_loss}" if found.passed_over else ""
+        more = (
+            f"; {found.passed_over.name} was rejected: {found.equal_loss}"
+            if found.passed_over
+            else ""
+        )
         return f"{candidate}: verified to be faster than {starting.name}{more}"
     if (outcome := search.known.tried[found.candidate].outcome) != "ran":
         why = f"the verification of {candidate} failed ({outcome})"

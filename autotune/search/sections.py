@@ -20,19 +20,44 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.explore
     if found is None:
         command = f"autotune tune --model {one.name} --data DIR --explore"
-        return (Missing(what="Joint search of the step's settings", state="not requested", commands=(command,)),)
-    predicted = "predicted ratio", "r", lambda row: None if (one := row.predicted_ratio) is None else f"{one:.3f}"
+        return (
+            Missing(
+                what="Joint search of the step's settings",
+                state="not requested",
+                commands=(command,),
+            ),
+        )
+    predicted = (
+        "predicted ratio",
+        "r",
+        lambda row: None if (one := row.predicted_ratio) is None else f"{one:.3f}",
+    )
     table = table_of(
         "Configurations that were tried; tokens/s exclude padding, ratios are to the starting one in the same round",
-        sorted(found.rows, key=lambda row: -(row.ratio_to_starting or (row.settings == found.starting))),
+        sorted(
+            found.rows,
+            key=lambda row: (
+                -(row.ratio_to_starting or (row.settings == found.starting))
+            ),
+        ),
         ("configuration", "l", lambda row: row.settings.name),
         ("windows", "r", lambda row: str(row.windows)),
         ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
-        ("ratio", "r", lambda row: None if (one := row.ratio_to_starting) is None else f"{one:.3f}"),
+        (
+            "ratio",
+            "r",
+            lambda row: (
+                None if (one := row.ratio_to_starting) is None else f"{one:.3f}"
+            ),
+        ),
         *([predicted] if any(row.predicted_ratio for row in found.rows) else []),
-        ("outcome", "l", lambda row: "completed" if row.outcome == "ran" else row.outcome),
+        (
+            "outcome",
+            "l",
+            lambda row: "completed" if row.outcome == "ran" else row.outcome,
+        ),
         long=True,
-    )  # fmt: skip
+    )
     return (told(exploration_lines(found)), table)
 
 
@@ -41,7 +66,11 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
     yield f"configuration of the step: {found.choice}"
     if found.candidate != found.starting:
         ratio = f"{of_windows(found.ratio, number)} times the non-padding tokens/s"
-        known = [row.predicted_ratio for row in found.rows if row.settings == found.candidate and row.predicted_ratio]
+        known = [
+            row.predicted_ratio
+            for row in found.rows
+            if row.settings == found.candidate and row.predicted_ratio
+        ]
         predicted = f" (predicted: {number(known[0])})" if known else ""
         yield f"{found.candidate.name} has {ratio} of {found.starting.name}{predicted}"
     if found.equal_loss is not None:

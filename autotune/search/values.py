@@ -5,10 +5,25 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.base.interval import (
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    RatioBounds,
+)
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
-from trainer.config.train_config import Attention, Checkpointing, CompileMode, Float8, Layout, Precision, TrainConfig
+from trainer.config.train_config import (
+    Attention,
+    Checkpointing,
+    CompileMode,
+    Float8,
+    Layout,
+    Precision,
+    TrainConfig,
+)
 
 
 class Configuration(StrictTable):
@@ -27,15 +42,29 @@ class Configuration(StrictTable):
     @classmethod
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
         """Return the searched settings of a training configuration."""
-        plain = config.model_dump() | {"compile": config.compiled} if isinstance(config, TrainConfig) else config
-        return cls.model_validate({name: plain[name] for name in KNOBS} | {"compile": bool(plain["compile"])})
+        plain = (
+            config.model_dump() | {"compile": config.compiled}
+            if isinstance(config, TrainConfig)
+            else config
+        )
+        return cls.model_validate(
+            {name: plain[name] for name in KNOBS} | {"compile": bool(plain["compile"])}
+        )
 
     @property
     def arithmetic(self) -> str:
         """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
-        words = [self.precision, "fa3" if self.attention == "fa3" else "", f"{self.float8} float8"]
+        words = [
+            self.precision,
+            "fa3" if self.attention == "fa3" else "",
+            f"{self.float8} float8",
+        ]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
-        words += ["autotuned matmuls" if self.compile_mode == "max-autotune-no-cudagraphs" else ""]
+        words += [
+            "autotuned matmuls"
+            if self.compile_mode == "max-autotune-no-cudagraphs"
+            else ""
+        ]
         return ", ".join(word for word in words if word not in ("none float8", ""))
 
     @property
@@ -43,8 +72,14 @@ class Configuration(StrictTable):
         """False for settings that the trainer rejects together."""
         narrow = self.attention == "fa3" or self.float8 != "none"
         compiling = self.float8 != "none" or self.compile_mode != "default"
-        graphs_of_fa3 = self.attention == "fa3" and self.compile_mode == "reduce-overhead"
-        return (not narrow or self.precision == "bf16") and (not compiling or self.compile) and not graphs_of_fa3
+        graphs_of_fa3 = (
+            self.attention == "fa3" and self.compile_mode == "reduce-overhead"
+        )
+        return (
+            (not narrow or self.precision == "bf16")
+            and (not compiling or self.compile)
+            and not graphs_of_fa3
+        )
 
     def but(self, **settings: object) -> "Configuration":
         """Return a configuration with other settings."""
@@ -58,10 +93,21 @@ class Configuration(StrictTable):
     @property
     def name(self) -> str:
         """Short description for tables and labels."""
-        words = [plural(self.micro_batch_size, f"{self.layout} sequence"), self.arithmetic, self.attention]
-        words += [f"{self.activation_checkpointing} checkpointing", "compiled" if self.compile else ""]
+        words = [
+            plural(self.micro_batch_size, f"{self.layout} sequence"),
+            self.arithmetic,
+            self.attention,
+        ]
+        words += [
+            f"{self.activation_checkpointing} checkpointing",
+            "compiled" if self.compile else "",
+        ]
         words += ["CUDA graphs" if self.compile_mode == "reduce-overhead" else ""]
-        return ", ".join(word for word in words if word not in ("auto", "fa3", "none checkpointing", ""))
+        return ", ".join(
+            word
+            for word in words
+            if word not in ("auto", "fa3", "none checkpointing", "")
+        )
 
 
 KNOBS = tuple(Configuration.model_fields)

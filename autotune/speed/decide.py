@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import Interval
-from autotune.speed.values import AttentionRates, Kernel, MachineRates, MatmulRates, PassRate, SpeedPrediction, StepWork
+from autotune.speed.values import (
+    AttentionRates,
+    Kernel,
+    MachineRates,
+    MatmulRates,
+    PassRate,
+    SpeedPrediction,
+    StepWork,
+)
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.model.flops import find_peak, peak_flops_per_s, product_format
 
@@ -23,7 +31,12 @@ by the FLOPs. Fitted to 105 matmuls of encoder layers on an H100 (``reports/gpu/
 BYTES_SHARE, KERNEL_S = 0.87, 3e-6
 """Share of the memory bandwidth that elementwise kernels reach, and their fixed time; same source."""
 ATTENTION_SHARES = {
-    "hopper": {"varlen": (0.35, 0.20), "flash": (0.35, 0.20), "efficient": (0.085, 0.078), "FA3": (0.55, 0.38)},
+    "hopper": {
+        "varlen": (0.35, 0.20),
+        "flash": (0.35, 0.20),
+        "efficient": (0.085, 0.078),
+        "FA3": (0.55, 0.38),
+    },
     "other": {"varlen": (0.62, 0.50), "flash": (0.62, 0.50), "efficient": (0.29, 0.22)},
 }
 """Rates of attention kernels, forward and backward, as shares of the bf16 peak on long documents: measured on an H100;
@@ -49,8 +62,16 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     bytes_per_s = MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
     # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
     matmul = {
-        dtype: MatmulRates(flops_per_s=MATMUL_SHARE * rate, bytes_per_s=bytes_per_s, fixed_s=MATMUL_FIXED_S)
-        for dtype, rate in {"bf16": peak.bf16, "fp32": peak.tf32, "fp8": peak.fp8}.items()
+        dtype: MatmulRates(
+            flops_per_s=MATMUL_SHARE * rate,
+            bytes_per_s=bytes_per_s,
+            fixed_s=MATMUL_FIXED_S,
+        )
+        for dtype, rate in {
+            "bf16": peak.bf16,
+            "fp32": peak.tf32,
+            "fp8": peak.fp8,
+        }.items()
         if rate is not None
     }
     attention = {}
@@ -61,23 +82,46 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
                 rates = AttentionRates(flops_per_s=share * rate, half_tokens=half)
                 attention[f"{kernel} {direction} {dtype}"] = rates
     return MachineRates(
-        device=gpu_name, source=f"data sheet ({peak.source})", matmul=matmul, attention=attention,
-        passes={"copy": [PassRate(moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s)]},
-        kernel_s=KERNEL_S, launch_s=LAUNCH_S, compiled_launch_s=COMPILED_LAUNCH_S, graph_call_s=GRAPH_CALL_S,
-        host_runs_ahead=True, range_share=RANGE_SHARE,
-    )  # fmt: skip
+        device=gpu_name,
+        source=f"data sheet ({peak.source})",
+        matmul=matmul,
+        attention=attention,
+        passes={
+            "copy": [
+                PassRate(
+                    moved_bytes=1, bytes_per_s=BYTES_SHARE * peak.memory_bytes_per_s
+                )
+            ]
+        },
+        kernel_s=KERNEL_S,
+        launch_s=LAUNCH_S,
+        compiled_launch_s=COMPILED_LAUNCH_S,
+        graph_call_s=GRAPH_CALL_S,
+        host_runs_ahead=True,
+        range_share=RANGE_SHARE,
+    )
 
 
-def fit_matmul_rates(flops: Float64, moved_bytes: Float64, seconds: Float64) -> MatmulRates:
+def fit_matmul_rates(
+    flops: Float64, moved_bytes: Float64, seconds: Float64
+) -> MatmulRates:
     """Return the rates that fit measured matmuls best, by relative error; all shapes (N,)."""
-    columns = np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
+    columns = (
+        np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
+    )
     used = [0, 1, 2]
     # Without terms that would be negative.
-    while (solved := np.linalg.lstsq(columns[:, used], np.ones_like(flops), rcond=None)[0]).min() < 0:
+    while (
+        solved := np.linalg.lstsq(columns[:, used], np.ones_like(flops), rcond=None)[0]
+    ).min() < 0:
         used.pop(int(solved.argmin()))
     found = dict(zip(used, map(float, solved), strict=True))
-    flops_per_s, bytes_per_s = (1 / found[term] if found.get(term) else 1e18 for term in (0, 1))
-    return MatmulRates(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=found.get(2, 0.0))
+    flops_per_s, bytes_per_s = (
+        1 / found[term] if found.get(term) else 1e18 for term in (0, 1)
+    )
+    return MatmulRates(
+        flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, fixed_s=found.get(2, 0.0)
+    )
 
 
 def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
@@ -86,36 +130,68 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
         return 0.0
     if kernel.kind == "matmul":
         matmul = rates.matmul.get(kernel.dtype, rates.matmul["fp32"])
-        return kernel.flops / matmul.flops_per_s + kernel.moved_bytes / matmul.bytes_per_s + matmul.fixed_s
+        return (
+            kernel.flops / matmul.flops_per_s
+            + kernel.moved_bytes / matmul.bytes_per_s
+            + matmul.fixed_s
+        )
     measured = rates.passes.get(kernel.kind, rates.passes["copy"])
-    sizes = [math.log(point.moved_bytes) for point in measured]  # the rate lies between two by the logarithm of size
-    rate = np.interp(math.log(max(1, kernel.moved_bytes)), sizes, [point.bytes_per_s for point in measured])
+    # The rate lies between two by the logarithm of size.
+    sizes = [math.log(point.moved_bytes) for point in measured]
+    rate = np.interp(
+        math.log(max(1, kernel.moved_bytes)),
+        sizes,
+        [point.bytes_per_s for point in measured],
+    )
     moving_s = kernel.moved_bytes / float(rate)
-    found = rates.attention.get(f"{kernel.name} {kernel.dtype}") if kernel.kind == "attention" else None
+    found = (
+        rates.attention.get(f"{kernel.name} {kernel.dtype}")
+        if kernel.kind == "attention"
+        else None
+    )
     if found is not None:
         slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
         moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
     return moving_s + rates.kernel_s
 
 
-def attention_rates(lengths: Sequence[int], flops_per_s: Sequence[float]) -> AttentionRates:
+def attention_rates(
+    lengths: Sequence[int], flops_per_s: Sequence[float]
+) -> AttentionRates:
     """Return the rates that two measured lengths of documents show."""
     (short, long), (slow, fast) = lengths, flops_per_s
     # 1 / rate = (1 + half / length) / most
-    half = max(0.0, (1 / slow - 1 / fast) / (1 / (fast * short) - 1 / (slow * long))) if fast > slow else 0.0
+    half = (
+        max(0.0, (1 / slow - 1 / fast) / (1 / (fast * short) - 1 / (slow * long)))
+        if fast > slow
+        else 0.0
+    )
     return AttentionRates(flops_per_s=fast * (1 + half / long), half_tokens=half)
 
 
 def predict_speed(
-    work: StepWork, rates: MachineRates, train: TrainConfig, non_padding_tokens: float | None = None
+    work: StepWork,
+    rates: MachineRates,
+    train: TrainConfig,
+    non_padding_tokens: float | None = None,
 ) -> SpeedPrediction:
     """Return the predicted speed of a step; ``non_padding_tokens`` are those of a sequence, None if not known."""
-    peak = peak_flops_per_s(rates.device, product_format(train.precision, tf32=train.tf32))
+    peak = peak_flops_per_s(
+        rates.device, product_format(train.precision, tf32=train.tf32)
+    )
     # Trimmed layouts leave out most of the padding.
-    full = 1.0 if train.layout in TRIMMED_LAYOUTS else (non_padding_tokens or 0.0) / train.seq_length_tokens
+    full = (
+        1.0
+        if train.layout in TRIMMED_LAYOUTS
+        else (non_padding_tokens or 0.0) / train.seq_length_tokens
+    )
     if train.attention == "fa3":
         # Rates may have none of it: those of a measured machine without it, and of GPUs other than Hoppers.
-        of_fa3 = {name.replace("FA3", "varlen"): one for name, one in rates.attention.items() if name.startswith("FA3")}
+        of_fa3 = {
+            name.replace("FA3", "varlen"): one
+            for name, one in rates.attention.items()
+            if name.startswith("FA3")
+        }
         rates = rates.model_copy(update={"attention": {**rates.attention, **of_fa3}})
     parts: dict[str, float] = {}
     host_s = 0.0
@@ -123,35 +199,64 @@ def predict_speed(
     launch_s = rates.compiled_launch_s if compiled else rates.launch_s
     for kernel, count in work.kernels:
         part = _PARTS.get(kernel.kind, "memory-bound kernels")
-        slower = FLOAT8_SLOWER if train.float8 != "none" and part == "memory-bound kernels" else 1.0
+        slower = (
+            FLOAT8_SLOWER
+            if train.float8 != "none" and part == "memory-bound kernels"
+            else 1.0
+        )
         parts[part] = parts.get(part, 0.0) + count * slower * kernel_s(kernel, rates)
         # Replayed CUDA graphs cost as much: on an H100, steps of 8 sequences took 32.2 instead of 32.7 ms.
-        host_s += count * (rates.graph_call_s if kernel.kind == "graph call" else launch_s)
+        host_s += count * (
+            rates.graph_call_s if kernel.kind == "graph call" else launch_s
+        )
     device_s = sum(parts.values())
-    waiting_s = max(GAPS_SHARE * device_s, host_s - device_s) if rates.host_runs_ahead else host_s
+    waiting_s = (
+        max(GAPS_SHARE * device_s, host_s - device_s)
+        if rates.host_runs_ahead
+        else host_s
+    )
     step_s = device_s + waiting_s
     low_s, high_s = step_s * (1 - rates.range_share), step_s * (1 + rates.range_share)
     seconds = Interval(value=step_s, low=low_s, high=high_s)
     per_s = Interval(value=1 / step_s, low=1 / high_s, high=1 / low_s)
     return SpeedPrediction(
-        device=rates.device, source=rates.source, micro_batch_size=work.micro_batch_size, step_s=seconds,
-        padded_tokens_per_s=per_s.scaled(work.padded_tokens), parts_s=parts | {"host": waiting_s},
-        non_padding_tokens_per_s=None if non_padding_tokens is None else per_s.scaled(work.padded_tokens * full),
+        device=rates.device,
+        source=rates.source,
+        micro_batch_size=work.micro_batch_size,
+        step_s=seconds,
+        padded_tokens_per_s=per_s.scaled(work.padded_tokens),
+        parts_s=parts | {"host": waiting_s},
+        non_padding_tokens_per_s=None
+        if non_padding_tokens is None
+        else per_s.scaled(work.padded_tokens * full),
         mfu=None if peak is None else per_s.scaled(work.model_flops / peak),
-    )  # fmt: skip
+    )
 
 
 def predict_steps_s(
-    works: Sequence[StepWork], rates: MachineRates, train: TrainConfig, sizes: Sequence[int], counts: Sequence[float]
+    works: Sequence[StepWork],
+    rates: MachineRates,
+    train: TrainConfig,
+    sizes: Sequence[int],
+    counts: Sequence[float],
 ) -> list[float]:
     """Return the predicted seconds of optimizer steps of ``counts`` micro-batches, from two or more traced sizes."""
     works = sorted(works, key=lambda one: one.micro_batch_size)
     speeds = [predict_speed(work, rates, train) for work in works]
     optimizer_s = speeds[-1].parts_s.get("optimizer", 0.0)
     traced = [0, *(work.micro_batch_size for work in works)]
-    token_s = [(one.step_s.value - optimizer_s) / work.padded_tokens for one, work in zip(speeds, works, strict=True)]
-    of_traced = [size * train.seq_length_tokens * one for size, one in zip(traced[1:], token_s, strict=True)]
+    token_s = [
+        (one.step_s.value - optimizer_s) / work.padded_tokens
+        for one, work in zip(speeds, works, strict=True)
+    ]
+    of_traced = [
+        size * train.seq_length_tokens * one
+        for size, one in zip(traced[1:], token_s, strict=True)
+    ]
     slope_s = (of_traced[1] - of_traced[0]) / (traced[2] - traced[1])
     of_traced.insert(0, max(0.0, of_traced[0] - traced[1] * slope_s))
     micro_batch_s = np.interp(sizes, traced, of_traced)
-    return [float(one) * count + optimizer_s for one, count in zip(micro_batch_s, counts, strict=True)]
+    return [
+        float(one) * count + optimizer_s
+        for one, count in zip(micro_batch_s, counts, strict=True)
+    ]

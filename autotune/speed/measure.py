@@ -29,21 +29,31 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
     """Return a device's measured constants, or a GPU's from its data sheet, or None; raise ``BadConfig`` if damaged."""
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
-        rates = parse_table(MachineRates, read_json(path, max_bytes=2**20), where=str(path))
-        return rates.model_copy(update={"matmul": (sheet.matmul if sheet else {}) | rates.matmul})
+        rates = parse_table(
+            MachineRates, read_json(path, max_bytes=2**20), where=str(path)
+        )
+        return rates.model_copy(
+            update={"matmul": (sheet.matmul if sheet else {}) | rates.matmul}
+        )
     return sheet
 
 
-def measure_rates(machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str) -> MachineRates:
+def measure_rates(
+    machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str
+) -> MachineRates:
     """Measure this machine's constants, a minute; raise ``MachineLacks`` if that fails, ``Undecided`` if it is busy."""
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
         what = f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}"
-        raise MachineLacks(what, next_step="Run autotune doctor, and try again on an idle machine.")
+        raise MachineLacks(
+            what, next_step="Run autotune doctor, and try again on an idle machine."
+        )
     rates = dict(outcome.figures)
     if (spread := rates.pop("spread")) > MOST_SPREAD:
         what = f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median"
-        raise Undecided(what, next_step="Stop what else uses the machine, and try again.")
+        raise Undecided(
+            what, next_step="Stop what else uses the machine, and try again."
+        )
     rates |= {"device": device, "source": f"measured on this machine, {when_utc[:10]}"}
     told = {"host_runs_ahead": kind == "cuda", "range_share": MEASURED_RANGE_SHARE}
     return parse_table(MachineRates, rates | told, where="measured constants")

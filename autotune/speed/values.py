@@ -9,7 +9,16 @@ from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 
 KernelKind = Literal[
-    "matmul", "attention", "copy", "math", "norm", "softmax", "random", "embedding", "optimizer", "graph call"
+    "matmul",
+    "attention",
+    "copy",
+    "math",
+    "norm",
+    "softmax",
+    "random",
+    "embedding",
+    "optimizer",
+    "graph call",
 ]
 """Kinds of kernels, by what their time depends on.
 
@@ -48,17 +57,25 @@ class StepWork:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
-        return asdict(self) | {"kernels": [[*kernel, count] for kernel, count in self.kernels]}
+        return asdict(self) | {
+            "kernels": [[*kernel, count] for kernel, count in self.kernels]
+        }
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "StepWork":
         """Read the result of ``to_json``."""
-        kernels = tuple((Kernel(*fields), int(count)) for *fields, count in value["kernels"])
+        kernels = tuple(
+            (Kernel(*fields), int(count)) for *fields, count in value["kernels"]
+        )
         return cls(**{**value, "kernels": kernels})
 
     def bytes_of(self, *kinds: KernelKind) -> int:
         """Return the bytes that kernels of these kinds read and write."""
-        return sum(kernel.moved_bytes * count for kernel, count in self.kernels if kernel.kind in kinds)
+        return sum(
+            kernel.moved_bytes * count
+            for kernel, count in self.kernels
+            if kernel.kind in kinds
+        )
 
 
 class MatmulRates(StrictTable):

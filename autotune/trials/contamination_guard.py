@@ -26,9 +26,19 @@ class ContaminationGuard:
     """
 
     def __init__(
-        self, machine: Machine, monitor: GpuMonitor, uuids: Sequence[str], sampler: GpuSampler, clock: Clock
+        self,
+        machine: Machine,
+        monitor: GpuMonitor,
+        uuids: Sequence[str],
+        sampler: GpuSampler,
+        clock: Clock,
     ) -> None:
-        self._machine, self._monitor, self._sampler, self._clock = machine, monitor, sampler, clock
+        self._machine, self._monitor, self._sampler, self._clock = (
+            machine,
+            monitor,
+            sampler,
+            clock,
+        )
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
@@ -47,11 +57,17 @@ class ContaminationGuard:
         reasons: list[str | None] = []
         for uuid in used:
             name, samples = _name(self._monitor, uuid), taken[uuid].samples
-            reasons += [contamination.describe_slowdown(name, samples)] if trial.is_timed else []
+            reasons += (
+                [contamination.describe_slowdown(name, samples)]
+                if trial.is_timed
+                else []
+            )
             reasons.append(contamination.describe_other_processes(name, samples))
         reasons += self._wait_for_baseline(used, WAIT_AFTER_S)
         with_activity = contamination.with_gpus(outcome, [taken[uuid] for uuid in used])
-        return contamination.judge(with_activity, [one for one in reasons if one is not None])
+        return contamination.judge(
+            with_activity, [one for one in reasons if one is not None]
+        )
 
     def close(self) -> None:
         """Close the machine that runs the trials, and stop sampling."""
@@ -63,24 +79,48 @@ class ContaminationGuard:
         started_s = self._clock.monotonic_s()
         while True:
             used = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
-            above = [one for one in uuids if contamination.is_above_baseline(self._baseline_bytes[one], used[one])]
+            above = [
+                one
+                for one in uuids
+                if contamination.is_above_baseline(self._baseline_bytes[one], used[one])
+            ]
             waited_s = self._clock.monotonic_s() - started_s
             if not above or waited_s >= limit_s:
                 break
             self._clock.sleep(MIN_INTERVAL_S)
         before, ask = self._baseline_bytes, self._monitor
         return [
-            contamination.describe_growth(_name(ask, one), used[one], ask.compute_processes(one), before[one], waited_s)
+            contamination.describe_growth(
+                _name(ask, one),
+                used[one],
+                ask.compute_processes(one),
+                before[one],
+                waited_s,
+            )
             for one in above
         ]
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
     """Return a clause for each GPU that another process uses; call it before this program uses any."""
-    uses = ((_name(monitor, uuid), monitor.used_bytes(uuid), monitor.compute_processes(uuid)) for uuid in uuids)
-    return tuple(clause for use in uses if (clause := contamination.describe_other_users(*use)) is not None)
+    uses = (
+        (
+            _name(monitor, uuid),
+            monitor.used_bytes(uuid),
+            monitor.compute_processes(uuid),
+        )
+        for uuid in uuids
+    )
+    return tuple(
+        clause
+        for use in uses
+        if (clause := contamination.describe_other_users(*use)) is not None
+    )
 
 
 def _name(monitor: GpuMonitor, uuid: str) -> str:
     """Return the name of a GPU in messages: its index by nvidia-smi, or its UUID if it could not be described."""
-    return next((f"GPU {facts.index}" for facts in monitor.devices() if facts.uuid == uuid), uuid)
+    return next(
+        (f"GPU {facts.index}" for facts in monitor.devices() if facts.uuid == uuid),
+        uuid,
+    )

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from autotune.errors import BadInput, InternalError, MachineLacks
-from autotune.trials.values import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut, Trial
+from autotune.trials.values import (
+    Crashed,
+    HostOutOfMemory,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Trial,
+)
 from trainer.errors import HOST_OUT_OF_MEMORY
 
 _OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
@@ -94,7 +102,11 @@ class ForkServerMachine(StartedMachine):
     A trial runs in its own session; its whole process group is killed at its end. The server itself uses no GPU.
     """
 
-    def __init__(self, preload: Mapping[str, Any] | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        preload: Mapping[str, Any] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """Prepare a server that loads the trainer, or calls ``preload`` instead, as ``jobs.server.serve`` says."""
         super().__init__()
         self._arguments = [] if preload is None else [json.dumps(preload)]
@@ -105,10 +117,14 @@ class ForkServerMachine(StartedMachine):
 
     def _run(self, trial: Trial) -> Outcome:
         server = self._started()
-        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as directory:
+        with tempfile.TemporaryDirectory(
+            dir=self._scratch, ignore_cleanup_errors=True
+        ) as directory:
             reply = self._ask(server, asdict(trial) | {"directory": directory})
         if reply["timed_out"]:
-            return TimedOut(detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}")
+            return TimedOut(
+                detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}"
+            )
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
     def load(self, modules: Sequence[str]) -> bool:
@@ -116,7 +132,9 @@ class ForkServerMachine(StartedMachine):
 
         Return False if that started threads, which a fork breaks: then the server is started again, without them.
         """
-        if not self._ask(self._started(), {"modules": list(modules)}, self._start_timeout_s)["threads"]:
+        if not self._ask(
+            self._started(), {"modules": list(modules)}, self._start_timeout_s
+        )["threads"]:
             return True
         self.close()
         self.start()
@@ -146,17 +164,32 @@ class ForkServerMachine(StartedMachine):
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         with (self._scratch / "server.log").open("w") as log:
-            flags = ["-P"] if self._arguments else []  # your directory may have modules of any name
+            # Your directory may have modules of any name.
+            flags = ["-P"] if self._arguments else []
             # A session of its own: Ctrl-C is for this process, which then closes the server; the trial ends with it.
             self._server = subprocess.Popen(
-                [sys.executable, *flags, "-m", "autotune.trials.jobs.server", *self._arguments], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=os.environ | ENVIRONMENT,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    *flags,
+                    "-m",
+                    "autotune.trials.jobs.server",
+                    *self._arguments,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env=os.environ | ENVIRONMENT,
+            )
         self.versions = self._read(self._server, self._start_timeout_s)
         return self._server
 
     def _ask(
-        self, server: "subprocess.Popen[str]", request: dict[str, Any], timeout_s: float | None = None
+        self,
+        server: "subprocess.Popen[str]",
+        request: dict[str, Any],
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         assert server.stdin is not None
         try:
@@ -166,7 +199,9 @@ class ForkServerMachine(StartedMachine):
             raise self._server_died(server) from error
         return self._read(server, timeout_s)
 
-    def _read(self, server: "subprocess.Popen[str]", timeout_s: float | None) -> dict[str, Any]:
+    def _read(
+        self, server: "subprocess.Popen[str]", timeout_s: float | None
+    ) -> dict[str, Any]:
         """Return the next reply; end a server that takes longer to import than ``timeout_s``."""
         assert server.stdout is not None
         if not select.select([server.stdout], [], [], timeout_s)[0]:
@@ -182,45 +217,73 @@ class ForkServerMachine(StartedMachine):
         log = self._scratch / "server.log"
         tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
         if "No module named 'torch'" in tail:
-            return MachineLacks("torch is not installed", next_step="Install it: pip install torch")
-        return InternalError(f"the trial server exited with code {code}:\n{tail}", next_step="Report this as a bug.")
+            return MachineLacks(
+                "torch is not installed", next_step="Install it: pip install torch"
+            )
+        return InternalError(
+            f"the trial server exited with code {code}:\n{tail}",
+            next_step="Report this as a bug.",
+        )
 
 
 def _where(log_tail: str) -> str:
     """Return the stack that a job had written before its time limit: eight calls at most, the innermost first."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    frames = list(itertools.takewhile(lambda frame: not _OURS.search(frame), stack.splitlines()))
+    frames = list(
+        itertools.takewhile(lambda frame: not _OURS.search(frame), stack.splitlines())
+    )
     return ":\n" + "\n".join(frames[:8]) if found else ""
 
 
-def classify(ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False) -> Outcome:
+def classify(
+    ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False
+) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
 
     ``ranks`` has for each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed``
     (by the server), ``ended_s`` and ``log_tail``; ``killed_by_kernel`` is True if memory ran out meanwhile. Raise
     ``BadInput`` if the job could not use its input, which is no measurement, ``MachineLacks`` if not the device.
     """
-    outcomes = [_of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks]
-    failures = {rank: outcome for rank, outcome in enumerate(outcomes) if not isinstance(outcome, Measured)}
+    outcomes = [
+        _of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks
+    ]
+    failures = {
+        rank: outcome
+        for rank, outcome in enumerate(outcomes)
+        if not isinstance(outcome, Measured)
+    }
     if not failures:
         return outcomes[0]
-    first = min(failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"]))
+    first = min(
+        failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"])
+    )
     result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
-        kind = MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
+        kind = (
+            MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
+        )
         # Settings in the trainer's message become options of the commands that run it.
         setting = r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)"
-        as_option = re.sub(setting, lambda match: f"--{match[1].replace('_', '-')} {match[2]}", result["next_step"])
+        as_option = re.sub(
+            setting,
+            lambda match: f"--{match[1].replace('_', '-')} {match[2]}",
+            result["next_step"],
+        )
         raise kind(result["message"], next_step=as_option)
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failures[first]
-    return replace(failures[first], detail=f"rank {first} of {len(ranks)}: {failures[first].detail}")
+    return replace(
+        failures[first],
+        detail=f"rank {first} of {len(ranks)}: {failures[first].detail}",
+    )
 
 
 def _follows(account: dict[str, Any]) -> bool:
     """Return whether a rank failed because another had."""
     result = account["result"]
-    return bool(account["killed"]) if result is None else result["status"] == "lost_peer"
+    return (
+        bool(account["killed"]) if result is None else result["status"] == "lost_peer"
+    )
 
 
 def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
@@ -230,9 +293,16 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
     if result is not None and result["status"] == "out_of_memory":
         return OutOfMemory(detail=result["detail"])
     if result is not None:
-        return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
-    if HOST_OUT_OF_MEMORY.search(log_tail):  # written by C++ and the allocator if they cannot raise
+        return Crashed(
+            detail=result["message"]
+            if result["status"] == "refused"
+            else result["detail"]
+        )
+    # Written by C++ and the allocator if they cannot raise.
+    if HOST_OUT_OF_MEMORY.search(log_tail):
         return OutOfMemory(detail=log_tail[-500:])
     if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
-        return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")
+        return HostOutOfMemory(
+            detail="the kernel killed the trial because the host ran out of memory"
+        )
     return Crashed(detail=f"exit code {account['exit_code']}: {log_tail[-1000:]}")

@@ -15,7 +15,12 @@ from typing import Any
 from autotune.base.process import start
 from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
-from autotune.trials.fork_server import ENVIRONMENT, START_TIMEOUT_S, StartedMachine, classify
+from autotune.trials.fork_server import (
+    ENVIRONMENT,
+    START_TIMEOUT_S,
+    StartedMachine,
+    classify,
+)
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from trainer.config.tables import read_json
 from trainer.files import write_atomically
@@ -46,13 +51,22 @@ class MultirankMachine(StartedMachine):
         place.mkdir()
         write_atomically(place / "trial.json", json.dumps(asdict(trial)), durable=False)
         deadline_s = time.monotonic() + trial.timeout_s
-        while not (told := _read(place / "rank-0.json")) or told["status"] != "measured":
+        while (
+            not (told := _read(place / "rank-0.json")) or told["status"] != "measured"
+        ):
             if process.poll() is not None:
                 self._process = None
                 every = map(_read, sorted(place.glob("rank-*.json")))
                 results = [one for one in every if one and one["status"] != "measured"]
-                ended: dict[str, Any] = {"exit_code": 0, "killed": False, "log_tail": ""}
-                failed = [ended | {"result": one, "ended_s": one["ended_s"]} for one in results]
+                ended: dict[str, Any] = {
+                    "exit_code": 0,
+                    "killed": False,
+                    "log_tail": "",
+                }
+                failed = [
+                    ended | {"result": one, "ended_s": one["ended_s"]}
+                    for one in results
+                ]
                 return classify(failed) if failed else Crashed(detail=self._why())
             if time.monotonic() > deadline_s:
                 self._kill(process)
@@ -85,20 +99,35 @@ class MultirankMachine(StartedMachine):
         with (self._directory / "log").open("wb") as log:
             try:
                 self._process = start(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C is for this process, which then ends the ranks.
+                    start_new_session=True,
                     at_end=signal.SIGTERM,  # a launcher ends its ranks itself
-                    env=os.environ | ENVIRONMENT | (of_nccl if self._device == "cuda" else {}),
-                )  # fmt: skip
+                    env=os.environ
+                    | ENVIRONMENT
+                    | (of_nccl if self._device == "cuda" else {}),
+                )
             except FileNotFoundError as error:
                 next_step = "Install it, or measure on this node alone with --ranks."
-                raise MachineLacks(f"{command[0]!r} not found", next_step=next_step) from error
-        joined, deadline_s = self._directory / "joined.json", time.monotonic() + START_TIMEOUT_S
+                raise MachineLacks(
+                    f"{command[0]!r} not found", next_step=next_step
+                ) from error
+        joined, deadline_s = (
+            self._directory / "joined.json",
+            time.monotonic() + START_TIMEOUT_S,
+        )
         while not joined.is_file():
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
                 self._kill(self._process)
-                what = "could not be started" if ended else f"did not connect within {START_TIMEOUT_S:g} s"
+                what = (
+                    "could not be started"
+                    if ended
+                    else f"did not connect within {START_TIMEOUT_S:g} s"
+                )
                 raise MachineLacks(
                     f"the ranks {what}: {self._why()}",
                     next_step="Check that the nodes reach each other; set network.interface in the site file to choose "
@@ -111,7 +140,11 @@ class MultirankMachine(StartedMachine):
     def _why(self) -> str:
         """Return the most informative line of the log."""
         log = (self._directory / "log").read_text(errors="replace")[-4000:].splitlines()
-        lines = [line for line in log if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
+        lines = [
+            line
+            for line in log
+            if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)
+        ]
         return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
@@ -127,5 +160,7 @@ class MultirankMachine(StartedMachine):
 
 def _read(file: Path) -> dict[str, Any]:
     """Read a rank's account; return an empty dictionary if there is none."""
-    found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
+    found: dict[str, Any] = (
+        read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
+    )
     return found

@@ -12,11 +12,30 @@ from typing import Any, TypeVar
 from autotune.base.clock import Clock
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
-from autotune.trials.decide.equal_loss import LossVerdict, compare_losses, fell_too_little
-from autotune.trials.decide.plausibility import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
+from autotune.trials.decide.equal_loss import (
+    LossVerdict,
+    compare_losses,
+    fell_too_little,
+)
+from autotune.trials.decide.plausibility import (
+    RATE_JOBS,
+    check_rates,
+    check_real,
+    is_possible,
+    rates_of_trial,
+)
 from autotune.trials.fork_server import Machine
 from autotune.trials.trial_log import TrialLog, read_trial_records
-from autotune.trials.values import FinishedTrial, MadeOn, Measured, Outcome, OutOfMemory, Trial, TrialRecord, describe
+from autotune.trials.values import (
+    FinishedTrial,
+    MadeOn,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    Trial,
+    TrialRecord,
+    describe,
+)
 
 LEAVING_S = 5.0
 """Time for the rest of a job after its last trial, in seconds."""
@@ -63,7 +82,13 @@ class TrialRunner:
         return trial.key in self._failed and trial.key not in self._known
 
     def run(
-        self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False, by: Run | None = None
+        self,
+        trial: Trial,
+        label: str,
+        *,
+        anew: bool = False,
+        timed: bool = False,
+        by: Run | None = None,
     ) -> Outcome:
         """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
 
@@ -76,7 +101,11 @@ class TrialRunner:
             check_real(here.gpu_name, here.driver, label)
         done = None if anew else self._known.get(trial.key)
         if done is not None and here is not None and isinstance(done.outcome, Measured):
-            done = done if is_possible(here.gpu_name, rates_of_trial(trial, done.outcome)) else None
+            done = (
+                done
+                if is_possible(here.gpu_name, rates_of_trial(trial, done.outcome))
+                else None
+            )
         self.on_trial(label, None)
         if done is None:
             self._check_time(trial, label)
@@ -87,13 +116,23 @@ class TrialRunner:
             # Rounded as in the trial log, so that decisions by time are the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             record = TrialRecord(
-                time_utc=self.clock.utc_now().isoformat(), site=self.site, made_on=self.made_on, label=label,
-                outcome=asdict(outcome), seconds=seconds,
+                time_utc=self.clock.utc_now().isoformat(),
+                site=self.site,
+                made_on=self.made_on,
+                label=label,
+                outcome=asdict(outcome),
+                seconds=seconds,
                 **{name: getattr(trial, name) for name in ("key", "job", "measured")},
-            )  # fmt: skip
+            )
             self.trial_log.append(record.model_dump(mode="json"))
             self._remember(record)
-            done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_trial_log=False)
+            done = FinishedTrial(
+                trial=trial,
+                outcome=outcome,
+                seconds=seconds,
+                label=label,
+                from_trial_log=False,
+            )
         done = replace(done, trial=trial, label=label)
         self.finished.append(done)
         self.on_finished(done)
@@ -122,13 +161,19 @@ class TrialRunner:
         now_s, place = self.clock.utc_now().timestamp(), self.trial_log.directory
         if self.budget_ends_s is not None:
             left_s = self.budget_ends_s - now_s
-            usual_s = statistics.median([done.seconds for done in self.finished if not done.from_trial_log] or [0.0])
+            usual_s = statistics.median(
+                [done.seconds for done in self.finished if not done.from_trial_log]
+                or [0.0]
+            )
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, but the next trial ({label}) takes about {usual_s:.0f} s",
                     next_step=f"Run it again with a longer --time-limit: it resumes from {place}.",
                 )
-        if self.ends_s is not None and self.ends_s - now_s < trial.timeout_s + LEAVING_S:
+        if (
+            self.ends_s is not None
+            and self.ends_s - now_s < trial.timeout_s + LEAVING_S
+        ):
             raise StartAgain(
                 f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, but the next trial ({label}) may take "
                 f"{trial.timeout_s:g} s, plus {LEAVING_S:g} s to exit; {len(self.finished)} results are in {place}",
@@ -160,9 +205,12 @@ class Rounds:
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
     def read(
-        self, number: int, trials: Mapping[Key, tuple[Trial, str]], check: Callable[[Key, Outcome, float], None],
+        self,
+        number: int,
+        trials: Mapping[Key, tuple[Trial, str]],
+        check: Callable[[Key, Outcome, float], None],
         refuse: Callable[[Key, BadInput], None] | None = None,
-    ) -> dict[Key, Outcome]:  # fmt: skip
+    ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
         Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
@@ -182,16 +230,27 @@ class Rounds:
                 check(key, found[key], self.runner.finished[-1].seconds)
             return found
 
-        late = [key for key, (trial, _) in trials.items() if not self.runner.knows(trial)]
+        late = [
+            key for key, (trial, _) in trials.items() if not self.runner.knows(trial)
+        ]
         again = all(self.runner.has_failed(trials[key][0]) for key in late)
-        again = again or (refuse is not None and len(late) < len(trials))  # rejected windows are not logged
+        # Rejected windows are not logged.
+        again = again or (refuse is not None and len(late) < len(trials))
         found = measured(anew=not again)
-        return measured(anew=True) if again and any(isinstance(found.get(key), Measured) for key in late) else found
+        return (
+            measured(anew=True)
+            if again and any(isinstance(found.get(key), Measured) for key in late)
+            else found
+        )
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
         """Return a window's outcome; a disturbed window is measured again."""
         for attempt in range(ATTEMPTS):
-            outcome = self.runner.run(trial, label + (f", attempt {attempt + 1}" if attempt else ""), anew=anew)
+            outcome = self.runner.run(
+                trial,
+                label + (f", attempt {attempt + 1}" if attempt else ""),
+                anew=anew,
+            )
             self.seconds += self.runner.finished[-1].seconds
             if outcome.kind != "contaminated":
                 break
@@ -205,7 +264,10 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
     for name in names:
         outcome = train(name)
         if not isinstance(outcome, Measured):
-            return LossVerdict(equal=False, message=f"not checked: the run with {name} failed ({describe(outcome)})")
+            return LossVerdict(
+                equal=False,
+                message=f"not checked: the run with {name} failed ({describe(outcome)})",
+            )
         every.append(tuple(outcome.figures["losses"]))
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
             return nothing

@@ -31,7 +31,10 @@ class TrialLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record and sync it to disk; raise ``BadInput`` if the directory cannot be written."""
-        line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
+        line = (
+            canonical_json({"record": record, "sha256": canonical_sha256(record)})
+            + b"\n"
+        )
         with translate_write_errors(self._file):
             self.directory.mkdir(parents=True, exist_ok=True)
             files.append_whole(self._file, line, durable=True)
@@ -46,17 +49,23 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
             next_step = "Move it away: it is not a trial log."
-            raise BadInput(f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step=next_step)
+            raise BadInput(
+                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step=next_step
+            )
         found += map(_checked, path.read_bytes().splitlines())
     records = [record for record in found if record is not None]
-    return sorted(records, key=lambda record: str(record.get("time_utc", ""))), found.count(None)
+    return sorted(
+        records, key=lambda record: str(record.get("time_utc", ""))
+    ), found.count(None)
 
 
 def _checked(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         record = entry["record"]
-        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(record)
+        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(
+            record
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return record if intact else None
@@ -66,7 +75,9 @@ def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     """Return a trial log's trials of all sites and writers, oldest first, and the number of lines without one."""
     lines, corrupt = read_trial_log(directory)
     found = [TrialRecord.of(line) for line in lines]
-    return [record for record in found if record is not None], corrupt + found.count(None)
+    return [record for record in found if record is not None], corrupt + found.count(
+        None
+    )
 
 
 def made_on(here: Fingerprint) -> MadeOn:
@@ -85,8 +96,16 @@ def own_records(
     """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
     # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
-    own = [(one, one.trial.config.get("seq_length_tokens")) for one in records if one.site not in others]
-    return tuple(one for one, length in own if seq_length_tokens is None or length in (None, seq_length_tokens))
+    own = [
+        (one, one.trial.config.get("seq_length_tokens"))
+        for one in records
+        if one.site not in others
+    ]
+    return tuple(
+        one
+        for one, length in own
+        if seq_length_tokens is None or length in (None, seq_length_tokens)
+    )
 
 
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
@@ -101,11 +120,20 @@ def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
     if where is not None:
         hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
     else:
-        settings = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else None
+        settings = (
+            {key: value for key, value in model.items() if key != "name"}
+            if isinstance(model, dict)
+            else None
+        )
         dataset = data.get("dataset_hash") if isinstance(data, dict) else None
         hashes = None if settings is None else canonical_sha256(settings), dataset
-    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (None, made_on.dataset_hash):
+    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (
+        None,
+        made_on.dataset_hash,
+    ):
         return True
     if where is None or (where.gpu_name is None and made_on.gpu_name is not None):
         return False  # unknown; or a GPU's steps are replayed on a machine without one
-    return where.gpu_name != made_on.gpu_name or (where.gpu_name is None and where.cpu_model != made_on.cpu_model)
+    return where.gpu_name != made_on.gpu_name or (
+        where.gpu_name is None and where.cpu_model != made_on.cpu_model
+    )

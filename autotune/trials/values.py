@@ -36,7 +36,9 @@ class OutOfMemory(_Failure):
 class HostOutOfMemory(_Failure):
     """The kernel killed the job because the host ran out of memory; this says nothing about the budget."""
 
-    kind: Literal["host_out_of_memory"] = field(default="host_out_of_memory", init=False)
+    kind: Literal["host_out_of_memory"] = field(
+        default="host_out_of_memory", init=False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +86,28 @@ FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-JobName = Literal["step", "training", "trace", "links", "gradient_sync", "rates", "own_step", "own_loader", "own_trace"]
+JobName = Literal[
+    "step",
+    "training",
+    "trace",
+    "links",
+    "gradient_sync",
+    "rates",
+    "own_step",
+    "own_loader",
+    "own_trace",
+]
 JOB_MODULES: Mapping[str, str] = {
-    "step": "autotune.memory.jobs.step", "training": "autotune.workers.job", "trace": "autotune.memory.jobs.trace",
-    "links": "autotune.network.jobs.links", "gradient_sync": "autotune.network.jobs.gradient_sync",
-    "rates": "autotune.speed.jobs.measure_rates", "own_step": "autotune.integrations.jobs.step",
-    "own_loader": "autotune.integrations.jobs.loader", "own_trace": "autotune.integrations.jobs.trace",
-}  # fmt: skip
+    "step": "autotune.memory.jobs.step",
+    "training": "autotune.workers.job",
+    "trace": "autotune.memory.jobs.trace",
+    "links": "autotune.network.jobs.links",
+    "gradient_sync": "autotune.network.jobs.gradient_sync",
+    "rates": "autotune.speed.jobs.measure_rates",
+    "own_step": "autotune.integrations.jobs.step",
+    "own_loader": "autotune.integrations.jobs.loader",
+    "own_trace": "autotune.integrations.jobs.trace",
+}
 """Module of each job; only a trial's child process imports it, to call its ``run``."""
 
 
@@ -119,14 +136,23 @@ class Trial:
     @property
     def ranks(self) -> int:
         """Number of ranks that it keeps busy; one if it names none."""
-        counts = [self.measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
-        return math.prod(count for count in counts if isinstance(count, int) and count > 0)
+        counts = [
+            self.measured.get(name)
+            for name in ("local_ranks", "nodes", "ranks_per_node")
+        ]
+        return math.prod(
+            count for count in counts if isinstance(count, int) and count > 0
+        )
 
     @property
     def is_timed(self) -> bool:
         """True if the result depends on the speed of the device."""
         steps = self.measured.get("timed_steps")
-        long_enough = self.job != "step" or not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
+        long_enough = (
+            self.job != "step"
+            or not isinstance(steps, int)
+            or steps >= FEWEST_TIMED_STEPS
+        )
         return long_enough and self.job != "own_step"
 
 
@@ -156,7 +182,11 @@ class MadeOn(StrictTable):
     @property
     def machine(self) -> str:
         """The device, in words."""
-        return f"{self.gpu_count} x {self.gpu_name}" if self.gpu_name else self.cpu_model or "cpu"
+        return (
+            f"{self.gpu_count} x {self.gpu_name}"
+            if self.gpu_name
+            else self.cpu_model or "cpu"
+        )
 
     @property
     def processors(self) -> str:
@@ -200,7 +230,11 @@ class TrialRecord(StrictTable):
         """Return the trial with its outcome."""
         outcome = outcome_from_json(self.outcome)
         return FinishedTrial(
-            trial=self.trial, outcome=outcome, seconds=self.seconds, label=self.label, from_trial_log=True
+            trial=self.trial,
+            outcome=outcome,
+            seconds=self.seconds,
+            label=self.label,
+            from_trial_log=True,
         )
 
 
@@ -367,8 +401,11 @@ class GradientSyncFigures(JobFigures):
 
 
 _FIGURES: dict[str, type[JobFigures]] = {
-    "step": StepFigures, "training": TrainingFigures, "links": LinkFigures, "gradient_sync": GradientSyncFigures,
-}  # fmt: skip
+    "step": StepFigures,
+    "training": TrainingFigures,
+    "links": LinkFigures,
+    "gradient_sync": GradientSyncFigures,
+}
 
 
 class TrialRequest(StrictTable):
@@ -380,7 +417,11 @@ class TrialRequest(StrictTable):
         """Return the trial of this request; ``local`` holds its inputs that depend on this machine."""
         # Fields with a default came later; leaving defaults out keeps the keys of trials in older trial logs.
         fields = type(self).model_fields.items()
-        defaults = {name for name, field in fields if not field.is_required() and getattr(self, name) == field.default}
+        defaults = {
+            name
+            for name, field in fields
+            if not field.is_required() and getattr(self, name) == field.default
+        }
         measured = self.model_dump(mode="json", exclude=defaults)
         return Trial(job=self.job, measured=measured, timeout_s=timeout_s, local=local)
 

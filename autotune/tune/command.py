@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from autotune.tune.pipeline import TuneRequest
     from autotune.tune.values import TuningResult
 
-Skippable = StrEnum("Skippable", ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"])
+Skippable = StrEnum(
+    "Skippable",
+    ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"],
+)
 
 
 @opt.grouped
@@ -31,15 +34,26 @@ def tune(
     nodes: Annotated[int, opt.NODES] = 1,
     explore: Annotated[
         bool,
-        opt.flag("--explore", "Also search precision, attention, checkpointing, compilation, layout, micro-batch."),
+        opt.flag(
+            "--explore",
+            "Also search precision, attention, checkpointing, compilation, layout, micro-batch.",
+        ),
     ] = False,
-    time_limit_s: Annotated[float | None, opt.time_limit("15min per model, 30min with --explore")] = None,
+    time_limit_s: Annotated[
+        float | None, opt.time_limit("15min per model, 30min with --explore")
+    ] = None,
     skip: Annotated[
         list[Skippable] | None,
-        opt.option("PHASE", f"Phase to skip, repeatable: {', '.join(Skippable)}.", advanced=True),
+        opt.option(
+            "PHASE",
+            f"Phase to skip, repeatable: {', '.join(Skippable)}.",
+            advanced=True,
+        ),
     ] = None,
     window_s: opt.Window = WINDOW_S,
-    out: Annotated[Path, opt.option("DIR", "Directory of the profiles.")] = Path("profiles"),
+    out: Annotated[Path, opt.option("DIR", "Directory of the profiles.")] = Path(
+        "profiles"
+    ),
     job: JobOptions,
 ) -> None:
     """Find the fastest training settings for your data.
@@ -52,23 +66,42 @@ def tune(
 
     number = os.environ.get("SLURM_JOB_ID")
     skipped = {one.value for one in skip or ()}
-    left_out = frozenset(stage for stage in ORDER if stage in skipped or (stage == "explore" and not explore))
+    left_out = frozenset(
+        stage
+        for stage in ORDER
+        if stage in skipped or (stage == "explore" and not explore)
+    )
     models = options.model
     request = TuneRequest(
         probes=options.probes(
-            job.reports, {}, accumulate="accumulation" not in skipped, traced="estimate" not in skipped
+            job.reports,
+            {},
+            accumulate="accumulation" not in skipped,
+            traced="estimate" not in skipped,
         ),
-        minutes=15.0 * (1 + explore) * len(models) if time_limit_s is None else time_limit_s / 60,
-        out=out, device=options.device, skip=left_out, nodes=nodes, window_s=window_s,
-    )  # fmt: skip
+        minutes=15.0 * (1 + explore) * len(models)
+        if time_limit_s is None
+        else time_limit_s / 60,
+        out=out,
+        device=options.device,
+        skip=left_out,
+        nodes=nodes,
+        window_s=window_s,
+    )
     asked = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient synchronisation.",
-        trial_log=str(job.reports / "*" / "trials"), trial_timeout_s=options.trial_timeout_s, ranks=options.ranks,
-        expected_minutes=1 + 1.2 * request.minutes,  # the last phase may exceed the limit
-        on_gpus=options.device != "cpu", reports=job.reports,
-        then=(lambda first: _second(asked, first, request)) if nodes > 1 and "network" not in skipped else None,
-    )  # fmt: skip
+        trial_log=str(job.reports / "*" / "trials"),
+        trial_timeout_s=options.trial_timeout_s,
+        ranks=options.ranks,
+        # The last phase may exceed the limit.
+        expected_minutes=1 + 1.2 * request.minutes,
+        on_gpus=options.device != "cpu",
+        reports=job.reports,
+        then=(lambda first: _second(asked, first, request))
+        if nodes > 1 and "network" not in skipped
+        else None,
+    )
     if job.submitted_or_rejected(context, asked):
         return
     tuning = Tuning(request=request)
@@ -76,15 +109,26 @@ def tune(
         result = tuning.run()
     except AutotuneError:
         if tuning.has_saved:
-            again = shlex.join(["autotune", *context.find_root().obj, *(["--slurm"] if number else [])])
+            again = shlex.join(
+                ["autotune", *context.find_root().obj, *(["--slurm"] if number else [])]
+            )
             sys.stderr.write(f"tune: finished phases are saved; to resume: {again}\n")
         raise
     if number is not None:
         from autotune.base.files import write_atomically
 
-        with_baseline = any(stage.name == "baseline" and stage.status == "done" for stage in result.stages)
-        found = {"profiles": result.profiles, "report": result.report, "with_baseline": with_baseline}
-        write_atomically(_found_by(number, job.reports), json.dumps(found, indent=1) + "\n")
+        with_baseline = any(
+            stage.name == "baseline" and stage.status == "done"
+            for stage in result.stages
+        )
+        found = {
+            "profiles": result.profiles,
+            "report": result.report,
+            "with_baseline": with_baseline,
+        }
+        write_atomically(
+            _found_by(number, job.reports), json.dumps(found, indent=1) + "\n"
+        )
     _say(result, as_json=job.as_json)
     if tuning.failed:
         raise tuning.failed[0]
@@ -101,7 +145,12 @@ def _say(result: "TuningResult", *, as_json: bool) -> None:
 
 def tune_between_nodes(
     *,
-    tuned: Annotated[Path, typer.Argument(metavar="PATH", help="File that names the profiles of the tuning.")],
+    tuned: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="File that names the profiles of the tuning."
+        ),
+    ],
     data: opt.Data,
     time_limit_s: Annotated[float, opt.time_limit("none")],
     trial_timeout_s: opt.TrialTimeout,
@@ -111,7 +160,12 @@ def tune_between_nodes(
     from autotune.tune.pipeline import measure_between_nodes
     from autotune.workers.values import SweepRequest
 
-    request = SweepRequest(data=data, reports=reports, minutes=time_limit_s / 60, trial_timeout_s=trial_timeout_s)
+    request = SweepRequest(
+        data=data,
+        reports=reports,
+        minutes=time_limit_s / 60,
+        trial_timeout_s=trial_timeout_s,
+    )
     _say(measure_between_nodes(tuned, request), as_json=False)
 
 
@@ -120,18 +174,32 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
     from autotune.tune.values import BUDGET_WEIGHTS
 
     models = len(request.probes)
-    of_all = sum(weight for name, weight in BUDGET_WEIGHTS.items() if name not in request.skip)
+    of_all = sum(
+        weight for name, weight in BUDGET_WEIGHTS.items() if name not in request.skip
+    )
     minutes = max(1.0, request.minutes / models * BUDGET_WEIGHTS["network"] / of_all)
     command = [
-        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(request.probes[0].data),
-        "--time-limit", f"{minutes:.1f}min", "--trial-timeout", f"{first.trial_timeout_s:g}s",
-        "--reports", str(first.reports),
-    ]  # fmt: skip
+        "tune-between-nodes",
+        str(_found_by(number, first.reports)),
+        "--data",
+        str(request.probes[0].data),
+        "--time-limit",
+        f"{minutes:.1f}min",
+        "--trial-timeout",
+        f"{first.trial_timeout_s:g}s",
+        "--reports",
+        str(first.reports),
+    ]
     return replace(
-        first, name="tune-between-nodes",
+        first,
+        name="tune-between-nodes",
         purpose=f"Measures the network between two nodes for the profiles of job {number}.",
-        expected_minutes=1 + 2 * minutes * models, nodes=2, with_srun=False, command=command, then=None,
-    )  # fmt: skip
+        expected_minutes=1 + 2 * minutes * models,
+        nodes=2,
+        with_srun=False,
+        command=command,
+        then=None,
+    )
 
 
 def _found_by(number: str, reports: Path) -> Path:

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName
 
-LEAST_WINDOWS: dict[StageName, int] = {"explore": 12, "workers": 9, "network": 6, "baseline": 11}
+LEAST_WINDOWS: dict[StageName, int] = {
+    "explore": 12,
+    "workers": 9,
+    "network": 6,
+    "baseline": 11,
+}
 """Fewest trials of a phase that give a result: three rounds, and those that must come first."""
 LEAST_PROBES = 6
 """Fewest trials of a probe: the predicted size, the next one, which does not fit, and a few timed sizes."""
@@ -16,7 +21,11 @@ def least_s(name: StageName, trial_s: float, window_s: float) -> float:
     """Return the approximate minimum seconds of a phase, given those of a window and of a trial's overhead."""
     if name == "probe":
         return LEAST_PROBES * trial_s
-    return LEAST_WINDOWS[name] * (trial_s + window_s) if name in LEAST_WINDOWS else USUAL_S.get(name, 0.0)
+    return (
+        LEAST_WINDOWS[name] * (trial_s + window_s)
+        if name in LEAST_WINDOWS
+        else USUAL_S.get(name, 0.0)
+    )
 
 
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
@@ -26,7 +35,9 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
         return None
     waiting = [one for one in stages if not one.over and one is not stage]
     total = weight + sum(BUDGET_WEIGHTS.get(one.name, 0.0) for one in waiting)
-    fixed_s = sum(_usual_s(stages, one.name) for one in waiting if one.name not in BUDGET_WEIGHTS)
+    fixed_s = sum(
+        _usual_s(stages, one.name) for one in waiting if one.name not in BUDGET_WEIGHTS
+    )
     return max(0.0, (left_s - fixed_s) * weight / total)
 
 
@@ -34,10 +45,17 @@ def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
     """Return the approximate seconds left: usual times of unbounded phases, and budgets of the others."""
     rest = 0.0
     for one in (stage for stage in stages if not stage.over):
-        may_s = one.budget_s if one.budget_s is not None else share_s(stages, one, budget_left_s)
+        may_s = (
+            one.budget_s
+            if one.budget_s is not None
+            else share_s(stages, one, budget_left_s)
+        )
         usual_s = _usual_s(stages, one.name) if may_s is None else may_s
         if one.expected and one.done:
-            usual_s = min(usual_s if may_s is not None else float("inf"), one.seconds / one.done * one.expected)
+            usual_s = min(
+                usual_s if may_s is not None else float("inf"),
+                one.seconds / one.done * one.expected,
+            )
         rest += max(0.0, usual_s - one.seconds)
     return rest
 

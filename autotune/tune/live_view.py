@@ -50,7 +50,11 @@ class TuningView(Display):
         from rich.text import Text
 
         console = Console(stderr=True)
-        with Live(get_renderable=lambda: Text(self._text()), console=console, refresh_per_second=2) as live:
+        with Live(
+            get_renderable=lambda: Text(self._text()),
+            console=console,
+            refresh_per_second=2,
+        ) as live:
             yield
             live.refresh()
 
@@ -74,7 +78,9 @@ class TuningView(Display):
             self._stage.seconds = self.clock.monotonic_s() - self._stage_began_s
         width = shutil.get_terminal_size().columns
         rest_s = left_s(self.planned, self.budget_s - self.elapsed_s)
-        return stages_text(self.planned, seconds=self.elapsed_s, left_s=rest_s, width=width)
+        return stages_text(
+            self.planned, seconds=self.elapsed_s, left_s=rest_s, width=width
+        )
 
     @contextlib.contextmanager
     def show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:

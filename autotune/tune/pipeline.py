@@ -17,7 +17,13 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
-from autotune.errors import AutotuneError, ExceedsMemory, NotCheckable, OutOfTime, Undecided
+from autotune.errors import (
+    AutotuneError,
+    ExceedsMemory,
+    NotCheckable,
+    OutOfTime,
+    Undecided,
+)
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
@@ -89,22 +95,41 @@ class Tuning:
 
     def __post_init__(self) -> None:
         names = self.request.models
-        self.stages = [Stage(name=stage, model=name) for stage in ORDER[:2] for name in names]
-        self.stages += [Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]]
+        self.stages = [
+            Stage(name=stage, model=name) for stage in ORDER[:2] for name in names
+        ]
+        self.stages += [
+            Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]
+        ]
         self.stages.append(Stage(name="report", model=""))
-        self._trial_s = ASSUMED_TRIAL_S["cpu" if self.request.device == "cpu" else "cuda"]
-        self.view = TuningView(planned=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
+        self._trial_s = ASSUMED_TRIAL_S[
+            "cpu" if self.request.device == "cpu" else "cuda"
+        ]
+        self.view = TuningView(
+            planned=self.stages, clock=self.clock, budget_s=60 * self.request.minutes
+        )
 
     def run(self) -> TuningResult:
         """Run all phases; raise the error of a phase that failed in a way that affects all models."""
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():
-            with open_session(request.device, request.probes[0].data, check=self._check) as opened:
+            with open_session(
+                request.device, request.probes[0].data, check=self._check
+            ) as opened:
                 bench = replace(opened, display=self.view)
-                self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
-                self._prepared = {one.config.model.name: prepare(bench, one) for one in request.probes}
-                for stage in self.stages:  # now, so that the others share all of the time
+                self._paths = dict(
+                    zip(
+                        names,
+                        profile_paths(request.out, names, bench.site.name),
+                        strict=True,
+                    )
+                )
+                self._prepared = {
+                    one.config.model.name: prepare(bench, one) for one in request.probes
+                }
+                # Now, so that the others share all of the time.
+                for stage in self.stages:
                     if why := self._why_not(stage):
                         stage.status, stage.summary = "skipped", why
                 self.view.planned = [stage for stage in self.stages if not stage.over]
@@ -114,10 +139,13 @@ class Tuning:
             self.waited_s += opened.server.waited_s
             self._do(self.stages[-1], self._report)
         return TuningResult(
-            profiles=tuple(str(path) for path in self.tuned), report=None if self.report is None else str(self.report),
-            stages=tuple(self.stages), seconds=round(self.view.elapsed_s, 3),
-            seconds_in_children=round(self.waited_s, 3), next_steps=next_steps(self.tuned, nodes=self.request.nodes),
-        )  # fmt: skip
+            profiles=tuple(str(path) for path in self.tuned),
+            report=None if self.report is None else str(self.report),
+            stages=tuple(self.stages),
+            seconds=round(self.view.elapsed_s, 3),
+            seconds_in_children=round(self.waited_s, 3),
+            next_steps=next_steps(self.tuned, nodes=self.request.nodes),
+        )
 
     def _check(self, site: MeasuredDevice) -> None:
         """Raise ``BadInput`` if the device cannot meet the request, or a profile is missing that no probe writes."""
@@ -135,8 +163,13 @@ class Tuning:
         """Write the minimum time of the phases before they begin, and warn if it exceeds the budget."""
         parts = {stage.name: 0.0 for stage in self.view.planned}
         for stage in self.view.planned:
-            parts[stage.name] += least_s(stage.name, self._trial_s, self.request.window_s)
-        total, told = sum(parts.values()), ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts)
+            parts[stage.name] += least_s(
+                stage.name, self._trial_s, self.request.window_s
+            )
+        total, told = (
+            sum(parts.values()),
+            ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts),
+        )
         sys.stderr.write(f"tune: takes at least {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
@@ -149,7 +182,10 @@ class Tuning:
         if stage.over:
             return
         left_s = self.view.budget_s - self.view.elapsed_s
-        least, why = least_s(stage.name, self._trial_s, self.request.window_s), self._why_not(stage)
+        least, why = (
+            least_s(stage.name, self._trial_s, self.request.window_s),
+            self._why_not(stage),
+        )
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
             why = f"requires at least {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
             why += f"--time-limit {self.request.minutes:g}min are left"
@@ -180,13 +216,24 @@ class Tuning:
     def _why_not(self, stage: Stage) -> str:
         """Return the reason for skipping a phase; empty if there is none."""
         if stage.name in self.request.skip:
-            return "requires --explore" if stage.name == "explore" else "left out by --skip"
+            return (
+                "requires --explore"
+                if stage.name == "explore"
+                else "left out by --skip"
+            )
         if stage.name == "report" and not self.tuned:
             return "no profile was written"
-        failed = {(one.model, one.name) for one in self.stages if one.status == "failed"}
-        if stage.name in ORDER[2:-1] and any((stage.model, name) in failed for name in ORDER[:2]):
+        failed = {
+            (one.model, one.name) for one in self.stages if one.status == "failed"
+        }
+        if stage.name in ORDER[2:-1] and any(
+            (stage.model, name) in failed for name in ORDER[:2]
+        ):
             return "requires a probed micro-batch"
-        if stage.name == "network" and self._prepared[stage.model].local_ranks * self._nodes < 2:
+        if (
+            stage.name == "network"
+            and self._prepared[stage.model].local_ranks * self._nodes < 2
+        ):
             return "requires at least 2 ranks"
         return ""
 
@@ -201,12 +248,19 @@ class Tuning:
         if stage.name == "probe":
             return self._probe(bench, stage)
         assert stage.budget_s is not None
-        stored, asked = read_profile(self._paths[stage.model]), self._prepared[stage.model].request
+        stored, asked = (
+            read_profile(self._paths[stage.model]),
+            self._prepared[stage.model].request,
+        )
         require_local_probe(stored)
         request = SweepRequest(
-            data=asked.data, reports=asked.reports, minutes=stage.budget_s / 60, window_s=self.request.window_s,
-            trial_timeout_s=asked.trial_timeout_s, ends_s=self._ends_s(1 + OVERRUN_SHARE),
-        )  # fmt: skip
+            data=asked.data,
+            reports=asked.reports,
+            minutes=stage.budget_s / 60,
+            window_s=self.request.window_s,
+            trial_timeout_s=asked.trial_timeout_s,
+            ends_s=self._ends_s(1 + OVERRUN_SHARE),
+        )
         if stage.name == "explore":
             return explore_settings(bench, stored, asked, request).choice
         if stage.name == "workers":
@@ -220,7 +274,11 @@ class Tuning:
 
     def _ends_s(self, share: float = 1.0) -> float:
         """Return when a share of the time budget is over, in seconds since 1970."""
-        return self.clock.utc_now().timestamp() + share * self.view.budget_s - self.view.elapsed_s
+        return (
+            self.clock.utc_now().timestamp()
+            + share * self.view.budget_s
+            - self.view.elapsed_s
+        )
 
     def _estimate(self, bench: Session, stage: Stage) -> str:
         probe = self._prepared[stage.model]
@@ -232,17 +290,28 @@ class Tuning:
                 found = self._traced[stage.model] = probe.trace(bench.machine)
             except CannotTrace as error:
                 return error.message
-        rows, tokens = format_count(found.max_micro_batch_size), probe.config.seq_length_tokens
+        rows, tokens = (
+            format_count(found.max_micro_batch_size),
+            probe.config.seq_length_tokens,
+        )
         return f"{rows} sequences of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def _probe(self, bench: Session, stage: Stage) -> str:
         path, traced = self._paths[stage.model], self._traced.get(stage.model)
-        probed = probe_one(bench, self._prepared[stage.model], path, traced, self._ends_s())
+        probed = probe_one(
+            bench, self._prepared[stage.model], path, traced, self._ends_s()
+        )
         fresh = [one.seconds for one in probed.trials if not one.from_trial_log]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
-        split = split_global_batch(train.global_batch_size, train.micro_batch_size, evidence.local_ranks)
-        too_many = "" if evidence.infeasible_min is None else f", {evidence.infeasible_min:,} run out of memory"
+        split = split_global_batch(
+            train.global_batch_size, train.micro_batch_size, evidence.local_ranks
+        )
+        too_many = (
+            ""
+            if evidence.infeasible_min is None
+            else f", {evidence.infeasible_min:,} run out of memory"
+        )
         batch = f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x {split.micro_batch_size:,}"
         return f"{evidence.feasible_max:,} sequences fit{too_many}; global batch of {batch}"
 
@@ -255,7 +324,11 @@ class Tuning:
     @property
     def tuned(self) -> list[Path]:
         """Profiles that this tuning wrote or resumed from."""
-        without = {one.model for one in self.stages if one.status == "failed" and one.name in ORDER[:2]}
+        without = {
+            one.model
+            for one in self.stages
+            if one.status == "failed" and one.name in ORDER[:2]
+        }
         return [path for name, path in self._paths.items() if name not in without]
 
 
@@ -265,12 +338,16 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         return ()
     first = shlex.quote(str(profiles[0]))
     network = read_profile(profiles[0]).profile.evidence.network
-    approve = f"autotune profile approve {first} --by NAME  # after you have read the report"
+    approve = (
+        f"autotune profile approve {first} --by NAME  # after you have read the report"
+    )
     steps = [f"autotune advise {first}", approve]
     if nodes < 2:
         return (*steps, f"autotune train {first}")
     if network is None or network.nodes < 2:
-        steps.append(f"autotune network {first} --slurm  # the network between nodes was not measured")
+        steps.append(
+            f"autotune network {first} --slurm  # the network between nodes was not measured"
+        )
     steps.append(f"autotune plan {first} --nodes {nodes}")
     return (*steps, f"autotune train {first} --nodes {nodes} --slurm")
 
@@ -285,14 +362,22 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
         waited_s += tune_network(read_profile(path), request, nodes_here())[1]
         if not found["with_baseline"]:
             continue
-        stored = read_profile(path)  # other gradient synchronisation settings removed the old baseline
+        # Other gradient synchronisation settings removed the old baseline.
+        stored = read_profile(path)
         with open_session(stored.profile.train.device, request.data) as bench:
-            compare_recipes(bench, stored, replace(request, minutes=min(BASELINE_MINUTES, request.minutes)))
+            compare_recipes(
+                bench,
+                stored,
+                replace(request, minutes=min(BASELINE_MINUTES, request.minutes)),
+            )
         waited_s += bench.server.waited_s
     if found["report"] is not None:
         build_report(paths, request.reports, Path(found["report"]), data=request.data)
     return TuningResult(
-        profiles=tuple(found["profiles"]), report=found["report"], stages=(),
-        seconds=round(clock.monotonic_s() - began_s, 3), seconds_in_children=round(waited_s, 3),
+        profiles=tuple(found["profiles"]),
+        report=found["report"],
+        stages=(),
+        seconds=round(clock.monotonic_s() - began_s, 3),
+        seconds_in_children=round(waited_s, 3),
         next_steps=next_steps(paths, nodes=nodes_here()),
-    )  # fmt: skip
+    )

@@ -10,23 +10,40 @@ from autotune.report.sections import summary_table
 from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.tune.values import Stage, Status, TuningResult
 
-_MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
+_MARKS: dict[Status, str] = {
+    "waiting": " ",
+    "running": ">",
+    "done": "+",
+    "skipped": "-",
+    "failed": "x",
+}
 _NAMES, _TIMES = 10, 8
 
 
-def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
+def stages_text(
+    stages: Sequence[Stage], *, seconds: float, left_s: float, width: int
+) -> str:
     """Return phases, one per line of at most ``width`` characters, below the elapsed time and the time left."""
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
-    lines = [f"tune: {over} of {len(stages)} phases, {format_seconds(seconds)} elapsed{left}"]
+    lines = [
+        f"tune: {over} of {len(stages)} phases, {format_seconds(seconds)} elapsed{left}"
+    ]
     for one in stages:
-        took = format_seconds(one.seconds) if one.status in ("running", "done", "failed") else ""
+        took = (
+            format_seconds(one.seconds)
+            if one.status in ("running", "done", "failed")
+            else ""
+        )
         head = f" {_MARKS[one.status]} {one.name:<{_NAMES}}{one.model:<{models}}  {took:>{_TIMES}}  "
         lines.append(head + stage_words(one))
         if one.status == "running" and one.best:
             lines.append(" " * len(head) + f"best so far: {one.best}")
-    return "\n".join(line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines)
+    return "\n".join(
+        line if len(line) <= width else line[: max(0, width - 1)] + "…"
+        for line in lines
+    )
 
 
 def stage_words(stage: Stage) -> str:
@@ -34,7 +51,11 @@ def stage_words(stage: Stage) -> str:
     if stage.status == "waiting":
         return "waiting"
     if stage.status != "running":
-        return f"{stage.status}: {stage.summary}" if stage.status != "done" else stage.summary
+        return (
+            f"{stage.status}: {stage.summary}"
+            if stage.status != "done"
+            else stage.summary
+        )
     trials = f"{stage.done:g} of about {stage.expected:g}: " if stage.expected else ""
     return trials + stage.note.removeprefix(f"{stage.model}: ")
 
@@ -44,7 +65,9 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
     windows = [
         (TrainingFigures.of(one.outcome).tokens_per_s, one)
         for one in finished
-        if one.trial.job == "training" and isinstance(one.outcome, Measured) and not one.trial.measured.get("losses")
+        if one.trial.job == "training"
+        and isinstance(one.outcome, Measured)
+        and not one.trial.measured.get("losses")
     ]
     # Next to DataLoader workers, cached batches are an upper bound and no choice; a search has only cached ones.
     loaded = [window for window in windows if not window[1].trial.measured["cached"]]
@@ -57,11 +80,18 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """Return the result of a tuning, its profiles as they are now, and the next commands."""
     table = summary_table(profiles, [one.train.model.name for one in profiles])
-    note = ("tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95 % intervals",)
+    note = (
+        "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95 % intervals",
+    )
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
     failed = (stage for stage in result.stages if stage.status == "failed")
-    pairs += [("not done", f"{one.name} of {one.model}: {one.summary}") for one in failed]
-    pairs += [("next" if number == 0 else "then", step) for number, step in enumerate(result.next_steps)]
+    pairs += [
+        ("not done", f"{one.name} of {one.model}: {one.summary}") for one in failed
+    ]
+    pairs += [
+        ("next" if number == 0 else "then", step)
+        for number, step in enumerate(result.next_steps)
+    ]
     said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
     return console_text((*((table, Paragraph(words=note)) if profiles else ()), said))

@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-StageName = Literal["estimate", "probe", "explore", "workers", "network", "baseline", "report"]
+StageName = Literal[
+    "estimate", "probe", "explore", "workers", "network", "baseline", "report"
+]
 Status = Literal["waiting", "running", "done", "skipped", "failed"]
 
-BUDGET_WEIGHTS: dict[StageName, float] = {"explore": 4.0, "workers": 3.0, "network": 3.0, "baseline": 1.0}
+BUDGET_WEIGHTS: dict[StageName, float] = {
+    "explore": 4.0,
+    "workers": 3.0,
+    "network": 3.0,
+    "baseline": 1.0,
+}
 """Weights by which phases share the time left; others are not bounded. Baseline tunes nothing, so it has the least."""
 
 

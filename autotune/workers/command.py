@@ -20,17 +20,30 @@ def workers(
     sweep: opt.WorkersOptions,
     own: opt.OwnOptions,
     loader: Annotated[
-        str | None, opt.option("MODULE:FUNCTION", "Your own loader instead: build_loader(num_workers).")
+        str | None,
+        opt.option(
+            "MODULE:FUNCTION", "Your own loader instead: build_loader(num_workers)."
+        ),
     ] = None,
     window_s: opt.Window = WINDOW_S,
     max_workers: Annotated[
         int | None,
-        opt.option("N", "Maximum DataLoader workers per GPU. Default: its share of the CPUs.", min=0, max=4096),
+        opt.option(
+            "N",
+            "Maximum DataLoader workers per GPU. Default: its share of the CPUs.",
+            min=0,
+            max=4096,
+        ),
     ] = None,
     time_limit_s: Annotated[float, opt.time_limit("10min")] = 600.0,
     step_time_s: Annotated[
         float | None,
-        opt.duration("--step-time", "120ms", "Replay a GPU step of this duration instead; needs no GPU.", least_s=1e-4),
+        opt.duration(
+            "--step-time",
+            "120ms",
+            "Replay a GPU step of this duration instead; needs no GPU.",
+            least_s=1e-4,
+        ),
     ] = None,
     device: opt.Device = "auto",
     job: JobOptions,
@@ -51,31 +64,75 @@ def workers(
         from autotune.integrations.stage import sweep_request
 
         own.reject_others(context, _OF_LOADER)
-        limits: dict[str, Any] = {"window_s": window_s, "max_workers": max_workers, "budget_s": time_limit_s}
-        limits |= {"trial_timeout_s": sweep.trial_timeout_s, "step_time_s": step_time_s, "reports": job.reports}
+        limits: dict[str, Any] = {
+            "window_s": window_s,
+            "max_workers": max_workers,
+            "budget_s": time_limit_s,
+        }
+        limits |= {
+            "trial_timeout_s": sweep.trial_timeout_s,
+            "step_time_s": step_time_s,
+            "reports": job.reports,
+        }
         found = sweep.profile
-        sweep_own(context, sweep_request(own.codes(loader=loader), found, **limits), device, job, out=found)
+        sweep_own(
+            context,
+            sweep_request(own.codes(loader=loader), found, **limits),
+            device,
+            job,
+            out=found,
+        )
         return
     stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(
-        stored, job.reports, time_limit_s, window_s=window_s, max_workers=max_workers, replayed_step_s=step_time_s
+        stored,
+        job.reports,
+        time_limit_s,
+        window_s=window_s,
+        max_workers=max_workers,
+        replayed_step_s=step_time_s,
     )
     purpose = f"Finds the DataLoader workers that {train.model.name} needs, and writes them into {stored.path}."
-    asked = profile_job("workers", purpose, stored, request, on_gpus=step_time_s is None)
+    asked = profile_job(
+        "workers", purpose, stored, request, on_gpus=step_time_s is None
+    )
     if job.submitted_or_rejected(context, asked):
         return
     measured_on = "cpu" if step_time_s else train.device
-    with open_session(measured_on, request.data, without_gpu=_replay(stored, probe)) as bench:
+    with open_session(
+        measured_on, request.data, without_gpu=_replay(stored, probe)
+    ) as bench:
         evidence = count_workers(bench, stored, request)
-    print(answer_json(evidence) if job.as_json else workers_text(evidence, stored.path, request.data))
+    print(
+        answer_json(evidence)
+        if job.as_json
+        else workers_text(evidence, stored.path, request.data)
+    )
 
 
-_OF_LOADER = frozenset({
-    "profile", "step", "arguments", "along", "loader", "window_s", "max_workers", "time_limit_s", "step_time_s",
-    "device", "trial_timeout_s", "slurm", "wait", "dry_run", "as_json", "here", "reports",
-})  # fmt: skip
+_OF_LOADER = frozenset(
+    {
+        "profile",
+        "step",
+        "arguments",
+        "along",
+        "loader",
+        "window_s",
+        "max_workers",
+        "time_limit_s",
+        "step_time_s",
+        "device",
+        "trial_timeout_s",
+        "slurm",
+        "wait",
+        "dry_run",
+        "as_json",
+        "here",
+        "reports",
+    }
+)
 """Options of a sweep of your own loader."""
 
 
@@ -84,7 +141,9 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     from autotune.profiles.decide.follow_up import command
 
     rows = stored.profile.train.micro_batch_size
-    step_s = next((point.step_s for point in probe.curve if point.micro_batch_size == rows), None)
+    step_s = next(
+        (point.step_s for point in probe.curve if point.micro_batch_size == rows), None
+    )
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "

@@ -19,10 +19,23 @@ from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import in_rows, make_plan
-from trainer.data.loader import DataWait, MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.data.loader import (
+    DataWait,
+    MicroBatch,
+    MicroBatchSource,
+    make_loader,
+    micro_batch_plans,
+)
 from trainer.data.sampler import MicroBatchPlan
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, join_ranks, leave_ranks, mark, open_libraries
+from trainer.distributed.ranks import (
+    DeviceEvent,
+    Ranks,
+    join_ranks,
+    leave_ranks,
+    mark,
+    open_libraries,
+)
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32
@@ -43,30 +56,51 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     has ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
     """
     asked = TrainingRequest.of(measured)
-    ranks = join_ranks(asked.config, environment=local.get("environment", {}), rendezvous=local.get("rendezvous"))
+    ranks = join_ranks(
+        asked.config,
+        environment=local.get("environment", {}),
+        rendezvous=local.get("rendezvous"),
+    )
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # as torchrun sets it, so that ranks do not compete for cores
+        # As torchrun sets it, so that ranks do not compete for cores.
+        torch.set_num_threads(1)
     dataset = TokenDataset.open(Path(local["data_dir"]))
     config = in_rows(asked.config, dataset)
-    micro_batches = min(MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size))
-    config = config.model_copy(update={
-        "global_batch_size": micro_batches * config.micro_batch_size * ranks.world_size,
-        "global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None,  # the window ends the training
-        # Other sequences in every round, so that their cost is noise between rounds and not bias.
-        "seed": config.seed + asked.round,
-    })  # fmt: skip
+    micro_batches = min(
+        MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
+    )
+    config = config.model_copy(
+        update={
+            "global_batch_size": micro_batches
+            * config.micro_batch_size
+            * ranks.world_size,
+            # The window ends the training.
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+            "max_epochs": None,
+            # Other sequences in every round, so that their cost is noise between rounds and not bias.
+            "seed": config.seed + asked.round,
+        }
+    )
     consumer: Consumer
     if asked.replayed_step_s is not None:
         consumer = ReplayedStep(
-            asked.replayed_step_s, lambda batch: batch.ids_BS.shape[1] / config.seq_length_tokens, micro_batches, ranks
+            asked.replayed_step_s,
+            lambda batch: batch.ids_BS.shape[1] / config.seq_length_tokens,
+            micro_batches,
+            ranks,
         )
     else:
         manifest = dataset.manifest
         open_libraries(ranks)
-        training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+        training = build_training(
+            config, manifest.vocab_size, manifest.special_ids, ranks
+        )
         consumer = TrainingStep(training, config, micro_batches, ranks.device)
     workers = 0 if asked.cached else config.data.num_workers
-    loader = batches_of(dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s)
+    loader = batches_of(
+        dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s
+    )
     drained = drain(loader, workers * config.data.prefetch_factor)
     warm_up = WARM_UP_STEPS[config.device]
     for _ in range(warm_up):
@@ -81,16 +115,28 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         figures["losses"] = [float(loss) for loss in consumer.losses]
     leave_ranks(together=True)
     return figures | {
-        "optimizer_steps": warm_up + figures["steps"], "discarded_batches": drained + warm_up * micro_batches,
-        "gradient_accumulation_steps": micro_batches, "local_ranks": ranks.local_world_size,
-    }  # fmt: skip
+        "optimizer_steps": warm_up + figures["steps"],
+        "discarded_batches": drained + warm_up * micro_batches,
+        "gradient_accumulation_steps": micro_batches,
+        "local_ranks": ranks.local_world_size,
+    }
 
 
 class TrainingStep:
     """The trainer's step, with the host one step ahead of the device."""
 
-    def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
-        self._step, self._config, self._micro_batches = training.step, config, micro_batches
+    def __init__(
+        self,
+        training: Training,
+        config: TrainConfig,
+        micro_batches: int,
+        device: torch.device,
+    ) -> None:
+        self._step, self._config, self._micro_batches = (
+            training.step,
+            config,
+            micro_batches,
+        )
         self._module, self.work = training.module, training.work
         self._taken = 0
         self._last: StepResult | None = None
@@ -103,7 +149,10 @@ class TrainingStep:
         batches = self.wait.take(loader, self._micro_batches)
         if not self._taken:
             self._module.expect_documents(batches[0])
-        before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
+        before, self._last = (
+            self._last,
+            self._step.run(batches, learning_rate(self._config, self._taken)),
+        )
         self.losses.append(self._last.loss)
         self.wait.gave(self._last.updated)
         self._taken += 1
@@ -124,7 +173,13 @@ class ReplayedStep:
     synchronise gradients. Copies to the GPU and their host memory bandwidth are not simulated.
     """
 
-    def __init__(self, micro_batch_s: float, share: Callable[[Any], float], micro_batches: int, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        micro_batch_s: float,
+        share: Callable[[Any], float],
+        micro_batches: int,
+        ranks: Ranks,
+    ) -> None:
         self._micro_batch_s, self._share = micro_batch_s, share
         self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
@@ -138,7 +193,9 @@ class ReplayedStep:
         begins_s = self._free_s
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
-            begins_s = self._ranks.all_reduce_max(max(time.perf_counter(), self._free_s))[0]
+            begins_s = self._ranks.all_reduce_max(
+                max(time.perf_counter(), self._free_s)
+            )[0]
             self._free_s = begins_s + self._micro_batch_s * self._share(batch)
             self.wait.gave(_Until(self._free_s))
             batches.append(batch)
@@ -176,7 +233,12 @@ class Consumer(Protocol):
 
 
 def batches_of(
-    dataset: TokenDataset, config: TrainConfig, ranks: Ranks, *, cached: bool = True, sample_delay_s: float = 0.0
+    dataset: TokenDataset,
+    config: TrainConfig,
+    ranks: Ranks,
+    *,
+    cached: bool = True,
+    sample_delay_s: float = 0.0,
 ) -> Iterator[MicroBatch]:
     """Return an endless iterator of a rank's micro-batches: a few cached ones repeatedly, or those of a loader."""
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
@@ -184,8 +246,12 @@ def batches_of(
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
     if not cached:
         return make_loader(_Delayed(source, sample_delay_s), config, plans)
-    alone = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
-    return itertools.cycle(list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES)))
+    alone = config.model_copy(
+        update={"data": config.data.model_copy(update={"num_workers": 0})}
+    )
+    return itertools.cycle(
+        list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES))
+    )
 
 
 class _Delayed:
@@ -214,30 +280,55 @@ def drain(loader: Iterator[Any], ready: int) -> int:
 
 
 def _measure(
-    asked: TrainingRequest, loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, *, group: int, step_s: float
+    asked: TrainingRequest,
+    loader: Iterator[MicroBatch],
+    consumer: Consumer,
+    ranks: Ranks,
+    *,
+    group: int,
+    step_s: float,
 ) -> dict[str, Any]:
     """Measure a window; return its figures, with the rates of all ranks together."""
     work = consumer.work if isinstance(consumer, TrainingStep) else None
-    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | ({} if work is None else {"model_flops_per_s": 0.0})
+    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | (
+        {} if work is None else {"model_flops_per_s": 0.0}
+    )
 
     def took(batches: list[MicroBatch]) -> None:
         sums["tokens_per_s"] += sum(one.non_padding_tokens for one in batches)
         sums["padded_tokens_per_s"] += sum(one.ids_BS.numel() for one in batches)
         if work is not None:
-            flops = (work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
+            flops = (
+                work.step_flops(one.tokens_N.numpy(), one.predicted_tokens)
+                for one in batches
+            )
             sums["model_flops_per_s"] += sum(flops)
 
     figures, seconds = timed_window(
-        loader, consumer, ranks, took, window_s=asked.window_s, step_s=step_s, least=asked.min_steps, group=group
+        loader,
+        consumer,
+        ranks,
+        took,
+        window_s=asked.window_s,
+        step_s=step_s,
+        least=asked.min_steps,
+        group=group,
     )
     rates = {name: ranks.all_reduce_sum(one)[0] / seconds for name, one in sums.items()}
     return figures | {"model_flops_per_s": None} | rates
 
 
 def timed_window(
-    loader: Iterator[Any], consumer: Consumer, ranks: Ranks, took: Callable[[list[Any]], None], *, window_s: float,
-    step_s: float, least: int, group: int,
-) -> tuple[dict[str, Any], float]:  # fmt: skip
+    loader: Iterator[Any],
+    consumer: Consumer,
+    ranks: Ranks,
+    took: Callable[[list[Any]], None],
+    *,
+    window_s: float,
+    step_s: float,
+    least: int,
+    group: int,
+) -> tuple[dict[str, Any], float]:
     """Take steps until a window is full, the same number on all ranks; ``took`` gets the batches of each.
 
     ``window_s`` is the least duration of the window, ``step_s`` the duration of a step so far, ``least`` the fewest
@@ -250,7 +341,10 @@ def timed_window(
 
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
-    taken, todo = 0, round(ranks.all_reduce_max(filling(window_s / FIRST_PART, step_s, least))[0])
+    taken, todo = (
+        0,
+        round(ranks.all_reduce_max(filling(window_s / FIRST_PART, step_s, least))[0]),
+    )
     ranks.all_reduce_sum(0.0)
     start_s = time.monotonic()
     while todo:
@@ -266,14 +360,20 @@ def timed_window(
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
     waited_s = ranks.all_reduce_sum(consumer.wait.read())[0]
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
-    read = None if read_before is None or read_after is None else read_after - read_before
+    read = (
+        None if read_before is None or read_after is None else read_after - read_before
+    )
     return {
-        "steps": taken, "data_wait_share": min(1.0, waited_s / slowest_s),
-        "window_start_s": -ranks.all_reduce_max(-start_s)[0], "window_end_s": ranks.all_reduce_max(end_s)[0],
+        "steps": taken,
+        "data_wait_share": min(1.0, waited_s / slowest_s),
+        "window_start_s": -ranks.all_reduce_max(-start_s)[0],
+        "window_end_s": ranks.all_reduce_max(end_s)[0],
         "memory_bytes": _sum(ranks, memory),
         "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
-        "storage_bytes_per_s": None if (total := _sum(ranks, read)) is None else total / slowest_s,
-    }, slowest_s  # fmt: skip
+        "storage_bytes_per_s": None
+        if (total := _sum(ranks, read)) is None
+        else total / slowest_s,
+    }, slowest_s
 
 
 def _sum(ranks: Ranks, value: float | None) -> int | None:

@@ -7,7 +7,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.interval import Interval, NonNegative, NonNegativeFloat, Positive, PositiveFloat, RatioBounds
+from autotune.base.interval import (
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    RatioBounds,
+)
 from autotune.trials.values import GpuUse, JobName, Share, TrialRequest
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig

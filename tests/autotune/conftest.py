@@ -31,12 +31,21 @@ def here(tmp_path, monkeypatch) -> Path:
 def made_here(here, patterned_dataset) -> Path:
     """The same with a dataset, ``data``, from which ``p.toml`` was made on this machine's CPU."""
     (here / "data").symlink_to(patterned_dataset)
-    found, monitor, manifest = example_profile(), NvmlMonitor(), read_manifest(patterned_dataset)
+    found, monitor, manifest = (
+        example_profile(),
+        NvmlMonitor(),
+        read_manifest(patterned_dataset),
+    )
     site = open_device("cpu", here / "data", SystemHost(), monitor)
     monitor.close()
-    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
+    data = found.train.data.model_copy(
+        update={"path": "data", "dataset_hash": manifest.dataset_hash}
+    )
     train = found.train.model_copy(update={"data": data, "global_batch_size": 122})
-    changes = {"train": train, "fingerprint": fingerprint(site, train.model, manifest, None)}
+    changes = {
+        "train": train,
+        "fingerprint": fingerprint(site, train.model, manifest, None),
+    }
     (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
     return here
 
@@ -48,7 +57,9 @@ def sbatch(here, monkeypatch) -> Path:
     The number of a job is that of its line.
     """
     (here / "bin").mkdir()
-    (here / "bin" / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {here}/given\nwc -l < {here}/given\n')
+    (here / "bin" / "sbatch").write_text(
+        f'#!/bin/sh\necho "$@" >> {here}/given\nwc -l < {here}/given\n'
+    )
     (here / "bin" / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
     return here / "given"

@@ -36,46 +36,110 @@ def refused(here, capsys):
 PROBE = ["probe", "--model", "m", "--data", "d"]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [
-    (["probe", "--model", "bert-mnii", "--data", "d"], 3, ["unknown model", "'bert-mini'"]),
-    (["probe", "--model", "bert-mini", "--data", "."], 3, ["not a dataset", "autotune data prepare"]),
-    (["probe", "--model", "bert-mini", "--data", "nowhere"], 3, ["dataset not found: nowhere"]),
-    (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
-    (["prob"], 2, ["error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"]),
-    (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
-    (["probe"], 2, ["autotune probe requires --model\n  next: autotune probe --model bert-120m --data"]),
-    (["probe", "--zzz"], 2, ["autotune probe has no option '--zzz'\n  next: See: autotune probe -h"]),
-    (["probe", "--modle=m"], 2, ["next: Did you mean --model?"]),
-    (["probe", "--model"], 2, ["--model requires a value"]), (["doctor", "--json=1"], 2, ["--json takes no value"]),
-    (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
-    ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
-    ([*PROBE, "--seq-length", "many"], 2, ["--seq-length 'many': it should be a valid integer"]),
-    ([*PROBE, "--seq-length", "2"], 2, ["--seq-length '2': it should be greater than or equal to 8"]),
-])  # fmt: skip
-def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(refused, arguments, code, words):
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ["probe", "--model", "bert-mnii", "--data", "d"],
+            3,
+            ["unknown model", "'bert-mini'"],
+        ),
+        (
+            ["probe", "--model", "bert-mini", "--data", "."],
+            3,
+            ["not a dataset", "autotune data prepare"],
+        ),
+        (
+            ["probe", "--model", "bert-mini", "--data", "nowhere"],
+            3,
+            ["dataset not found: nowhere"],
+        ),
+        (["report", "p.toml", "--run", "nowhere"], 3, ["nowhere is not a run"]),
+        (
+            ["prob"],
+            2,
+            [
+                "error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"
+            ],
+        ),
+        (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
+        (
+            ["probe"],
+            2,
+            [
+                "autotune probe requires --model\n  next: autotune probe --model bert-120m --data"
+            ],
+        ),
+        (
+            ["probe", "--zzz"],
+            2,
+            ["autotune probe has no option '--zzz'\n  next: See: autotune probe -h"],
+        ),
+        (["probe", "--modle=m"], 2, ["next: Did you mean --model?"]),
+        (["probe", "--model"], 2, ["--model requires a value"]),
+        (["doctor", "--json=1"], 2, ["--json takes no value"]),
+        (["doctor", "a"], 2, ["autotune doctor: unexpected arguments (a)"]),
+        ([*PROBE, "--strategy", "zero"], 2, ["Did you mean --strategy zero1?"]),
+        (
+            [*PROBE, "--seq-length", "many"],
+            2,
+            ["--seq-length 'many': it should be a valid integer"],
+        ),
+        (
+            [*PROBE, "--seq-length", "2"],
+            2,
+            ["--seq-length '2': it should be greater than or equal to 8"],
+        ),
+    ],
+)
+def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(
+    refused, arguments, code, words
+):
     refused(*arguments, code=code, words=words)
 
 
 @pytest.mark.usefixtures("warm_server")
-@pytest.mark.parametrize(("options", "code", "words"), [
-    (["--memory", "900TB"], 3, ["exceeds", "at most"]),
-    (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
-    (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
-])  # fmt: skip
-def test_what_a_probe_cannot_have_is_refused_before_a_trial(refused, here, patterned_dataset, options, code, words):
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--memory", "900TB"], 3, ["exceeds", "at most"]),
+        (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
+        (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
+    ],
+)
+def test_what_a_probe_cannot_have_is_refused_before_a_trial(
+    refused, here, patterned_dataset, options, code, words
+):
     (here / "bin").write_text("")
-    probe = ["probe", "--model", "bert-mini", "--data", patterned_dataset, "--device", "cpu"]
+    probe = [
+        "probe",
+        "--model",
+        "bert-mini",
+        "--data",
+        patterned_dataset,
+        "--device",
+        "cpu",
+    ]
     refused(*probe, *options, code=code, words=words)
 
 
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
-    ("schema_version = 2", "schema_version = 1", ("schema version 1", "autotune tune")),
-    ("micro_batch_size = 2", "micro_batch_size = 0", ("micro_batch_size = 0",)),
-    ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
+        (
+            "schema_version = 2",
+            "schema_version = 1",
+            ("schema version 1", "autotune tune"),
+        ),
+        ("micro_batch_size = 2", "micro_batch_size = 0", ("micro_batch_size = 0",)),
+        ("micro_batch_size = 2", "micro_batch_size = = 2", ("not valid TOML",)),
+    ],
+)
 @pytest.mark.parametrize("command", [["workers"], ["profile", "show"], ["report"]])
-def test_a_broken_profile_is_refused_by_every_command(refused, here, old, new, words, command):
+def test_a_broken_profile_is_refused_by_every_command(
+    refused, here, old, new, words, command
+):
     (here / "p.toml").write_text((here / "p.toml").read_text().replace(old, new, 1))
     refused(*command, "p.toml", code=3, words=words)
 
@@ -89,19 +153,42 @@ def test_workers_refuses_a_profile_of_another_dataset(refused, patterned_dataset
 LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
 
 
-@pytest.mark.parametrize(("does", "heavy"), [
-    *((f"from autotune.cli import run; code = run({line!r})", "torch transformers optuna") for line in LINES),
-    ("import autotune.machine.command", "torch transformers numpy optuna psutil pynvml rich"),
-    ("import autotune.corpus.command", "numpy tokenizers capstone distributed pyarrow torch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("does", "heavy"),
+    [
+        *(
+            (
+                f"from autotune.cli import run; code = run({line!r})",
+                "torch transformers optuna",
+            )
+            for line in LINES
+        ),
+        (
+            "import autotune.machine.command",
+            "torch transformers numpy optuna psutil pynvml rich",
+        ),
+        (
+            "import autotune.corpus.command",
+            "numpy tokenizers capstone distributed pyarrow torch",
+        ),
+    ],
+)
 def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
     code = f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) & set(sys.modules) or '') or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=here)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=here,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, here):
-    (here / "p.toml").write_text('schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n')
+    (here / "p.toml").write_text(
+        'schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n'
+    )
     refused("profile", "show", "p.toml", code=3, words=["unknown key", "[2Jx"])
     err = says("profile", "show", "p\x1b[2J.toml", code=3)
     assert "\x1b" not in err

@@ -14,17 +14,33 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
     return Bar(name="cli_help_s", figure=figure, unit="s", bar=0.5, direction=direction)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("figure", "direction", "verdict"), [
-    (0.31, "<=", "ok"), (0.5, "<=", "ok"), (0.62, "<=", "missed"), (None, "<=", "not measured"), (4.31, ">=", "ok"),
-    (0.5, ">=", "ok"), (0.4, ">=", "missed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("figure", "direction", "verdict"),
+    [
+        (0.31, "<=", "ok"),
+        (0.5, "<=", "ok"),
+        (0.62, "<=", "missed"),
+        (None, "<=", "not measured"),
+        (4.31, ">=", "ok"),
+        (0.5, ">=", "ok"),
+        (0.4, ">=", "missed"),
+    ],
+)
 def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
     line = f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5 {verdict}"
     assert bar(figure, direction).line == line
 
 
 @pytest.mark.parametrize(
-    ("figures", "code"), [([0.1], 0), ([0.1, 0.2], 0), ([0.1, 0.9], 1), ([0.1, None], 2), ([None, 0.9], 1), ([], 2)]
+    ("figures", "code"),
+    [
+        ([0.1], 0),
+        ([0.1, 0.2], 0),
+        ([0.1, 0.9], 1),
+        ([0.1, None], 2),
+        ([None, 0.9], 1),
+        ([], 2),
+    ],
 )
 def test_exit_code_is_the_worst_of_the_bars(figures, code):
     assert exit_code([bar(figure) for figure in figures]) == code
@@ -36,16 +52,23 @@ def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
     told = capsys.readouterr().out.splitlines()
     assert [seconds > 0 for seconds in written["runs_s"]] == [True] * cli.RUNS
     assert written["heavy_imports"] == []
-    assert [bar["name"] for bar in written["bars"]] == ["cli_help_s", "cli_help_heavy_imports_count"]
+    assert [bar["name"] for bar in written["bars"]] == [
+        "cli_help_s",
+        "cli_help_heavy_imports_count",
+    ]
     same = {"figure": 0, "unit": "count", "bar": 0, "direction": "<=", "holds": True}
     assert written["bars"][1].items() >= same.items()
     # How fast it is here and now is the benchmark's to say, not a test's.
     assert code == (0 if written["bars"][0]["holds"] else 1)
-    assert told[-2].startswith(f"cli_help_s figure={sorted(written['runs_s'])[2]:.4g} bar<=0.5 ")
+    assert told[-2].startswith(
+        f"cli_help_s figure={sorted(written['runs_s'])[2]:.4g} bar<=0.5 "
+    )
     assert told[-1] == "cli_help_heavy_imports_count figure=0 bar<=0 ok"
 
 
-def test_an_import_of_a_heavy_library_is_found_and_a_failed_command_says_its_code(tmp_path, monkeypatch):
+def test_an_import_of_a_heavy_library_is_found_and_a_failed_command_says_its_code(
+    tmp_path, monkeypatch
+):
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert cli.heavy_imports([sys.executable, "-c", "import json, torch"]) == ["torch"]
@@ -60,14 +83,20 @@ def test_the_median_and_the_imports_decide():
     assert (slow.holds, heavy.holds) == (False, False)
 
 
-@pytest.mark.parametrize("command", [(sys.executable, "-c", "import sys; sys.exit('broken')"), ("/nowhere/python",)])
+@pytest.mark.parametrize(
+    "command",
+    [(sys.executable, "-c", "import sys; sys.exit('broken')"), ("/nowhere/python",)],
+)
 def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMAND", command)
     assert cli.main([]) == 2
     assert "error:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [MachineLacks("no chromium here", next_step="x"), ImportError("no lightning")])
+@pytest.mark.parametrize(
+    "error",
+    [MachineLacks("no chromium here", next_step="x"), ImportError("no lightning")],
+)
 def test_what_a_benchmark_lacks_is_told(error, monkeypatch, capsys):
     monkeypatch.setattr(cli, "heavy_imports", Mock(side_effect=error))
     assert cli.main([]) == 2

@@ -13,10 +13,12 @@ from trainer.record.writer import RunWriter
 
 STALL = {
     "block_s": {
-        "none": [10.0, 20.0, 11.0], "synchronous": [12.0, 23.0, 12.0], "asynchronous": [10.1, 20.2, 11.3],
+        "none": [10.0, 20.0, 11.0],
+        "synchronous": [12.0, 23.0, 12.0],
+        "asynchronous": [10.1, 20.2, 11.3],
         "torch.save": [13.0, 24.0, 14.0],
     }
-}  # fmt: skip
+}
 RESUME = {"start_s": [1.0, 1.2, 5.0], "middle_s": [1.5, 1.1, 1.4]}
 
 
@@ -38,13 +40,26 @@ def test_real_saves_are_measured_in_turns(tmp_path):
     assert min(found["blocked_s"]) > 0
 
 
-def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_on_there(tmp_path):
-    data = write_dataset(tmp_path / "data", [[5 + number % 90] * (number % 30 + 4) for number in range(9000)])
-    resolved = resolve(write_profile(tmp_path / "resume.toml"), assignments=["train.max_steps=1"], data=data)
+def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_on_there(
+    tmp_path,
+):
+    data = write_dataset(
+        tmp_path / "data",
+        [[5 + number % 90] * (number % 30 + 4) for number in range(9000)],
+    )
+    resolved = resolve(
+        write_profile(tmp_path / "resume.toml"),
+        assignments=["train.max_steps=1"],
+        data=data,
+    )
     writer = RunWriter(tmp_path / "run", active=True)
-    train(resolved, join_ranks(resolved.config, environment={}), writer, lambda row: None)
+    train(
+        resolved, join_ranks(resolved.config, environment={}), writer, lambda row: None
+    )
     checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[0]
-    moved = read_checkpoint(move_to_middle(checkpoint, data, tmp_path / "middle" / checkpoint.name))
+    moved = read_checkpoint(
+        move_to_middle(checkpoint, data, tmp_path / "middle" / checkpoint.name)
+    )
     plan = make_plan(resolved.config, len(TokenDataset.open(data)), 1)
     blocks = [lane // plan.block_samples for lane in moved.state.position.lanes]
     assert blocks == [plan.blocks_per_epoch // 2] * plan.lanes

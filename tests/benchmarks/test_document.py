@@ -33,8 +33,18 @@ def test_all_settings_of_the_papers_case_are_in_the_file():
 
 def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
     page = (ROOT / "docs" / "reference" / "figures.md").read_text()
-    bar = {"name": "x_s", "figure": 2.0, "unit": "s", "bar": 1.0, "direction": "<=", "holds": False}
-    text = quoted(page, {**NAMES, "bars": [bar, bar | {"name": "y_s", "figure": None, "holds": None}]})
+    bar = {
+        "name": "x_s",
+        "figure": 2.0,
+        "unit": "s",
+        "bar": 1.0,
+        "direction": "<=",
+        "holds": False,
+    }
+    text = quoted(
+        page,
+        {**NAMES, "bars": [bar, bar | {"name": "y_s", "figure": None, "holds": None}]},
+    )
     assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in text
     assert "| `y_s` | n/a | ≤ 1 s | not measured |" in text
 

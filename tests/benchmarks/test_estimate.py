@@ -9,7 +9,12 @@ from tests.simulators import memory
 from tests.simulators.allocator import Case
 from tests.simulators.memory import SimulatedMachine
 
-TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def measured(tmp_path, capsys, *arguments: str) -> tuple[int, dict, str]:
@@ -18,16 +23,24 @@ def measured(tmp_path, capsys, *arguments: str) -> tuple[int, dict, str]:
     return code, json.loads(path.read_text()), capsys.readouterr().out
 
 
-def test_of_three_sets_of_simulated_machines_the_first_is_held_against_the_bars(tmp_path, capsys, monkeypatch):
+def test_of_three_sets_of_simulated_machines_the_first_is_held_against_the_bars(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(estimate, "MACHINES", 5)
-    code, content, told = measured(tmp_path, capsys, "--only", "simulated", "--seed", "7")
+    code, content, told = measured(
+        tmp_path, capsys, "--only", "simulated", "--seed", "7"
+    )
     runs = content["parts"]["simulated"]["runs"]
     assert sorted({one["base_seed"] for one in runs}) == [7000, 7005, 7010]
     assert all(sum(one["machines_by_trials"].values()) == 5 for one in runs)
     predicted = [one for one in runs if one["predicted"]]
     assert len(predicted) == 3
     bars = {bar["name"]: bar["figure"] for bar in content["bars"]}
-    assert list(bars) == ["simulated_trials_median", "simulated_trials_max", "simulated_wrong_count"]
+    assert list(bars) == [
+        "simulated_trials_median",
+        "simulated_trials_max",
+        "simulated_wrong_count",
+    ]
     assert bars["simulated_trials_max"] == predicted[0]["trials_max"]
     assert code == (0 if all(bar["holds"] for bar in content["bars"]) else 1)
     assert told.splitlines()[-1] == "simulated_wrong_count figure=0 bar<=0 ok"
@@ -42,7 +55,9 @@ def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
     assert f"{seed}000" in told
 
 
-def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wrong(monkeypatch):
+def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wrong(
+    monkeypatch,
+):
     machine = SimulatedMachine(1)
     assert memory.search(machine, predicted=True) == (len(machine.attempts), True)
     monkeypatch.setattr(memory, "ENDLESS_TRIALS", 1)
@@ -50,7 +65,9 @@ def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wron
 
 
 def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
-    case = Case(family="bert", dropout=0.1, vocab_size=256, rows=4, width=32, shape=TINY)
+    case = Case(
+        family="bert", dropout=0.1, vocab_size=256, rows=4, width=32, shape=TINY
+    )
     monkeypatch.setattr(truth, "CASES", (case,))
     code, content, told = measured(tmp_path, capsys, "--only", "accuracy")
     found = content["parts"]["accuracy"][case.name]
@@ -62,7 +79,9 @@ def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, monkeypatch):
+def test_starts_of_trials_are_held_against_new_interpreters(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(estimate, "FORKED_TRIALS", 2)
     monkeypatch.setattr(estimate, "FRESH_INTERPRETERS", 1)
     _, content, _ = measured(tmp_path, capsys, "--only", "fork")
@@ -83,16 +102,26 @@ def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
         "speed": {"law_s": [1.0, 2.0, 9.0], "mem_tracker_s": [30.0, 10.0, 20.0]},
         "cold": {"runs_s": {"one": [9.0, 8.0, 30.0], "two": [14.0, 15.5, 16.0]}},
         "accuracy": {
-            one: {"predicted_bytes": one_bytes, "real_bytes": 100} for one, one_bytes in (("a", 101), ("b", 97))
+            one: {"predicted_bytes": one_bytes, "real_bytes": 100}
+            for one, one_bytes in (("a", 101), ("b", 97))
         },
-        "simulated": {"runs": [run, run | {"trials_max": 9, "wrong": 1}, run | {"predicted": False, "wrong": 5}]},
+        "simulated": {
+            "runs": [
+                run,
+                run | {"trials_max": 9, "wrong": 1},
+                run | {"predicted": False, "wrong": 5},
+            ]
+        },
         "fork": {"forked_s": [0.1, 0.1, 5.0], "fresh_s": [3.0]},
     }
     bars = {bar.name: bar for bar in estimate.make_bars(found)}
     assert list(bars) == list(estimate.BARS)
     assert {name: bar.figure for name, bar in bars.items()}.items() >= {
-        "estimate_law_against_memtracker_ratio": 10, "estimate_cold_s": 15.5, "simulated_trials_max": 8,
-        "estimate_peak_error_share": pytest.approx(0.03), "trial_start_ratio": pytest.approx(30),
-    }.items()  # fmt: skip
+        "estimate_law_against_memtracker_ratio": 10,
+        "estimate_cold_s": 15.5,
+        "simulated_trials_max": 8,
+        "estimate_peak_error_share": pytest.approx(0.03),
+        "trial_start_ratio": pytest.approx(30),
+    }.items()
     assert bars["estimate_law_against_memtracker_ratio"].holds
     assert not bars["simulated_wrong_count"].holds

@@ -6,15 +6,32 @@ import pytest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured, Trial
 from benchmarks import finders
-from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
+from benchmarks.finders import (
+    Case,
+    Found,
+    cases,
+    find_with_accelerate,
+    find_with_lightning,
+)
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 
-SHAPE = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+SHAPE = {
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
 TINY = Case(
-    name="tiny", config={"model": {"name": "tiny", "config": {"model_type": "bert"} | SHAPE}, "seq_length_tokens": 32},
-    vocab_size=1000, special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}, memory_budget_bytes=64 * 2**20,
-)  # fmt: skip
+    name="tiny",
+    config={
+        "model": {"name": "tiny", "config": {"model_type": "bert"} | SHAPE},
+        "seq_length_tokens": 32,
+    },
+    vocab_size=1000,
+    special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
+    memory_budget_bytes=64 * 2**20,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +40,22 @@ def fits():
     with ForkServerMachine() as machine:
 
         def fits(rows: int) -> bool:
-            config = TrainConfig.model_validate(TINY.config_of(rows)).model_dump(mode="json")
-            known = {name: getattr(TINY, name) for name in ("vocab_size", "special_ids", "memory_budget_bytes")}
-            known |= {"warmup_steps": 1, "timed_steps": 2, "local_ranks": 1, "documents_per_sequence": 1.0}
-            trial = Trial(job="step", measured={"config": config} | known, timeout_s=60.0)
+            config = TrainConfig.model_validate(TINY.config_of(rows)).model_dump(
+                mode="json"
+            )
+            known = {
+                name: getattr(TINY, name)
+                for name in ("vocab_size", "special_ids", "memory_budget_bytes")
+            }
+            known |= {
+                "warmup_steps": 1,
+                "timed_steps": 2,
+                "local_ranks": 1,
+                "documents_per_sequence": 1.0,
+            }
+            trial = Trial(
+                job="step", measured={"config": config} | known, timeout_s=60.0
+            )
             return isinstance(machine.run(trial), Measured)
 
         yield fits
@@ -51,29 +80,46 @@ def _sizes_of_accelerate(rows: int) -> list[int]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("library", "find", "sizes_of"), [
-    ("lightning", lambda case: find_with_lightning(case, 0.0), _sizes_of_lightning),
-    ("accelerate", find_with_accelerate, _sizes_of_accelerate),
-])  # fmt: skip
-def test_a_tool_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits, library, find, sizes_of):
+@pytest.mark.parametrize(
+    ("library", "find", "sizes_of"),
+    [
+        ("lightning", lambda case: find_with_lightning(case, 0.0), _sizes_of_lightning),
+        ("accelerate", find_with_accelerate, _sizes_of_accelerate),
+    ],
+)
+def test_a_tool_finds_rows_that_fit_and_every_size_it_tried_is_counted(
+    fits, library, find, sizes_of
+):
     pytest.importorskip(library)
     found = find(TINY)
     assert found.note == ""
     assert fits(found.rows)
     sizes = sizes_of(found.rows)
-    assert (found.trials, found.refused) == (len(sizes), sum(size > found.rows for size in sizes))
+    assert (found.trials, found.refused) == (
+        len(sizes),
+        sum(size > found.rows for size in sizes),
+    )
     assert found.seconds > 0
     if library == "lightning":  # it takes its margin off
         halved = find_with_lightning(replace(TINY, memory_budget_bytes=32 * 2**20), 0.5)
-        assert halved.trials in [len(sizes_of(most)) for most in (2 * halved.rows, 2 * halved.rows + 1)]
+        assert halved.trials in [
+            len(sizes_of(most)) for most in (2 * halved.rows, 2 * halved.rows + 1)
+        ]
 
 
 def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
     pytest.importorskip("lightning")
     # The model fits, and two rows need some 100 MiB.
-    wide = {"model": {"name": "wide", "config": {"model_type": "bert"} | SHAPE | {"intermediate_size": 4096}}}
+    wide = {
+        "model": {
+            "name": "wide",
+            "config": {"model_type": "bert"} | SHAPE | {"intermediate_size": 4096},
+        }
+    }
     config = dict(TINY.config) | wide | {"seq_length_tokens": 512}
-    found = find_with_lightning(replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0)
+    found = find_with_lightning(
+        replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0
+    )
     # One row it has not tried.
     assert (found.rows, found.trials, found.refused) == (1, 1, 1)
     assert found.note == "nothing that it tried fitted"
@@ -81,16 +127,21 @@ def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
 
 def test_a_process_that_dies_is_no_answer_and_its_last_words_are_kept():
     pytest.importorskip("accelerate")
-    found = find_with_accelerate(replace(TINY, config=dict(TINY.config) | {"seq_length_tokens": 4}))
-    assert found == Found(rows=None, trials=0, refused=0, seconds=found.seconds, note=found.note)
+    found = find_with_accelerate(
+        replace(TINY, config=dict(TINY.config) | {"seq_length_tokens": 4})
+    )
+    assert found == Found(
+        rows=None, trials=0, refused=0, seconds=found.seconds, note=found.note
+    )
     assert found.note.startswith("the process died of exit code 1: ")
     assert "seq_length_tokens" in found.note
 
 
 WORDS = (
-    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.", "could not create a memory object",
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    "could not create a memory object",
     "std::bad_alloc",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("refusal", [*map(RuntimeError, WORDS), MemoryError()], ids=str)
@@ -110,7 +161,11 @@ def test_both_tools_understand_every_refusal_and_another_error_is_left_alone(ref
 
 def test_cases_are_trials_of_different_steps():
     found = cases()
-    assert len({case.name for case in found}) == len({json.dumps(case.config_of(1)) for case in found}) == 6
+    assert (
+        len({case.name for case in found})
+        == len({json.dumps(case.config_of(1)) for case in found})
+        == 6
+    )
     for case in found:
         assert TrainConfig.model_validate(case.config_of(3)).micro_batch_size == 3
         SpecialIds.model_validate(case.special_ids)

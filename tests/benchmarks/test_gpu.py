@@ -26,17 +26,23 @@ SLEEPS = "print(os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
 
 
 def stage(name, code, **changes):
-    return Stage(name=name, words=("-c", code), **{"least_s": 0.0, "most_s": 60.0} | changes)
+    return Stage(
+        name=name, words=("-c", code), **{"least_s": 0.0, "most_s": 60.0} | changes
+    )
 
 
 def run(out, *stages, check=None, seconds=60.0):
     check = check or {"stages": {}}
     gpu.run_stages(check, stages, out, time.monotonic() + seconds)
     assert json.loads((out / "check.json").read_text()) == check
-    return {name: one["status"] for name, one in check["stages"].items()}, check["stages"]
+    return {name: one["status"] for name, one in check["stages"].items()}, check[
+        "stages"
+    ]
 
 
-def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path_of_this_machine(tmp_path):
+def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path_of_this_machine(
+    tmp_path,
+):
     fails = stage("fails", "import sys; sys.exit('error: no such thing')")
     needs = stage("needs", "print('{}')", needs="profiles/a.toml")
     good = f"import json; print(json.dumps([{str(tmp_path / 'data')!r}, {str(gpu.ROOT / 'x')!r}]))"
@@ -49,12 +55,22 @@ def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path
 
 def test_what_ended_is_not_repeated_and_the_rest_is_if_there_is_time(tmp_path):
     counts = "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
-    once, again = stage("once", counts), stage("again", f"{counts}; raise SystemExit(1)")
+    once, again = (
+        stage("once", counts),
+        stage("again", f"{counts}; raise SystemExit(1)"),
+    )
     check = {"stages": run(tmp_path, once, again)[1]}
     run(tmp_path, once, again, check=check)
     assert (tmp_path / "n").read_text() == "xxx"
-    timed = Stage(name="timed", words=("-c", "print([])", "{minutes}"), least_s=0, most_s=30)
-    rest = (once, stage("again", "", least_s=90.0), stage("long", "", least_s=90.0), timed)
+    timed = Stage(
+        name="timed", words=("-c", "print([])", "{minutes}"), least_s=0, most_s=30
+    )
+    rest = (
+        once,
+        stage("again", "", least_s=90.0),
+        stage("long", "", least_s=90.0),
+        timed,
+    )
     statuses, stages = run(tmp_path, *rest, check=check)
     assert statuses == {"once": ENDED, "again": FAILED, "long": NO_TIME, "timed": ENDED}
     assert stages["timed"]["command"][-1] == "0.40"
@@ -66,8 +82,14 @@ def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
     assert statuses == {"hangs": CUT_OFF}
     assert time.monotonic() - began_s < 8
     group = int((tmp_path / "logs/hangs.log").read_text())
-    alive = [one.pid for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE]
-    assert not [pid for pid in alive if psutil.pid_exists(pid) and os.getpgid(pid) == group]
+    alive = [
+        one.pid
+        for one in psutil.process_iter(["status"])
+        if one.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    assert not [
+        pid for pid in alive if psutil.pid_exists(pid) and os.getpgid(pid) == group
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -86,7 +108,9 @@ gpu.stages_of = lambda _: [gpu.Stage(name=n, words=("-c", c), least_s=0, most_s=
 sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
 """
     root = str(gpu.ROOT)
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True
+    )
     log = tmp_path / "logs" / "hangs.log"
     while not (log.exists() and log.read_text().strip()):
         assert process.poll() is None
@@ -95,20 +119,29 @@ sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert not psutil.pid_exists(int(log.read_text()))
-    assert json.loads((tmp_path / "check.json").read_text())["stages"]["done"]["status"] == ENDED
+    assert (
+        json.loads((tmp_path / "check.json").read_text())["stages"]["done"]["status"]
+        == ENDED
+    )
 
 
 @pytest.fixture
 def site(tmp_path):
     gpu.make_data(tmp_path, None, gpu.TINY)
     facts = SimpleNamespace(name=NVL, driver=DRIVER)
-    return SimpleNamespace(gpu=facts, gpus=(facts,), versions={"torch": "2.14.1+cu130"}, name="h100-nvl")
+    return SimpleNamespace(
+        gpu=facts, gpus=(facts,), versions={"torch": "2.14.1+cu130"}, name="h100-nvl"
+    )
 
 
 def test_a_check_of_something_else_is_not_continued(tmp_path, site):
     check = gpu.open_check(tmp_path, site, tiny=False)
-    (tmp_path / "check.json").write_text(json.dumps(check | {"stages": {"doctor": {"status": ENDED}}}))
-    assert gpu.open_check(tmp_path, site, tiny=False)["stages"] == {"doctor": {"status": ENDED}}
+    (tmp_path / "check.json").write_text(
+        json.dumps(check | {"stages": {"doctor": {"status": ENDED}}})
+    )
+    assert gpu.open_check(tmp_path, site, tiny=False)["stages"] == {
+        "doctor": {"status": ENDED}
+    }
     with pytest.raises(AutotuneError, match="another tiny"):
         gpu.open_check(tmp_path, site, tiny=True)
     site.gpu.driver, site.versions["torch"] = "581.0", "2.15.0"
@@ -127,16 +160,29 @@ def real(tmp_path, site):
     place.mkdir(parents=True)
     header = header_of(profile.train, device=NVL, driver=DRIVER, parameters=10**8)
     (place / "run.json").write_text(header.model_dump_json())
-    rows = (row_of(number, tokens_per_s=400_000.0 * header.world_size, mfu=0.3) for number in range(1, 5))
-    (place / "steps.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    rows = (
+        row_of(number, tokens_per_s=400_000.0 * header.world_size, mfu=0.3)
+        for number in range(1, 5)
+    )
+    (place / "steps.jsonl").write_text(
+        "".join(row.model_dump_json() + "\n" for row in rows)
+    )
     check = gpu.open_check(tmp_path, site, tiny=False)
-    answers = {"arithmetic": {"right": True, "flops_per_s": 600e12}, "train-bert-120m": None}
-    check["stages"] = {name: {"status": ENDED, "answer": one, "seconds": 1.0} for name, one in answers.items()}
+    answers = {
+        "arithmetic": {"right": True, "flops_per_s": 600e12},
+        "train-bert-120m": None,
+    }
+    check["stages"] = {
+        name: {"status": ENDED, "answer": one, "seconds": 1.0}
+        for name, one in answers.items()
+    }
     check["figures"] = gpu.figures_of(tmp_path, check["stages"])
     return tmp_path, check
 
 
-def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_measured(real):
+def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_measured(
+    real,
+):
     out, check = real
     assert gpu.reasons_against(out, check) == []
     check["started_utc"] = "2026-01-01T00:00:00+00:00"
@@ -156,25 +202,43 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
     probe = example_profile("d").evidence.probe
     head, _, row = page[page.index("| configuration |") :].splitlines()[:3]
     cells = dict(zip(*(re.split(r" *\| *", line) for line in (head, row)), strict=True))
-    assert (cells["traced"], cells["largest"]) == (str(probe.traced_micro_batch_size), str(probe.feasible_max))
+    assert (cells["traced"], cells["largest"]) == (
+        str(probe.traced_micro_batch_size),
+        str(probe.feasible_max),
+    )
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"tiny": True}, "tiny sizes"), ({"tiny": None}, "tiny sizes"),
-    ({"driver": "0.0 (nullgpu)"}, "a pretended NVIDIA H100 NVL"), ({"driver": None}, "its driver is not known"),
-    ({"driver": "581.0"}, "is of NVIDIA H100 NVL, driver 580.82.07"),
-    ({"gpu": "NVIDIA Unheard Of"}, "no peak is known of NVIDIA Unheard Of"),
-    ({"gpu": None}, "no peak is known of None"),
-    ({"gpu": "NVIDIA H200"}, "profiles/bert-120m.toml is of NVIDIA H100 NVL"),
-    ({"answer": None}, "matmuls are wrong, or were not checked"),
-    ({"answer": {"right": False, "flops_per_s": 6e14}}, "matmuls are wrong"),
-    ({"answer": {"right": True}}, "0 FLOP/s are not plausible for NVIDIA H100 NVL"),
-    ({"answer": {"right": True, "flops_per_s": 8.6e15}}, "8.6e+15 FLOP/s are not plausible for NVIDIA H100 NVL"),
-    ({"answer": {"right": True, "flops_per_s": 1e11}}, "1e+11 FLOP/s are not plausible for NVIDIA H100 NVL"),
-])  # fmt: skip
-def test_what_is_not_shown_to_be_a_known_real_gpu_that_computes_is_not_kept(real, change, said):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tiny": True}, "tiny sizes"),
+        ({"tiny": None}, "tiny sizes"),
+        ({"driver": "0.0 (nullgpu)"}, "a pretended NVIDIA H100 NVL"),
+        ({"driver": None}, "its driver is not known"),
+        ({"driver": "581.0"}, "is of NVIDIA H100 NVL, driver 580.82.07"),
+        ({"gpu": "NVIDIA Unheard Of"}, "no peak is known of NVIDIA Unheard Of"),
+        ({"gpu": None}, "no peak is known of None"),
+        ({"gpu": "NVIDIA H200"}, "profiles/bert-120m.toml is of NVIDIA H100 NVL"),
+        ({"answer": None}, "matmuls are wrong, or were not checked"),
+        ({"answer": {"right": False, "flops_per_s": 6e14}}, "matmuls are wrong"),
+        ({"answer": {"right": True}}, "0 FLOP/s are not plausible for NVIDIA H100 NVL"),
+        (
+            {"answer": {"right": True, "flops_per_s": 8.6e15}},
+            "8.6e+15 FLOP/s are not plausible for NVIDIA H100 NVL",
+        ),
+        (
+            {"answer": {"right": True, "flops_per_s": 1e11}},
+            "1e+11 FLOP/s are not plausible for NVIDIA H100 NVL",
+        ),
+    ],
+)
+def test_what_is_not_shown_to_be_a_known_real_gpu_that_computes_is_not_kept(
+    real, change, said
+):
     out, check = real
-    (check["stages"]["arithmetic"] if "answer" in change else check["made_with"]).update(change)
+    (
+        check["stages"]["arithmetic"] if "answer" in change else check["made_with"]
+    ).update(change)
     assert said in " ".join(gpu.reasons_against(out, check))
 
 
@@ -185,20 +249,29 @@ def test_an_environment_that_pretends_a_gpu_is_remembered(real, site, monkeypatc
     check = gpu.open_check(out, site, tiny=False)
     (out / "check.json").write_text(json.dumps(check))
     monkeypatch.delenv("NULLGPU_DRIVER")
-    assert "NULLGPU_DRIVER is set" in " ".join(gpu.reasons_against(out, gpu.open_check(out, site, tiny=False)))
+    assert "NULLGPU_DRIVER is set" in " ".join(
+        gpu.reasons_against(out, gpu.open_check(out, site, tiny=False))
+    )
 
 
 def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(real):
     out, check = real
     profile = example_profile("d")
     probe = profile.evidence.probe
-    curve = [point.model_copy(update={"padded_tokens_per_s": 5e7}) for point in probe.curve]
-    too_fast = but(profile, evidence={"probe": probe.model_copy(update={"curve": curve})})
+    curve = [
+        point.model_copy(update={"padded_tokens_per_s": 5e7}) for point in probe.curve
+    ]
+    too_fast = but(
+        profile, evidence={"probe": probe.model_copy(update={"curve": curve})}
+    )
     path = out / "profiles/bert-120m.toml"
     good = path.read_text()
     for text, said in (
         (profile_to_toml(too_fast), "exceeds its peak of 835"),
-        (good.replace("micro_batch_size = 64", "micro_batch_size = 65"), "it was edited"),
+        (
+            good.replace("micro_batch_size = 64", "micro_batch_size = 65"),
+            "it was edited",
+        ),
     ):
         path.write_text(text)
         assert said in " ".join(gpu.reasons_against(out, check))
@@ -214,12 +287,20 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
 STAGES = tuple(gpu.stages_of(gpu.FULL))
 
 
-@pytest.mark.parametrize(("only", "gpus", "names"), [
-    ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]), ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
-    ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]), ("", 2, [one.name for one in STAGES]),
-    ("doctor,maths", 1, "stage 'maths' not found"), ("network,scale", 1, "network,scale requires 2 GPUs"),
-])  # fmt: skip
-def test_some_stages_can_be_chosen_of_those_that_exist_and_need_no_more_gpus(only, gpus, names):
+@pytest.mark.parametrize(
+    ("only", "gpus", "names"),
+    [
+        ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
+        ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
+        ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
+        ("", 2, [one.name for one in STAGES]),
+        ("doctor,maths", 1, "stage 'maths' not found"),
+        ("network,scale", 1, "network,scale requires 2 GPUs"),
+    ],
+)
+def test_some_stages_can_be_chosen_of_those_that_exist_and_need_no_more_gpus(
+    only, gpus, names
+):
     if isinstance(names, list):
         assert [one.name for one in gpu.select(STAGES, only, gpus)] == names
     else:
@@ -238,7 +319,10 @@ def test_every_claim_that_was_not_measured_names_stages_that_exist():
     assert len(stages) == len(set(stages))
     for bar, _, measured_by in gpu.claims_of({}):
         assert bar.holds is None
-        assert all(any(one.startswith(word) for one in stages) for word in measured_by.split(","))
+        assert all(
+            any(one.startswith(word) for one in stages)
+            for word in measured_by.split(",")
+        )
         assert f"`--only {measured_by}`" in gpu.results([])
 
 
@@ -246,4 +330,9 @@ def test_the_document_holds_what_was_kept_and_the_check_itself_imports_no_torch(
     written = gpu.PAGE.read_text()
     assert written == gpu.page(written, gpu.KEPT)
     code = "import sys, benchmarks.gpu; sys.exit(bool({'torch', 'transformers', 'optuna'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=gpu.ROOT, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=gpu.ROOT, check=False
+        ).returncode
+        == 0
+    )

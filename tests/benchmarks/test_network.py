@@ -17,18 +17,30 @@ def test_ddp_falls_short_of_the_bound_under_accumulation_and_sixteen_bits_make_u
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
-def test_a_simulated_clusters_links_are_found_again_and_its_useful_nodes_within_one_of_brute_force(cluster):
+def test_a_simulated_clusters_links_are_found_again_and_its_useful_nodes_within_one_of_brute_force(
+    cluster,
+):
     (case,) = useful_nodes.run(MODELS[3:], [cluster])
     assert abs(case.predicted - case.true) <= 1
     _, network = useful_nodes.observed(Simulator(MODELS[0], cluster, seed=5))
-    assert network.between.bytes_per_s == pytest.approx(cluster.inter_bytes_per_s, rel=1e-3)
+    assert network.between.bytes_per_s == pytest.approx(
+        cluster.inter_bytes_per_s, rel=1e-3
+    )
     assert network.between.latency_s == pytest.approx(cluster.inter_latency_s, rel=1e-2)
 
 
 def test_the_worst_error_counts_and_what_was_not_measured_is_said():
-    rows = [{"hosts": 2, "predicted_s": predicted_s, "measured_s": 1.0} for predicted_s in (1.0, 0.9)]
+    rows = [
+        {"hosts": 2, "predicted_s": predicted_s, "measured_s": 1.0}
+        for predicted_s in (1.0, 0.9)
+    ]
     none, some = (
-        {bar.name: bar for bar in make_bars({"predicted": predicted, "chosen": [], "useful_nodes": []})}
+        {
+            bar.name: bar
+            for bar in make_bars(
+                {"predicted": predicted, "chosen": [], "useful_nodes": []}
+            )
+        }
         for predicted in ([], rows)
     )
     worst = "network_worst_step_error_2_hosts_share"

@@ -6,29 +6,59 @@ from tests.browser import Visit
 from tests.simulators.programs import CannotMeasure
 
 FIGURES = {
-    "built": {"trials": 3, "seconds": [9.0, 1.0, 2.0], "bytes": {"html": 1000, "md": 10, "json": 20}},
-    "browser": {
-        "full_bytes": 2_000_000, "visits": 8, "requests": 0, "console_errors": 0, "page_errors": 0, "overflow_px": 0,
-        "hostile": {"scripts": 0, "handlers": 0, "dialogs": 0}, "violations": [], "violations_of_any_impact": 2,
+    "built": {
+        "trials": 3,
+        "seconds": [9.0, 1.0, 2.0],
+        "bytes": {"html": 1000, "md": 10, "json": 20},
     },
-}  # fmt: skip
+    "browser": {
+        "full_bytes": 2_000_000,
+        "visits": 8,
+        "requests": 0,
+        "console_errors": 0,
+        "page_errors": 0,
+        "overflow_px": 0,
+        "hostile": {"scripts": 0, "handlers": 0, "dialogs": 0},
+        "violations": [],
+        "violations_of_any_impact": 2,
+    },
+}
 
 
 def visited(text, **changes):
     values = {
-        "requests": (), "console_errors": (), "page_errors": (), "dialogs": (), "scripts": 0, "handlers": 0,
-        "text": text, "wider_by_px": 0,
-    }  # fmt: skip
+        "requests": (),
+        "console_errors": (),
+        "page_errors": (),
+        "dialogs": (),
+        "scripts": 0,
+        "handlers": 0,
+        "text": text,
+        "wider_by_px": 0,
+    }
     return Visit(**values | changes)
 
 
-@pytest.mark.parametrize("change", [
-    {}, {"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}, {"overflow_px": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"requests": 1},
+        {"violations": ["color-contrast: <p>"]},
+        {"hostile": {"scripts": 1}},
+        {"overflow_px": 1},
+    ],
+)
 def test_the_larger_page_the_median_process_and_every_single_fault_count(change):
-    bars = {bar.name: bar for bar in report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})}
+    bars = {
+        bar.name: bar
+        for bar in report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})
+    }
     assert list(bars) == list(report.BARS)
-    assert (bars["report_size_bytes"].figure, bars["report_size_bytes"].holds) == (2_000_000, False)
+    assert (bars["report_size_bytes"].figure, bars["report_size_bytes"].holds) == (
+        2_000_000,
+        False,
+    )
     assert (bars["report_build_s"].figure, bars["report_build_s"].holds) == (2.0, True)
     assert [bar.holds for bar in bars.values()].count(False) == 1 + len(change)
 
@@ -36,12 +66,16 @@ def test_the_larger_page_the_median_process_and_every_single_fault_count(change)
 def test_everything_that_a_hostile_text_may_do_is_counted():
     quiet = browser.taken_in(visited(" ".join(browser.SHOWN)))
     assert set(quiet.values()) == {0}
-    loud = browser.taken_in(visited("\u202e" + "A" * browser.LONG, scripts=1, handlers=2, dialogs=("1",)))
+    loud = browser.taken_in(
+        visited("\u202e" + "A" * browser.LONG, scripts=1, handlers=2, dialogs=("1",))
+    )
     counts = {"scripts": 1, "handlers": 2, "dialogs": 1, "steering": 1, "uncut": 1}
     assert loud == counts | {"not_shown": len(browser.SHOWN)}
 
 
-def test_processes_are_timed_files_weighed_and_a_build_that_fails_is_told(tmp_path, monkeypatch):
+def test_processes_are_timed_files_weighed_and_a_build_that_fails_is_told(
+    tmp_path, monkeypatch
+):
     found = report.built(tmp_path, trials=3, repeats=1)
     assert len(found["seconds"]) == 1
     assert min(found["bytes"].values()) > 10_000

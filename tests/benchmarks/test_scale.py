@@ -8,11 +8,22 @@ from trainer.data.dataset import TokenDataset
 
 
 @pytest.mark.slow
-def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(tmp_path, monkeypatch, capsys):
+def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(scale, "REPEATS", 1)
     monkeypatch.setattr(scale, "FEWER_SAMPLES", 3000)
     path = tmp_path / "scale.json"
-    arguments = ["--samples", "20000", "--batches", "5", "--dir", str(tmp_path), "--json", str(path)]
+    arguments = [
+        "--samples",
+        "20000",
+        "--batches",
+        "5",
+        "--dir",
+        str(tmp_path),
+        "--json",
+        str(path),
+    ]
     assert scale.main(arguments) in (0, 1)
     figures = json.loads(path.read_text())["figures"]
     assert figures["samples"] == {"large": 20_000, "small": 3000}
@@ -22,7 +33,9 @@ def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
 
 
-def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_as_zeros(tmp_path):
+def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_as_zeros(
+    tmp_path,
+):
     lengths = corpora.real_lengths(50_000, seed=0)
     assert 180 < sorted(lengths)[25_000] < 210
     assert 0.18 < (lengths >= 510).mean() < 0.26
@@ -35,9 +48,22 @@ def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_
     assert tokens.stat().st_blocks * 512 < 100_000
 
 
-def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(tmp_path, capsys):
+def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(
+    tmp_path, capsys
+):
     path = tmp_path / "feed.json"
-    code = feed.main(["--samples", "600", "--repeats", "1", "--window-s", "0.01", "--json", str(path)])
+    code = feed.main(
+        [
+            "--samples",
+            "600",
+            "--repeats",
+            "1",
+            "--window-s",
+            "0.01",
+            "--json",
+            str(path),
+        ]
+    )
     told = capsys.readouterr().out
     content = json.loads(path.read_text())
     assert code in (0, 1)
@@ -45,9 +71,13 @@ def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(tm
     assert len(rates) == 8
     assert all(len(found["samples_per_s"]) == 1 for found in rates.values())
     bars = {bar["name"]: bar for bar in content["bars"]}
-    plain = rates["padded, full rows"]["samples_per_s"][0] / rates["plain, full rows"]["samples_per_s"][0]
+    plain = (
+        rates["padded, full rows"]["samples_per_s"][0]
+        / rates["plain, full rows"]["samples_per_s"][0]
+    )
     assert bars["feed_against_plain_ratio"]["figure"] == plain
     assert bars["feed_packing_efficiency_share"]["figure"] > 0.98
     assert "feed_packed_real_tokens_ratio figure=" in told.splitlines()[-2]
-    packed = feed.packing_efficiency(5000)  # without full samples never better than with them
+    # Without full samples never better than with them.
+    packed = feed.packing_efficiency(5000)
     assert packed["padded"] < packed["without_full_samples"] <= packed["all"] <= 1

@@ -8,38 +8,71 @@ from benchmarks import words
 
 
 def found(text: str) -> list[str]:
-    return [one for line, block in words.blocks(text) for one in words._findings_in("page.md", line, block)]
+    return [
+        one
+        for line, block in words.blocks(text)
+        for one in words._findings_in("page.md", line, block)
+    ]
 
 
-@pytest.mark.parametrize("text", [
-    "A run goes on after a crash.", "It begins anew.", "Nobody asked.", "Where a GPU is missing, it fails.",
-    "It is skipped where there is no GPU.", "The rate of real tokens.", "With 4 loader workers.", "Held against A.",
-    f"{'word ' * 41}.", "| cell | it starts afresh |", "Fine.\n\nIt stops by itself.",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A run goes on after a crash.",
+        "It begins anew.",
+        "Nobody asked.",
+        "Where a GPU is missing, it fails.",
+        "It is skipped where there is no GPU.",
+        "The rate of real tokens.",
+        "With 4 loader workers.",
+        "Held against A.",
+        f"{'word ' * 41}.",
+        "| cell | it starts afresh |",
+        "Fine.\n\nIt stops by itself.",
+    ],
+)
 def test_bad_words_and_long_sentences_are_found(text):
     assert len(found(text)) == 1
 
 
-@pytest.mark.parametrize("text", [
-    "The run resumes after a crash.", "4 DataLoader workers.", "Where do results go?", "The page where it lies.",
-    "```sh\nautotune goes on\n```", "`goes on`", "<!-- goes on -->", f"{'word ' * 39}. A {'word ' * 38}.",
-    "[a link](docs/anew.md)", f"| {'word ' * 30} | {'word ' * 30} |",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The run resumes after a crash.",
+        "4 DataLoader workers.",
+        "Where do results go?",
+        "The page where it lies.",
+        "```sh\nautotune goes on\n```",
+        "`goes on`",
+        "<!-- goes on -->",
+        f"{'word ' * 39}. A {'word ' * 38}.",
+        "[a link](docs/anew.md)",
+        f"| {'word ' * 30} | {'word ' * 30} |",
+    ],
+)
 def test_good_words_pass(text):
     assert found(text) == []
 
 
 def test_docstrings_and_messages_are_read_and_other_strings_are_not():
-    source = (
-        'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x} is\\nlost")\nKEY = "goes_on"\n'
-    )
-    assert [(line, text.strip()) for line, text in words.texts_of(ast.parse(source))] == [
-        (2, "Return it."), (4, "It goes on."), (5, "N is\nlost"),
-    ]  # fmt: skip
+    source = 'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x} is\\nlost")\nKEY = "goes_on"\n'
+    assert [
+        (line, text.strip()) for line, text in words.texts_of(ast.parse(source))
+    ] == [
+        (2, "Return it."),
+        (4, "It goes on."),
+        (5, "N is\nlost"),
+    ]
 
 
 def test_rates_are_per_thousand_words_outside_of_questions(monkeypatch, tmp_path):
-    (tmp_path / "README.md").write_text("What is it? You get what you need. " + "word " * 92 + "\n")
+    (tmp_path / "README.md").write_text(
+        "What is it? You get what you need. " + "word " * 92 + "\n"
+    )
     monkeypatch.setattr(words, "ROOT", tmp_path)
     rates = {bar.name: bar.figure for bar in words.bars(["README.md"], [])}
-    assert (rates["what_per_1000_words"], rates["you_per_1000_words"], rates["pages_words"]) == (10.0, 20.0, 100)
+    assert (
+        rates["what_per_1000_words"],
+        rates["you_per_1000_words"],
+        rates["pages_words"],
+    ) == (10.0, 20.0, 100)

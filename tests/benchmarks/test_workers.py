@@ -5,15 +5,30 @@ import pytest
 
 from benchmarks import workers
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT
-from benchmarks.workers import BY_THROUGHPUT, MOST_WINDOWS, Verdict, ladder_rule, make_bars, summary, sweep
+from benchmarks.workers import (
+    BY_THROUGHPUT,
+    MOST_WINDOWS,
+    Verdict,
+    ladder_rule,
+    make_bars,
+    summary,
+    sweep,
+)
 from tests.simulators.loader import SimulatedFeed
 
 
 def verdict(**changes) -> Verdict:
     settings = {
-        "seed": 0, "noise": 0.05, "borderline": False, "true": 2, "chosen": 2, "undecided_between": (), "within": True,
-        "windows": 20, "exhaustive_windows": 60,
-    }  # fmt: skip
+        "seed": 0,
+        "noise": 0.05,
+        "borderline": False,
+        "true": 2,
+        "chosen": 2,
+        "undecided_between": (),
+        "within": True,
+        "windows": 20,
+        "exhaustive_windows": 60,
+    }
     return Verdict(**settings | changes)
 
 
@@ -21,7 +36,11 @@ def quiet(count: int) -> list[int]:
     """Trainings that are neither borderline nor noisy nor large, so that they are decided soon."""
     feeds = ((seed, SimulatedFeed(seed)) for seed in range(2000))
     clear = (
-        seed for seed, one in feeds if one.noise < 0.03 and one.max_workers <= 12 and not one.is_borderline(0.98, 0.01)
+        seed
+        for seed, one in feeds
+        if one.noise < 0.03
+        and one.max_workers <= 12
+        and not one.is_borderline(0.98, 0.01)
     )
     return list(itertools.islice(clear, count))
 
@@ -50,7 +69,14 @@ def test_what_nobody_could_tell_counts_as_right_and_an_undecided_answer_only_whe
     assert not off.right
     assert verdict(chosen=1, undecided_between=(1, 3)).right
     assert not verdict(chosen=3, undecided_between=(3, 4)).right
-    found = summary([verdict(), off, verdict(chosen=3, borderline=True), verdict(undecided_between=(1, 2))])
+    found = summary(
+        [
+            verdict(),
+            off,
+            verdict(chosen=3, borderline=True),
+            verdict(undecided_between=(1, 2)),
+        ]
+    )
     assert found["right_share"] == 0.75
     assert found["right_share_without_borderline"] == pytest.approx(2 / 3)
     assert found["borderline_share"] == found["undecided_share"] == 0.25
@@ -58,24 +84,41 @@ def test_what_nobody_could_tell_counts_as_right_and_an_undecided_answer_only_whe
 
 
 def bars_of(ours: list[Verdict], rival: list[Verdict], real=None):
-    simulated = {"ours": ours, "loadtune": [verdict(chosen=0)] * 4, "loadtune, as many windows": rival}
-    return {bar.name: bar for bar in make_bars(simulated, real or {}, with_real=real is not None)}
+    simulated = {
+        "ours": ours,
+        "loadtune": [verdict(chosen=0)] * 4,
+        "loadtune, as many windows": rival,
+    }
+    return {
+        bar.name: bar
+        for bar in make_bars(simulated, real or {}, with_real=real is not None)
+    }
 
 
 def test_the_rival_is_held_at_its_better_figure_and_wrong_answers_leave_bars_short():
-    bars = bars_of([verdict()] * 4, [verdict(), verdict(), verdict(chosen=0), verdict(chosen=0)])
+    bars = bars_of(
+        [verdict()] * 4, [verdict(), verdict(), verdict(chosen=0), verdict(chosen=0)]
+    )
     assert bars["workers_simulated_right_against_loadtune_ratio"].figure == 2.0
     assert all(bar.holds for bar in bars.values())
     assert "workers_real_right_datasets" not in bars
     bars = bars_of([verdict(chosen=1, within=False, windows=50)] * 4, [verdict()] * 4)
     assert not any(bar.holds for name, bar in bars.items() if "undecided" not in name)
-    assert not bars_of([verdict(undecided_between=(0, 4))] * 4, [verdict()])["workers_simulated_undecided_share"].holds
+    assert not bars_of([verdict(undecided_between=(0, 4))] * 4, [verdict()])[
+        "workers_simulated_undecided_share"
+    ].holds
 
 
 def test_real_datasets_count_only_when_they_are_decided_and_expected():
-    answers = {"right": (2, [1, 2], []), "undecided": (2, [2], [1, 2]), "wrong": (3, [2], [])}
+    answers = {
+        "right": (2, [1, 2], []),
+        "undecided": (2, [2], [1, 2]),
+        "wrong": (3, [2], []),
+    }
     keys = ("chosen", "expected", "undecided_between")
-    real = {name: dict(zip(keys, answer, strict=True)) for name, answer in answers.items()}
+    real = {
+        name: dict(zip(keys, answer, strict=True)) for name, answer in answers.items()
+    }
     bar = bars_of([verdict()], [verdict()], real)["workers_real_right_datasets"]
     assert (bar.figure, bar.bar, bar.holds) == (1, 3, False)
 
@@ -83,14 +126,30 @@ def test_real_datasets_count_only_when_they_are_decided_and_expected():
 def test_the_command_prints_its_bars_and_writes_its_figures(tmp_path, capsys):
     seed = next(seed for seed in quiet(20) if ladder_rule(seed, 1).right)
     file = tmp_path / "workers.json"
-    arguments = ["--no-real", "--processes", "1", "--trainings", "1", "--first-seed", str(seed), "--json", str(file)]
+    arguments = [
+        "--no-real",
+        "--processes",
+        "1",
+        "--trainings",
+        "1",
+        "--first-seed",
+        str(seed),
+        "--json",
+        str(file),
+    ]
     code = workers.main(arguments)
     out = capsys.readouterr().out
     content = json.loads(file.read_text())
     assert set(content["simulated"]) == {
-        "ours", "ours, at most 150 windows", BY_THROUGHPUT, "loadtune", "loadtune, as many windows",
-    }  # fmt: skip
-    assert code == (EXIT_HELD if all(bar["holds"] for bar in content["bars"]) else EXIT_SHORT)
+        "ours",
+        "ours, at most 150 windows",
+        BY_THROUGHPUT,
+        "loadtune",
+        "loadtune, as many windows",
+    }
+    assert code == (
+        EXIT_HELD if all(bar["holds"] for bar in content["bars"]) else EXIT_SHORT
+    )
     assert "workers_simulated_right_share figure=1 bar>=0.92 ok" in out
     assert "windows (median)" in out
     assert "wrong: " not in out

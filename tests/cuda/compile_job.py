@@ -38,12 +38,18 @@ def run(dataset, ranks, word) -> dict[str, object]:
     strategy = changes.pop("strategy", "ddp")
     shape = SHAPES[family] | {"num_hidden_layers": int(layers)}
     config = config_of(
-        model=ModelSettings(name="m", config=shape), device="cuda", precision="bf16", compile=True,
-        parallel={"strategy": strategy}, **changes,
-    )  # fmt: skip
+        model=ModelSettings(name="m", config=shape),
+        device="cuda",
+        precision="bf16",
+        compile=True,
+        parallel={"strategy": strategy},
+        **changes,
+    )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    training = build_training(
+        config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
+    )
     counter = GraphCounter()
     before = 0
     for batch in micro_batches(dataset, config, steps=STEPS):
@@ -62,7 +68,11 @@ def run(dataset, ranks, word) -> dict[str, object]:
 def triton_launches() -> int:
     """Of this process, so far."""
     counts = Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())])
-    return sum(number for (kind, name), number in counts.items() if kind == "kernel" and name.startswith("triton_"))
+    return sum(
+        number
+        for (kind, name), number in counts.items()
+        if kind == "kernel" and name.startswith("triton_")
+    )
 
 
 if __name__ == "__main__":

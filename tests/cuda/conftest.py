@@ -52,5 +52,10 @@ def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
 def data(tmp_path_factory) -> Path:
     """Four hundred samples of random words."""
     draw = random.Random(0)
-    samples = [[draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))] for _ in range(400)]
-    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
+    samples = [
+        [draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))]
+        for _ in range(400)
+    ]
+    return write_dataset(
+        tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128
+    )

@@ -27,7 +27,16 @@ class Desk:
         return ended
 
     def probe(self, words, profile=None):
-        self("probe", *MODEL, *QUICK, "--data", self.data, "--out", profile or self.profile, *words.split())
+        self(
+            "probe",
+            *MODEL,
+            *QUICK,
+            "--data",
+            self.data,
+            "--out",
+            profile or self.profile,
+            *words.split(),
+        )
         return self
 
     def tables(self):
@@ -36,7 +45,9 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    return Desk(null_gpus(driver=DRIVER), data).probe("--max-micro-batch-size 64 --no-compile")
+    return Desk(null_gpus(driver=DRIVER), data).probe(
+        "--max-micro-batch-size 64 --no-compile"
+    )
 
 
 def test_estimate_uses_no_gpu(desk):
@@ -72,14 +83,23 @@ def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
     words += " --no-compile"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
-    assert (train["precision"], train["layout"], train["activation_checkpointing"]) == ("fp32", "padded", "full")
+    assert (train["precision"], train["layout"], train["activation_checkpointing"]) == (
+        "fp32",
+        "padded",
+        "full",
+    )
 
 
-def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(null_gpu, data):
+def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
+    null_gpu, data
+):
     words = "--max-micro-batch-size 4 --ranks 2 --layout bucketed --activation-checkpointing selective --no-compile"
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
     assert 1 <= desk.tables()["train"]["micro_batch_size"] <= 4
-    assert "within nodes" in desk("network", desk.profile, "--data", data, "--time-limit", "0.1min").out
+    assert (
+        "within nodes"
+        in desk("network", desk.profile, "--data", data, "--time-limit", "0.1min").out
+    )
     network = desk.tables()["evidence"]["network"]
     assert [link["members"] for link in network["links"]] == [2]
     assert len(network["matmul_flops_per_s"]) == 2
@@ -97,12 +117,20 @@ def test_tune_explores(null_gpu, data):
     assert explored["trials"] > 1
 
 
-ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("packed", "bucketed", "padded")))
+ALL = list(
+    itertools.product(
+        ("none", "selective", "full"),
+        ("bf16", "fp32"),
+        ("packed", "bucketed", "padded"),
+    )
+)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("activation_checkpointing", "precision", "layout"), ALL)
-def test_every_way_to_train_can_be_probed(desk, tmp_path, activation_checkpointing, precision, layout):
+def test_every_way_to_train_can_be_probed(
+    desk, tmp_path, activation_checkpointing, precision, layout
+):
     words = f"--max-micro-batch-size 16 --activation-checkpointing {activation_checkpointing} --precision {precision}"
     words += f" --layout {layout}"
     desk.probe(words, tmp_path / "profile.toml")
@@ -110,10 +138,15 @@ def test_every_way_to_train_can_be_probed(desk, tmp_path, activation_checkpointi
 
 @pytest.mark.soak
 def test_estimate_compares_alternatives(desk):
-    assert "alternatives: " in desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--what-if").err
+    assert (
+        "alternatives: "
+        in desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--what-if").err
+    )
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"])
+@pytest.mark.parametrize(
+    "name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"]
+)
 def test_other_gpus_are_probed(null_gpu, data, name):
     Desk(null_gpu(name=name), data).probe("--max-micro-batch-size 16")

@@ -20,7 +20,12 @@ MORE = (
     "bert=4,attention=sdpa,layout=padded",
 )
 FLOAT8 = ("bert=4,float8=tensorwise",)
-SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2", "modernbert=6,strategy=fsdp2")
+SHARED = (
+    "bert=4,strategy=ddp",
+    "bert=4,strategy=zero1",
+    "bert=4,strategy=fsdp2",
+    "modernbert=6,strategy=fsdp2",
+)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +37,16 @@ SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2
         pytest.param(SHARED, 2, marks=pytest.mark.soak),
     ],
 )
-def test_one_graph_serves_all_layers_of_a_kind_and_no_step_compiles_again(null_gpu, patterned_dataset, cases, devices):
+def test_one_graph_serves_all_layers_of_a_kind_and_no_step_compiles_again(
+    null_gpu, patterned_dataset, cases, devices
+):
     paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if cases == FLOAT8 else {}
-    ended = null_gpu(devices=devices, variables=paths).torchrun(JOB, patterned_dataset, *cases, timeout_s=1200)
-    found = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    ended = null_gpu(devices=devices, variables=paths).torchrun(
+        JOB, patterned_dataset, *cases, timeout_s=1200
+    )
+    found = [
+        json.loads(line) for line in ended.out.splitlines() if line.startswith("{")
+    ]
     assert [one["case"] for one in found] == list(cases), ended
     for one in found:
         assert one["graphs"] == GRAPHS[one["case"].split("=")[0]], found

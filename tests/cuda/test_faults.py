@@ -15,7 +15,10 @@ from tests.nullgpu.machine import (
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
-OPTIONAL = tuple(f"nvmlDeviceGet{name}" for name in ("MigMode", "TotalEnergyConsumption", "CurrentClocksEventReasons"))
+OPTIONAL = tuple(
+    f"nvmlDeviceGet{name}"
+    for name in ("MigMode", "TotalEnergyConsumption", "CurrentClocksEventReasons")
+)
 NOT_TOLD = [
     pytest.param(Faults(absent=OPTIONAL), id="absent"),
     pytest.param(
@@ -28,8 +31,23 @@ NOT_TOLD = [
 
 def probe(machine, data, *words, code=0):
     """How a probe with few trials ended, and what each of them came to."""
-    common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24s", "--no-compile")
-    files = ("--reports", machine.folder / "reports", "--out", machine.folder / "profile.toml")
+    common = (
+        "--model",
+        "bert-mini",
+        "--data",
+        data,
+        "--seq-length",
+        "64",
+        "--trial-timeout",
+        "24s",
+        "--no-compile",
+    )
+    files = (
+        "--reports",
+        machine.folder / "reports",
+        "--out",
+        machine.folder / "profile.toml",
+    )
     ended = machine.autotune("probe", *common, *files, *words)
     assert ended.code == code, ended
     records, _ = read_trial_records(machine.folder / "reports/profile/trials")
@@ -39,7 +57,10 @@ def probe(machine, data, *words, code=0):
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        (Faults(neighbour=5 * GIB), "GPU 0 is already in use: 5.58 GiB allocated (pid 1: 5 GiB)"),
+        (
+            Faults(neighbour=5 * GIB),
+            "GPU 0 is already in use: 5.58 GiB allocated (pid 1: 5 GiB)",
+        ),
         (Faults(mig="1g.12gb"), "MIG is on"),
         (
             Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"),
@@ -55,39 +76,82 @@ def probe(machine, data, *words, code=0):
 def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replaced_by_the_cpu(
     null_gpu, patterned_dataset, faults, said
 ):
-    ended, _ = probe(null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8", code=5)
+    ended, _ = probe(
+        null_gpu(faults=faults),
+        patterned_dataset,
+        "--max-micro-batch-size",
+        "8",
+        code=5,
+    )
     assert said in ended.err, ended
     assert ("-mig 0" in ended.err) == bool(faults.mig), ended
     assert ended.counts.total("kernel") == 0
 
 
 @pytest.mark.parametrize("faults", NOT_TOLD)
-def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_dataset, faults):
+def test_doctor_and_probe_need_no_optional_function_of_nvml(
+    null_gpu, patterned_dataset, faults
+):
     told = null_gpu(faults=faults).autotune("doctor")
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
-    _, outcomes = probe(null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8")
+    _, outcomes = probe(
+        null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8"
+    )
     assert outcomes == {"bert-mini: 8 sequences": "measured"}
 
 
-def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
+def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(
+    null_gpu, patterned_dataset
+):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
-    _, outcomes = probe(machine, patterned_dataset, "--memory", "4GiB", "--max-micro-batch-size", "1", code=4)
-    assert outcomes == {"bert-mini: 1 sequence": "out_of_memory", "bert-mini: 1 sequence without a limit": "measured"}
+    _, outcomes = probe(
+        machine,
+        patterned_dataset,
+        "--memory",
+        "4GiB",
+        "--max-micro-batch-size",
+        "1",
+        code=4,
+    )
+    assert outcomes == {
+        "bert-mini: 1 sequence": "out_of_memory",
+        "bert-mini: 1 sequence without a limit": "measured",
+    }
 
 
-def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(null_gpu, patterned_dataset):
-    faults = ",".join(f"{name}={CUBLAS_ALLOC_FAILED}<{300 * 10**6}" for name in ("cublasGemmEx", "cublasLtMatmul"))
+def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(
+    null_gpu, patterned_dataset
+):
+    faults = ",".join(
+        f"{name}={CUBLAS_ALLOC_FAILED}<{300 * 10**6}"
+        for name in ("cublasGemmEx", "cublasLtMatmul")
+    )
     machine = null_gpu(faults=Faults(faults=faults))
-    _, outcomes = probe(machine, patterned_dataset, "--memory", "1500MiB", "--max-micro-batch-size", "4096")
-    fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"]["probe"]["feasible_max"]
+    _, outcomes = probe(
+        machine,
+        patterned_dataset,
+        "--memory",
+        "1500MiB",
+        "--max-micro-batch-size",
+        "4096",
+    )
+    fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"][
+        "probe"
+    ]["feasible_max"]
     assert outcomes[f"bert-mini: {fits} sequences"] == "measured", outcomes
     assert outcomes[f"bert-mini: {fits + 1} sequences"] == "out_of_memory", outcomes
 
 
-def test_heat_voids_every_trial_of_speed_and_none_of_memory(null_gpu, patterned_dataset):
-    machine = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6))
-    ended, outcomes = probe(machine, patterned_dataset, "--max-micro-batch-size", "8", code=8)
+def test_heat_voids_every_trial_of_speed_and_none_of_memory(
+    null_gpu, patterned_dataset
+):
+    machine = null_gpu(
+        driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6)
+    )
+    ended, outcomes = probe(
+        machine, patterned_dataset, "--max-micro-batch-size", "8", code=8
+    )
     said = "sequences, throughput' could not be measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
     assert said in ended.err, ended
     assert outcomes.pop("bert-mini: 8 sequences") == "measured"
@@ -107,9 +171,18 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.1, "True False\n"), (0.999, "True True\n")], ids=["empty", "full"])
-def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(null_gpu, share, expected):
-    machine = null_gpu(memory=20 * GIB, faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"))
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.1, "True False\n"), (0.999, "True True\n")],
+    ids=["empty", "full"],
+)
+def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(
+    null_gpu, share, expected
+):
+    machine = null_gpu(
+        memory=20 * GIB,
+        faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"),
+    )
     ended = machine.run("-c", NO_HANDLE.format(share=share))
     assert ended.out == expected, ended
 
@@ -135,16 +208,27 @@ monitor.close()
 
 
 def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu):
-    ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run("-c", MUTE, timeout_s=60)
+    ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run(
+        "-c", MUTE, timeout_s=60
+    )
     first, second = ended.out.splitlines()
-    assert first.startswith("0|GPU 0: NVML does not respond: a call has not returned for 0.5 s|None|True"), ended
-    assert second.startswith("5|PyTorch sees NVIDIA H100 NVL, but NVML does not: GPU 0: NVML does not")
+    assert first.startswith(
+        "0|GPU 0: NVML does not respond: a call has not returned for 0.5 s|None|True"
+    ), ended
+    assert second.startswith(
+        "5|PyTorch sees NVIDIA H100 NVL, but NVML does not: GPU 0: NVML does not"
+    )
     assert "Fix NVML" in second
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"])
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"],
+)
 def test_a_figure_that_never_comes_keeps_no_other_waiting(null_gpu, function):
-    ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run("-c", MUTE, timeout_s=60)
+    ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run(
+        "-c", MUTE, timeout_s=60
+    )
     assert ended.code == 0, ended
     assert "does not respond" in ended.out
     assert ended.out.startswith("1|None|GpuSample(")

@@ -44,12 +44,16 @@ def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
     program = "print(pynvml.nvmlDeviceGetName(card), memory()[1], pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
     ended = null_gpu(name=name).run("-c", CUDART + NVML + program)
     gpu_model = cards()[name]
-    assert ended.out.strip().split("|") == [gpu_model.name, str(gpu_model.usable_bytes), str(gpu_model.total_bytes)], (
-        ended
-    )
+    assert ended.out.strip().split("|") == [
+        gpu_model.name,
+        str(gpu_model.usable_bytes),
+        str(gpu_model.total_bytes),
+    ], ended
 
 
-@pytest.mark.parametrize("name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"])
+@pytest.mark.parametrize(
+    "name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"]
+)
 def test_kernels_of_every_generation_run(null_gpu, name):
     program = "import torch; print(torch.ones(10_000, device='cuda').cumsum(0).sort().values.shape[0])"
     ended = null_gpu(name=name).run("-c", program)
@@ -74,7 +78,9 @@ print(json.dumps({"context": context, "assumed": CONTEXT_BYTES[1], "reserved": t
 """
 
 
-def test_memory_is_accounted_for_as_the_project_assumes_it_and_out_of_memory_is_torchs_own(null_gpu):
+def test_memory_is_accounted_for_as_the_project_assumes_it_and_out_of_memory_is_torchs_own(
+    null_gpu,
+):
     ended = null_gpu(faults=Faults(neighbour=GIB)).run("-c", NVML + BYTES)
     found = json.loads(ended.out)
     assert found["context"] == found["assumed"]
@@ -95,20 +101,36 @@ FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtyp
     ("faults", "program", "said"),
     [
         (WHEN_SHORT, f"{MATMUL}; print('fits')", "fits"),
-        (WHEN_SHORT, f"torch.cuda.init(); {FILL}{MATMUL}", "CUBLAS_STATUS_ALLOC_FAILED"),
-        (f"cudnnCreate={CUDNN_ALLOC_FAILED}", CUDNN, "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        (
+            WHEN_SHORT,
+            f"torch.cuda.init(); {FILL}{MATMUL}",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        (
+            f"cudnnCreate={CUDNN_ALLOC_FAILED}",
+            CUDNN,
+            "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        ),
         (
             f"kernel={CUDA_LAUNCH_FAILURE}@3",
             "[torch.ones(8, device='cuda') for _ in range(3)]",
             "unspecified launch failure",
         ),
-        (f"cudaHostAlloc={CUDA_OUT_OF_MEMORY}", "torch.ones(8).pin_memory()", "out of memory"),
+        (
+            f"cudaHostAlloc={CUDA_OUT_OF_MEMORY}",
+            "torch.ones(8).pin_memory()",
+            "out of memory",
+        ),
         (
             f"cudaEventSynchronize={CUDA_LAUNCH_FAILURE}",
             "event = torch.cuda.Event(); event.record(); event.synchronize()",
             "unspecified launch failure",
         ),
-        (f"cudaSetDevice={CUDA_LAUNCH_FAILURE}@2", "torch.ones(8, device='cuda:1')", "unspecified launch failure"),
+        (
+            f"cudaSetDevice={CUDA_LAUNCH_FAILURE}@2",
+            "torch.ones(8, device='cuda:1')",
+            "unspecified launch failure",
+        ),
     ],
 )
 def test_libraries_fail_on_purpose(null_gpu, faults, program, said):
@@ -124,8 +146,14 @@ def test_planned_faults_that_do_not_occur_are_found(null_gpus):
     assert machine.missed() == missed
 
 
-def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes(null_gpu):
-    absent = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetIndex")
+def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes(
+    null_gpu,
+):
+    absent = (
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetIndex",
+    )
     program = """
 import pynvml
 pynvml.nvmlInit()
@@ -134,7 +162,9 @@ print(*(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card) for _ in range(4)
 print(pynvml.nvmlDeviceGetMinorNumber(card))
 pynvml.nvmlDeviceGetIndex(card)
 """
-    ended = null_gpu(faults=Faults(absent=absent, thermal_first=1, thermal_samples=2)).run("-c", program)
+    ended = null_gpu(
+        faults=Faults(absent=absent, thermal_first=1, thermal_samples=2)
+    ).run("-c", program)
     assert ended.out == "0 64 64 0\n0\n", ended
     assert "Function Not Found" in ended.err, ended
 
@@ -145,23 +175,35 @@ def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):
         "part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, 0); "
         "print(p.name, p.total_memory, pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetUUID(part)[:4], sep='|')"
     )
-    ended = null_gpu(faults=Faults(mig="1g.12gb", mig_memory=11 * GIB)).run("-c", NVML + program)
-    assert ended.out == f"NVIDIA H100 NVL MIG 1g.12gb|{11 * GIB}|NVIDIA H100 NVL|MIG-\n", ended
+    ended = null_gpu(faults=Faults(mig="1g.12gb", mig_memory=11 * GIB)).run(
+        "-c", NVML + program
+    )
+    assert (
+        ended.out == f"NVIDIA H100 NVL MIG 1g.12gb|{11 * GIB}|NVIDIA H100 NVL|MIG-\n"
+    ), ended
 
 
 def test_memory_outside_the_allocator_can_grow_until_nothing_is_left(null_gpu):
-    program = (
-        "free = memory()[0]; answers = [launch() for _ in range(10)]; print((free - memory()[0]) // 2**30, *answers)"
+    program = "free = memory()[0]; answers = [launch() for _ in range(10)]; print((free - memory()[0]) // 2**30, *answers)"
+    assert (
+        null_gpu(faults=Faults(growth_per_launch=GIB)).run("-c", CUDART + program).out
+        == f"10{' 0' * 10}\n"
     )
-    assert null_gpu(faults=Faults(growth_per_launch=GIB)).run("-c", CUDART + program).out == f"10{' 0' * 10}\n"
-    full = null_gpu(faults=Faults(growth_per_launch=20 * GIB)).run("-c", CUDART + program)
+    full = null_gpu(faults=Faults(growth_per_launch=20 * GIB)).run(
+        "-c", CUDART + program
+    )
     assert full.out == f"80{' 0' * 4}{' 2' * 6}\n", full
-    slow = CUDART + "launch(); free = memory()[0]; time.sleep(0.5); launch(); print((free - memory()[0]) // 2**29)"
+    slow = (
+        CUDART
+        + "launch(); free = memory()[0]; time.sleep(0.5); launch(); print((free - memory()[0]) // 2**29)"
+    )
     assert null_gpu(faults=Faults(growth_per_s=GIB)).run("-c", slow).out == "1\n"
 
 
 def test_a_neighbour_comes_and_goes(null_gpu):
-    machine = null_gpu(faults=Faults(neighbour=5 * GIB, neighbour_from_s=0.5, neighbour_until_s=1.5))
+    machine = null_gpu(
+        faults=Faults(neighbour=5 * GIB, neighbour_from_s=0.5, neighbour_until_s=1.5)
+    )
     program = (
         "free = []\n"
         "while time.sleep(0.05) or len(free) < 40: free.append(memory()[0] // 2**30)\n"
@@ -178,7 +220,12 @@ def test_launches_copies_and_waits_are_counted(null_gpu):
     )
     counts = null_gpu().run("-c", program).counts
     assert counts.kernels("layer_norm_kernel") == 1
-    assert counts["call", "cublasSgemm_v2"] + counts["call", "cublasGemmEx"] + counts["call", "cublasLtMatmul"] == 1
+    assert (
+        counts["call", "cublasSgemm_v2"]
+        + counts["call", "cublasGemmEx"]
+        + counts["call", "cublasLtMatmul"]
+        == 1
+    )
     assert counts["wait", "pageable copy to the device"] == 1, counts
     assert counts["copy", "to the device"] == 1
     assert counts["wait", "pageable copy to the host"] == 1
@@ -192,7 +239,10 @@ def test_what_a_graph_captured_is_counted_again_by_each_replay(null_gpu):
         "for _ in range(5): graph.replay()"
     )
     counts = null_gpu().run("-c", program).counts
-    assert (counts.kernels("sigmoid"), counts["call", "cublasSgemm_v2"]) == (1 + 5, 2 + 5), counts
+    assert (counts.kernels("sigmoid"), counts["call", "cublasSgemm_v2"]) == (
+        1 + 5,
+        2 + 5,
+    ), counts
 
 
 RANK = """

@@ -30,7 +30,11 @@ def possible(case: Case) -> bool:
     """Whether the trainer accepts it; what it refuses, other tests test."""
     if case["attention"] == "varlen" and case["precision"] == "fp32":
         return False
-    return not (case["strategy"] == "fsdp2" and case["gradient_dtype"] != "fp32" and case["micro_batches"] != 1)
+    return not (
+        case["strategy"] == "fsdp2"
+        and case["gradient_dtype"] != "fp32"
+        and case["micro_batches"] != 1
+    )
 
 
 def all_cases() -> Iterator[Case]:
@@ -43,7 +47,10 @@ def all_cases() -> Iterator[Case]:
 def in_pairs() -> list[Case]:
     """Return few cases in which every possible pair of settings of three families occurs; the same every time."""
     cases = [case for case in all_cases() if case["family"] in FACTORS["family"][:3]]
-    pairs = {case_id: set(itertools.combinations(case.items(), 2)) for case_id, case in enumerate(cases)}
+    pairs = {
+        case_id: set(itertools.combinations(case.items(), 2))
+        for case_id, case in enumerate(cases)
+    }
     missing = set().union(*pairs.values())
     chosen = []
     while missing:
@@ -58,11 +65,24 @@ def name_of(case: Case) -> str:
 
 
 def config_changes(case: Case, ranks: int) -> dict[str, object]:
-    parallel = {"strategy": case["strategy"], "gradient_dtype": case["gradient_dtype"], "bucket_cap_mib": 1}
+    parallel = {
+        "strategy": case["strategy"],
+        "gradient_dtype": case["gradient_dtype"],
+        "bucket_cap_mib": 1,
+    }
     if case["strategy"] == "fsdp2" and ranks == 4:
         parallel["shard_ranks"] = 2
     return {
-        **{name: case[name] for name in ("family", "precision", "layout", "activation_checkpointing", "attention")},
+        **{
+            name: case[name]
+            for name in (
+                "family",
+                "precision",
+                "layout",
+                "activation_checkpointing",
+                "attention",
+            )
+        },
         "micro_batch_size": 16 // int(str(case["micro_batches"])) // ranks,
         "global_batch_size": 16,
         "parallel": parallel,
@@ -81,12 +101,19 @@ MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()
 def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
     """A function that returns what a case came to; all of its group are run when the first is asked for."""
     place = tmp_path_factory.mktemp("matrix")
-    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
-    data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
+    samples = [
+        [5 + (start + step) % 60 for step in range(8 + start % 33)]
+        for start in range(400)
+    ]
+    data = write_dataset(
+        place / "data", samples, vocab_size=128, validation=samples[:60]
+    )
 
     def job(case: Case, ranks: int, device: str) -> dict[str, object]:
         # A CPU has no varlen kernel.
-        its = {"device": device, "compile": False} | ({"attention": "auto"} if device == "cpu" else {})
+        its = {"device": device, "compile": False} | (
+            {"attention": "auto"} if device == "cpu" else {}
+        )
         return {"config": config_changes(case, ranks) | its, "steps": STEPS}
 
     def run(device: str, cases: dict[str, Case], ranks: int, name: str) -> dict:
@@ -94,13 +121,24 @@ def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
         if not out.exists():
             out.mkdir()
             jobs = {name: job(case, ranks, device) for name, case in cases.items()}
-            request = {"cases": jobs, "data": str(data), "out": str(out), "device": device}
+            request = {
+                "cases": jobs,
+                "data": str(data),
+                "out": str(out),
+                "device": device,
+            }
             (out / "request.json").write_text(json.dumps(request))
             # CPUs of the same torch, as versions draw other first weights.
-            machine = null_gpus(devices=ranks, values=device == "cuda", variables={"OMP_NUM_THREADS": "1"})
+            machine = null_gpus(
+                devices=ranks,
+                values=device == "cuda",
+                variables={"OMP_NUM_THREADS": "1"},
+            )
             ended = machine.torchrun(JOB, out / "request.json", timeout_s=1800)
             assert ended.code == 0, ended
-            assert (ended.counts.total("kernel") > 1000 * len(cases)) == (device == "cuda")
+            assert (ended.counts.total("kernel") > 1000 * len(cases)) == (
+                device == "cuda"
+            )
         return torch.load(out / f"{name}.pt", weights_only=True)
 
     return run
@@ -113,8 +151,14 @@ def test_two_gpus_step_as_two_cpus_do(runs, name):
 
 @pytest.mark.soak
 def test_four_gpus_that_share_two_copies_of_a_model_step_as_two_cpus_do(runs):
-    alone = next(name for name, case in PAIRS.items() if {**case, "strategy": "fsdp2"} == HYBRID)
-    check(runs("cuda", {"hybrid": HYBRID}, 4, "hybrid"), runs("cpu", PAIRS, 2, alone), HYBRID)
+    alone = next(
+        name for name, case in PAIRS.items() if {**case, "strategy": "fsdp2"} == HYBRID
+    )
+    check(
+        runs("cuda", {"hybrid": HYBRID}, 4, "hybrid"),
+        runs("cpu", PAIRS, 2, alone),
+        HYBRID,
+    )
 
 
 @pytest.mark.soak
@@ -125,8 +169,16 @@ def test_four_gpus_step_as_four_cpus_do(runs, name):
 
 def check(on_gpus: dict, on_cpus: dict, case: Case) -> None:
     exact = case["precision"] == case["gradient_dtype"] == "fp32"
-    assert on_gpus["losses"] == pytest.approx(on_cpus["losses"], rel=1e-4 if exact else 5e-3)
-    assert on_gpus["norms"] == pytest.approx(on_cpus["norms"], rel=1e-3 if exact else 5e-2)
+    assert on_gpus["losses"] == pytest.approx(
+        on_cpus["losses"], rel=1e-4 if exact else 5e-3
+    )
+    assert on_gpus["norms"] == pytest.approx(
+        on_cpus["norms"], rel=1e-3 if exact else 5e-2
+    )
     if exact:  # three steps of 1e-3 at most
-        torch.testing.assert_close(on_gpus["parameters"], on_cpus["parameters"], rtol=1e-4, atol=1e-5)
-    assert on_gpus["evaluation"][0] == pytest.approx(on_cpus["evaluation"][0], rel=1e-4 if exact else 5e-3)
+        torch.testing.assert_close(
+            on_gpus["parameters"], on_cpus["parameters"], rtol=1e-4, atol=1e-5
+        )
+    assert on_gpus["evaluation"][0] == pytest.approx(
+        on_cpus["evaluation"][0], rel=1e-4 if exact else 5e-3
+    )

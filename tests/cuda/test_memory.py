@@ -10,7 +10,8 @@ CASES = (
     Case(**TINY),
     Case(**TINY, attention="sdpa", dropout=0.1, activation_checkpointing="full"),
     pytest.param(
-        Case(**TINY, compiled=True, activation_checkpointing="full"), marks=pytest.mark.soak
+        Case(**TINY, compiled=True, activation_checkpointing="full"),
+        marks=pytest.mark.soak,
     ),  # each trial compiles
     pytest.param(Case(**TINY, ranks=2), marks=pytest.mark.soak),
     Case(**TINY, ranks=2, strategy="zero1", activation_checkpointing="selective"),
@@ -25,8 +26,12 @@ PEAK_ERROR = {False: 0.001, True: 0.03}
 def test_the_largest_micro_batch_is_predicted(case):
     found = on_pretended_gpus(case)
     assert found["verified"], found
-    assert found["predicted_peak_bytes"] == pytest.approx(found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled])
-    assert found["predicted_rows"] == pytest.approx(found["largest_micro_batch_size"], rel=PEAK_ERROR[case.compiled])
+    assert found["predicted_peak_bytes"] == pytest.approx(
+        found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled]
+    )
+    assert found["predicted_rows"] == pytest.approx(
+        found["largest_micro_batch_size"], rel=PEAK_ERROR[case.compiled]
+    )
     assert len(found["trials"]) <= 6
 
 
@@ -42,7 +47,13 @@ print(torch.cuda.memory_snapshot()[0]["is_expandable"])
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.9", "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}],
+    [
+        {},
+        {
+            "PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.9",
+            "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
+        },
+    ],
     ids=["nothing set", "both names set"],
 )
 def test_segments_are_expandable_as_soon_as_ranks_have_joined(null_gpu, variables):
@@ -69,7 +80,10 @@ print("stepped", flush=True)
 LAYERS = 2
 
 
-@pytest.mark.parametrize(("attention", "expected"), [("sdpa", (2 * LAYERS, LAYERS, 0)), ("varlen", (0, 0, 2 * LAYERS))])
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [("sdpa", (2 * LAYERS, LAYERS, 0)), ("varlen", (0, 0, 2 * LAYERS))],
+)
 def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     null_gpu, patterned_dataset, attention, expected
 ):
@@ -77,10 +91,16 @@ def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     ended = null_gpu(name="h100-sxm-80gb").run("-c", STEP, patterned_dataset, attention)
     assert ended.out == "stepped\n", ended
     counts = ended.counts
-    launched = tuple(counts.kernels(name) for name in ("fmha_cutlassF", "fmha_cutlassB", "flash_fwd"))
+    launched = tuple(
+        counts.kernels(name) for name in ("fmha_cutlassF", "fmha_cutlassB", "flash_fwd")
+    )
     assert launched == expected, counts
     assert (counts.kernels("flash_bwd") > 0) == (attention == "varlen")
-    called = {name for name in (*counts.of("call"), *counts.of("kernel")) if "cudnn" in name.lower()}
+    called = {
+        name
+        for name in (*counts.of("call"), *counts.of("kernel"))
+        if "cudnn" in name.lower()
+    }
     assert called <= {"cudnnGetVersion", "cudnnGetProperty"}
 
 
@@ -105,7 +125,9 @@ print(torch.cuda.memory_allocated() - before_bytes, flush=True)
 WORKSPACE_BYTES = 32 * 2**20
 
 
-def test_workspaces_of_libraries_do_not_split_the_memory_of_activations(null_gpu, patterned_dataset):
+def test_workspaces_of_libraries_do_not_split_the_memory_of_activations(
+    null_gpu, patterned_dataset
+):
     """They are taken before the model: within a step they would lie between its activations, and stay there."""
     ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSED, patterned_dataset)
     assert int(ended.out) < WORKSPACE_BYTES, ended

@@ -22,7 +22,11 @@ NO_PRODUCT = f"cublasSgemm_v2={CUBLAS_EXECUTION_FAILED}"
 
 
 def workplace(machine, folder):
-    return Workplace(folder, python=machine.environment.python, variables=machine.variables_of_commands())
+    return Workplace(
+        folder,
+        python=machine.environment.python,
+        variables=machine.variables_of_commands(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,9 @@ def workplace(machine, folder):
     ],
     ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
 )
-def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, tmp_path, faults, memory, code):
+def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(
+    null_gpu, tmp_path, faults, memory, code
+):
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
     place, run = workplace(machine, tmp_path), tmp_path / "run"
     words = (place.profile, "--data", place.data, "--out", run)
@@ -76,15 +82,25 @@ def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
 
 
 @pytest.mark.soak
-def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
+def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(
+    null_gpu, tmp_path
+):
     machine = null_gpu(devices=2, values=True)
-    job = workplace(machine, tmp_path).job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})
+    job = workplace(machine, tmp_path).job(
+        2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1}
+    )
     process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
     job.end(process)
     assert process.returncode != 0
     assert machine.counts().total("kernel") > 0
-    assert "error: rank 0: after the last step, lost connection to another rank: " in job.told()
-    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
+    assert (
+        "error: rank 0: after the last step, lost connection to another rank: "
+        in job.told()
+    )
+    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (
+        0,
+        "finished",
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +126,9 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
 def test_an_nccl_error_ends_all_ranks_soon_and_only_one_of_a_step_can_be_resumed(
     null_gpu, tmp_path, fault, code, requeue, said
 ):
-    job = workplace(null_gpu(devices=2, values=True, faults=Faults(faults=fault)), tmp_path).job(2, ON_GPUS)
+    job = workplace(
+        null_gpu(devices=2, values=True, faults=Faults(faults=fault)), tmp_path
+    ).job(2, ON_GPUS)
     end = job.leave(job.start(), within_s=60)
     assert (end.exit_code, end.requeue, end.steps > 0) == (code, requeue, requeue)
     assert all(part in end.reason for part in said), end.reason

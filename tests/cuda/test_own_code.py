@@ -10,23 +10,41 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
 
 
-@pytest.mark.parametrize("example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
-def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_autotune(null_gpu, tmp_path, example):
+@pytest.mark.parametrize(
+    "example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))]
+)
+def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_autotune(
+    null_gpu, tmp_path, example
+):
     (tmp_path / "subject.py").write_text(
         f"import torch\ntorch.backends.cudnn.enabled = False  # it is not pretended\nfrom {example} import build_step\n"
     )
-    machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}:{tmp_path}"})
-    words = ("--memory", f"{MEMORY_BYTES}B", "--out", tmp_path, "--reports", tmp_path, "--json")
+    machine = null_gpu(
+        memory=MEMORY_BYTES,
+        variables={"PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}:{tmp_path}"},
+    )
+    words = (
+        "--memory",
+        f"{MEMORY_BYTES}B",
+        "--out",
+        tmp_path,
+        "--reports",
+        tmp_path,
+        "--json",
+    )
     ended = machine.autotune("probe", "--step", "subject:build_step", *words)
     assert ended.code == 0, ended
     profile = json.loads(ended.out)["steps"][0]
     assert profile["fingerprint"]["device"] == "cuda"
     step = profile["evidence"]["step"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
-    assert all(row["step_s"] is None for row in step["rows"])  # nothing of a pretended GPU is timed
+    # Nothing of a pretended GPU is timed.
+    assert all(row["step_s"] is None for row in step["rows"])
     sizes = (step["feasible_max"], step["infeasible_min"])
     alone = ("-m", "benchmarks.alone", "subject:build_step")
-    said = [machine.run(*alone, str(size)).out.strip().splitlines()[-1] for size in sizes]
+    said = [
+        machine.run(*alone, str(size)).out.strip().splitlines()[-1] for size in sizes
+    ]
     assert said[0] == "ran"
     assert said[1] in ("out of memory", "retried")
 
@@ -43,13 +61,28 @@ def test_host_memory_is_not_limited_on_a_gpu_and_is_reported(null_gpu, tmp_path)
         "    return step\n"
     )
     machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": str(tmp_path)})
-    words = ("--memory", "1GB", "--out", tmp_path, "--reports", tmp_path, "--json", "--max-micro-batch-size", "4")
+    words = (
+        "--memory",
+        "1GB",
+        "--out",
+        tmp_path,
+        "--reports",
+        tmp_path,
+        "--json",
+        "--max-micro-batch-size",
+        "4",
+    )
     ended = machine.autotune("probe", "--step", "greedy:build_step", *words)
     assert ended.code == 0, ended
-    assert json.loads(ended.out)["steps"][0]["evidence"]["step"]["host_peak_bytes"] > 10 * 2**30
+    assert (
+        json.loads(ended.out)["steps"][0]["evidence"]["step"]["host_peak_bytes"]
+        > 10 * 2**30
+    )
 
 
-def test_workers_of_a_loader_beside_a_pretended_gpu_are_measured_with_a_replayed_step_only(null_gpu, tmp_path):
+def test_workers_of_a_loader_beside_a_pretended_gpu_are_measured_with_a_replayed_step_only(
+    null_gpu, tmp_path
+):
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "def build_loader(num_workers):\n"
@@ -58,11 +91,28 @@ def test_workers_of_a_loader_beside_a_pretended_gpu_are_measured_with_a_replayed
         "    return lambda batch: None\n"
     )
     machine = null_gpu(variables={"PYTHONPATH": str(tmp_path)})
-    words = ("--loader", "mine:build_loader", "--time-limit", "3s", "--window", "0.2s", "--reports", tmp_path)
+    words = (
+        "--loader",
+        "mine:build_loader",
+        "--time-limit",
+        "3s",
+        "--window",
+        "0.2s",
+        "--reports",
+        tmp_path,
+    )
     step = ("--step", "mine:build_step", "--set", "micro_batch_size=8")
     ended = machine.autotune("workers", tmp_path / "a.toml", *words, *step)
     assert ended.code == 5
     assert "cannot be measured on a pretended" in ended.err
-    ended = machine.autotune("workers", tmp_path / "b.toml", *words, "--step-time", "20ms", "--max-workers", "1")
+    ended = machine.autotune(
+        "workers",
+        tmp_path / "b.toml",
+        *words,
+        "--step-time",
+        "20ms",
+        "--max-workers",
+        "1",
+    )
     assert ended.code == 0, ended
     assert ended.counts.total("kernel") == 0

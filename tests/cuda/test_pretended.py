@@ -9,9 +9,13 @@ from tests.system.faults.jobs import NO_DROPOUT
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {
-    "train.precision": "fp32", "train.attention_dropout": 0.0, "train.max_steps": 2, "train.micro_batch_size": 2,
-    "train.global_batch_size": 2, "train.checkpoint.enabled": False,
-}  # fmt: skip
+    "train.precision": "fp32",
+    "train.attention_dropout": 0.0,
+    "train.max_steps": 2,
+    "train.micro_batch_size": 2,
+    "train.global_batch_size": 2,
+    "train.checkpoint.enabled": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +34,17 @@ def profile(machine, data):
     return path
 
 
-def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rejected(machine, data, profile):
+def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rejected(
+    machine, data, profile
+):
     ended = machine.autotune("report", profile, "--out", "report.html")
     assert ended.code == 0, ended
-    assert "memory is that of torch's allocator" in html.unescape((machine.folder / "report.html").read_text())
-    workers = machine.autotune("workers", profile, "--data", data, "--time-limit", "0.1min")
+    assert "memory is that of torch's allocator" in html.unescape(
+        (machine.folder / "report.html").read_text()
+    )
+    workers = machine.autotune(
+        "workers", profile, "--data", data, "--time-limit", "0.1min"
+    )
     assert workers.code == 5, workers
     assert "cannot be measured on a pretended NVIDIA H100 NVL" in workers.err, workers
     assert "predicted" in machine.autotune("plan", "--tokens", "1M", profile).out
@@ -46,7 +56,9 @@ def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rej
 def test_a_run_tells_its_driver_by_which_its_rates_are_rejected(machine, data, profile):
     place = machine.folder / "run"
     sets = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
-    ended = machine.torchrun("-m", "trainer", profile, "--data", data, "--out", place, *sets)
+    ended = machine.torchrun(
+        "-m", "trainer", profile, "--data", data, "--out", place, *sets
+    )
     assert ended.code == 0, ended
     assert json.loads((place / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
     advised = machine.autotune("advise", place)

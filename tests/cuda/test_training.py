@@ -4,23 +4,47 @@ import json
 
 import pytest
 
-from tests.system.faults.interruptions import damage, hang, kill_rank, signal_rank, signal_torchrun
+from tests.system.faults.interruptions import (
+    damage,
+    hang,
+    kill_rank,
+    signal_rank,
+    signal_torchrun,
+)
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Workplace
-from tests.system.faults.train import MOVED, Stage, interrupt, leave_out, move, roll_back
+from tests.system.faults.train import (
+    MOVED,
+    Stage,
+    interrupt,
+    leave_out,
+    move,
+    roll_back,
+)
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}
-ON_GPUS = SETTINGS | {"train.device": "cuda", "train.compile": False, "train.log_interval_steps": 1}
+ON_GPUS = SETTINGS | {
+    "train.device": "cuda",
+    "train.compile": False,
+    "train.log_interval_steps": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def place(null_gpus, tmp_path_factory) -> Workplace:
-    return workplace(null_gpus(devices=2, values=True), tmp_path_factory.mktemp("trainings"), ON_GPUS)
+    return workplace(
+        null_gpus(devices=2, values=True), tmp_path_factory.mktemp("trainings"), ON_GPUS
+    )
 
 
 def workplace(machine, folder, settings) -> Workplace:
     variables = machine.variables_of_commands()
-    return Workplace(folder, python=machine.environment.python, variables=variables, settings=settings)
+    return Workplace(
+        folder,
+        python=machine.environment.python,
+        variables=variables,
+        settings=settings,
+    )
 
 
 @pytest.mark.soak
@@ -28,8 +52,12 @@ def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
     on_gpus = place.undisturbed(2, MOVED).record()
     on_cpus = workplace(null_gpu(), tmp_path, SETTINGS).undisturbed(2, MOVED).record()
     assert on_gpus.header.device == "NVIDIA H100 NVL"
-    assert [row.loss for row in on_gpus.steps] == pytest.approx([row.loss for row in on_cpus.steps], rel=1e-4)
-    assert [row.grad_norm for row in on_gpus.steps] == pytest.approx([row.grad_norm for row in on_cpus.steps], rel=1e-3)
+    assert [row.loss for row in on_gpus.steps] == pytest.approx(
+        [row.loss for row in on_cpus.steps], rel=1e-4
+    )
+    assert [row.grad_norm for row in on_gpus.steps] == pytest.approx(
+        [row.grad_norm for row in on_cpus.steps], rel=1e-3
+    )
     assert len(on_gpus.evaluations) == len(on_cpus.evaluations) == 1 + STEPS // 10
     for found, expected in zip(on_gpus.evaluations, on_cpus.evaluations, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=1e-4)
@@ -37,7 +65,11 @@ def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
 
 def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
     """Asynchronous saves every two steps; the losses are those of an undisturbed run."""
-    move(place, (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage()), 9)
+    move(
+        place,
+        (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage()),
+        9,
+    )
 
 
 @pytest.mark.soak
@@ -54,18 +86,38 @@ WAITS = {"cudaEventSynchronize": 22, "pageable copy to the device": 24}
     ("ranks", "changes"),
     [
         pytest.param(1, {}, marks=pytest.mark.soak, id="fp32"),
-        pytest.param(1, {"train.precision": "bf16", "train.attention": "varlen"}, id="bf16 varlen"),
+        pytest.param(
+            1,
+            {"train.precision": "bf16", "train.attention": "varlen"},
+            id="bf16 varlen",
+        ),
         pytest.param(2, {}, id="ddp"),
     ],
 )
-def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place, tmp_path, ranks, changes):
+def test_a_steady_step_hardly_waits_for_the_gpu(
+    null_gpu, place, tmp_path, ranks, changes
+):
     counts = {}
     for steps in (FEW, MANY):
         settings = ON_GPUS | changes
-        settings |= {"train.max_steps": steps, "train.checkpoint.enabled": False, "train.log_interval_steps": 10}
-        settings |= {"train.global_batch_size": 4, "train.model.config.num_hidden_layers": 2}
+        settings |= {
+            "train.max_steps": steps,
+            "train.checkpoint.enabled": False,
+            "train.log_interval_steps": 10,
+        }
+        settings |= {
+            "train.global_batch_size": 4,
+            "train.model.config.num_hidden_layers": 2,
+        }
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
-        words = (place.profile, "--data", place.data, "--out", tmp_path / f"{steps}", *sets)
+        words = (
+            place.profile,
+            "--data",
+            place.data,
+            "--out",
+            tmp_path / f"{steps}",
+            *sets,
+        )
         ended = null_gpu(devices=ranks, values=True).torchrun("-m", "trainer", *words)
         assert ended.code == 0, ended
         counts[steps] = ended.counts
@@ -76,7 +128,9 @@ def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place, tmp_path, ranks
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("interruption", [signal_rank, kill_rank, signal_torchrun, hang, damage])
+@pytest.mark.parametrize(
+    "interruption", [signal_rank, kill_rank, signal_torchrun, hang, damage]
+)
 def test_an_interrupted_run_ends_bit_identical(place, interruption):
     interrupt(place, 2, 1, [interruption])
 

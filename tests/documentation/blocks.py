@@ -35,7 +35,11 @@ class Command:
     @property
     def words(self) -> list[str]:
         """As a shell would split it; brackets around what may be left out are gone."""
-        text = re.sub(r"\[([^\]]*)\]", r"\1", self.text) if " [" in self.text else self.text
+        text = (
+            re.sub(r"\[([^\]]*)\]", r"\1", self.text)
+            if " [" in self.text
+            else self.text
+        )
         return shlex.split(text, comments=True)
 
 
@@ -64,7 +68,9 @@ def named_in_prose(page: Path, names: Container[str] = ()) -> Iterator[Command]:
             inside = not inside
         elif not inside:
             for text in re.findall(r"`([a-z][^`]* [^`]+)`", line):
-                if text.startswith("autotune ") or (text.split()[0] in names and " --" in text):
+                if text.startswith("autotune ") or (
+                    text.split()[0] in names and " --" in text
+                ):
                     plain = text.removeprefix("autotune ").replace("\\|", "|")
                     yield Command(page=page, line=number, text=f"autotune {plain}")
 
@@ -84,19 +90,31 @@ def _blocks(text: str) -> Iterator[tuple[str, int, list[str]]]:
             language = None
 
 
-def _commands(page: Path, language: str, first: int, lines: list[str]) -> Iterator[Command]:
+def _commands(
+    page: Path, language: str, first: int, lines: list[str]
+) -> Iterator[Command]:
     position = 0
     while position < len(lines):
         begins, line = position, lines[position]
         position += 1
         typed = line.strip() if language == "sh" else line.removeprefix(_PROMPT)
-        if not typed or typed.startswith("#") or (language != "sh" and not line.startswith(_PROMPT)):
+        if (
+            not typed
+            or typed.startswith("#")
+            or (language != "sh" and not line.startswith(_PROMPT))
+        ):
             continue
         while position < len(lines) and _goes_on(typed):
-            typed = f"{typed.removesuffix(chr(92))}\n{lines[position].removeprefix('> ')}"
+            typed = (
+                f"{typed.removesuffix(chr(92))}\n{lines[position].removeprefix('> ')}"
+            )
             position += 1
         prints: list[str] = []
-        while language != "sh" and position < len(lines) and not lines[position].startswith(_PROMPT):
+        while (
+            language != "sh"
+            and position < len(lines)
+            and not lines[position].startswith(_PROMPT)
+        ):
             prints.append(lines[position])
             position += 1
         text = " ".join(typed.split("\n")) if "\\" in line else typed

@@ -16,10 +16,19 @@ from typer.exceptions import TyperException
 from autotune.cli import app
 from autotune.console.slurm_job import plain_arguments
 from autotune.errors import UsageError
-from tests.documentation.blocks import ELLIPSIS, PAGES, ROOT, Command, commands_of, named_in_prose
+from tests.documentation.blocks import (
+    ELLIPSIS,
+    PAGES,
+    ROOT,
+    Command,
+    commands_of,
+    named_in_prose,
+)
 from trainer.__main__ import command_line as trainer_command_line
 
-OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"})
+OTHERS = frozenset(
+    {".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"}
+)
 """Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
 
 
@@ -35,7 +44,8 @@ def check(command: Command) -> None:
     except Wrong:
         if not elided:
             raise
-        _check([word for word in command.words if word != ELLIPSIS], elided=True)  # it stood for several, or for none
+        # It stood for several, or for none.
+        _check([word for word in command.words if word != ELLIPSIS], elided=True)
 
 
 def check_named(command: Command) -> None:
@@ -43,7 +53,11 @@ def check_named(command: Command) -> None:
     if command.words[1].isupper():  # autotune COMMAND
         return
     leaf, _, words = _leaf(command.words[1:])
-    known = {option for parameter in leaf.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        option
+        for parameter in leaf.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     for word in words:
         option = word.partition("=")[0].rstrip(".,;:")
         if option.startswith("--") and option not in known:
@@ -51,7 +65,8 @@ def check_named(command: Command) -> None:
 
 
 def _check(words: list[str], *, elided: bool) -> None:
-    words = [*itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words)]  # variables, before a program
+    # Variables, before a program.
+    words = [*itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words)]
     program, rest = words[0].rpartition("/")[2], words[1:]
     if program == "autotune":
         _check_autotune(rest, elided=elided)
@@ -67,17 +82,25 @@ def _check(words: list[str], *, elided: bool) -> None:
     elif program == "make":
         makefile = (ROOT / "Makefile").read_text()
         for target in rest:
-            if "=" not in target and re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) is None:
+            if (
+                "=" not in target
+                and re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) is None
+            ):
                 raise Wrong(f"the Makefile has no target {target}")
     elif program == "ssh":
         _check(rest[1:], elided=elided)
     elif program == "srun":  # each of its options in one word
-        _check([*itertools.dropwhile(lambda word: word.startswith("--"), rest)], elided=elided)
+        _check(
+            [*itertools.dropwhile(lambda word: word.startswith("--"), rest)],
+            elided=elided,
+        )
     elif program == "sh":
         if not (ROOT / rest[0]).is_file():
             raise Wrong(f"there is no {rest[0]}")
     elif program not in OTHERS:
-        raise Wrong(f"{program} is no program that the documentation may name: see OTHERS in {__file__}")
+        raise Wrong(
+            f"{program} is no program that the documentation may name: see OTHERS in {__file__}"
+        )
 
 
 def _check_autotune(words: list[str], *, elided: bool) -> None:
@@ -89,7 +112,9 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
     try:
         leaf.make_context(path, rest)
     except (TyperException, UsageError) as error:
-        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        said = (
+            error.format_message() if hasattr(error, "format_message") else str(error)
+        )
         if not (elided and type(error).__name__ == "MissingParameter"):
             raise Wrong(f"{path}: {said}") from error
 
@@ -97,7 +122,11 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
 def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
     """The command that the words lead to, its whole name, and the words behind it."""
     command, path = root(), "autotune"
-    while words and not words[0].startswith("-") and getattr(command, "commands", None) is not None:
+    while (
+        words
+        and not words[0].startswith("-")
+        and getattr(command, "commands", None) is not None
+    ):
         name, *words = words
         if name not in command.commands:
             raise Wrong(f"{path} has no command {name}")
@@ -135,7 +164,9 @@ COMMANDS = [command for page in PAGES for command in commands_of(page)]
 NAMED = [command for page in PAGES for command in named_in_prose(page, root().commands)]
 
 
-@pytest.mark.parametrize(("look", "commands", "least"), [(check, COMMANDS, 80), (check_named, NAMED, 40)])
+@pytest.mark.parametrize(
+    ("look", "commands", "least"), [(check, COMMANDS, 80), (check_named, NAMED, 40)]
+)
 def test_every_command_exists_and_has_its_options(look, commands, least):
     assert len(commands) > least
     wrong = []
@@ -151,17 +182,27 @@ def typed(text: str) -> Command:
     return Command(page=ROOT / "README.md", line=1, text=text)
 
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("autotune prob --model bert-mini", "has no command prob"),
-    ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
-    ("autotune estimate", "Missing option .--model"),
-    ("autotune probe --model m --data d --max-micro-batch-size many", "--max-micro-batch-size"),
-    ("autotune data", "needs a command behind it"), ("autotune data inspect a b", "unexpected extra argument"),
-    ("python -m trainer P --dat d --zzz", "zzz"), ("python -m benchmarks.nothing", "no module"),
-    ("torchrun --nproc-per-node 2 -m trainer --data d", "required"),
-    ("torchrun --no-such-option -m trainer P", "no-such-option"), ("make nothing", "no target nothing"),
-    ("ssh host autotune data verfy d", "has no command verfy"), ("fetch everything", "is no program"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("autotune prob --model bert-mini", "has no command prob"),
+        ("autotune probe --modle bert-mini --data d", "No such option: --modle"),
+        ("autotune estimate", "Missing option .--model"),
+        (
+            "autotune probe --model m --data d --max-micro-batch-size many",
+            "--max-micro-batch-size",
+        ),
+        ("autotune data", "needs a command behind it"),
+        ("autotune data inspect a b", "unexpected extra argument"),
+        ("python -m trainer P --dat d --zzz", "zzz"),
+        ("python -m benchmarks.nothing", "no module"),
+        ("torchrun --nproc-per-node 2 -m trainer --data d", "required"),
+        ("torchrun --no-such-option -m trainer P", "no-such-option"),
+        ("make nothing", "no target nothing"),
+        ("ssh host autotune data verfy d", "has no command verfy"),
+        ("fetch everything", "is no program"),
+    ],
+)
 def test_a_slip_in_a_command_is_found(text, why):
     with pytest.raises(Wrong, match=why):
         check(typed(text))
@@ -181,8 +222,12 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
         "$e --model m \\\n  --device cpu\n```\n\n```\n$ autotune doctor\nHost\n$ make test\n```\n\n"
         "```toml\na = 1\n```\n"
     )
-    assert [(one.line, " ".join(one.words), one.prints) for one in commands_of(page)] == [
-        (5, "autotune doctor", ()), (7, "autotune estimate --model m --device cpu", ()),
-        (12, "autotune doctor", ("Host",)), (14, "make test", ()),
-    ]  # fmt: skip
+    assert [
+        (one.line, " ".join(one.words), one.prints) for one in commands_of(page)
+    ] == [
+        (5, "autotune doctor", ()),
+        (7, "autotune estimate --model m --device cpu", ()),
+        (12, "autotune doctor", ("Host",)),
+        (14, "make test", ()),
+    ]
     assert [one.text for one in named_in_prose(page)] == ["autotune doctor --json"]

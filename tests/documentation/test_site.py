@@ -14,15 +14,34 @@ from tests.documentation.blocks import ROOT
 from trainer.config.train_config import TrainConfig
 
 EXPLANATIONS = ("benchmarks", "how-it-works")
-SLOW = [(name, width) for name in ("index", "reference/profile", "benchmarks", "comparison") for width in (390, 1440)]
-SEEN = [("quickstart", 390), ("reference/commands", 390), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
+SLOW = [
+    (name, width)
+    for name in ("index", "reference/profile", "benchmarks", "comparison")
+    for width in (390, 1440)
+]
+SEEN = [
+    ("quickstart", 390),
+    ("reference/commands", 390),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW),
+]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(place),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return place
 
@@ -35,7 +54,9 @@ def test_no_page_or_style_loads_anything_from_elsewhere(site):
     reader = HTMLParser()
     # A page loads everything by itself but the links, which somebody follows.
     reader.handle_starttag = lambda tag, told: loaded.extend(
-        value or "" for key, value in told if tag != "a" and key in ("src", "href", "srcset", "data", "poster")
+        value or ""
+        for key, value in told
+        if tag != "a" and key in ("src", "href", "srcset", "data", "poster")
     )
     for page in pages:
         loaded.clear()
@@ -44,31 +65,48 @@ def test_no_page_or_style_loads_anything_from_elsewhere(site):
         assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page
     for style in styles:
         text = style.read_text(encoding="utf-8")
-        assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == [], style
+        assert (
+            re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == []
+        ), style
 
 
 def test_reference_is_made_from_the_code(site):
-    text = {name: (site / "reference" / f"{name}.html").read_text() for name in ("commands", "profile", "site")}
+    text = {
+        name: (site / "reference" / f"{name}.html").read_text()
+        for name in ("commands", "profile", "site")
+    }
     assert 'id="autotune-data-prepare"' in text["commands"]
     assert "Sequence length. Default: 512." in text["commands"]
     assert "--set train.KEY=VALUE" in text["commands"]
     assert "job meet" not in text["commands"]
-    assert f"<td>{TrainConfig.model_fields['micro_batch_size'].description}</td>" in text["profile"]
+    assert (
+        f"<td>{TrainConfig.model_fields['micro_batch_size'].description}</td>"
+        in text["profile"]
+    )
     assert "[[evidence.probe.curve]]" in text["profile"]
     advice = (site / "reference" / "advice.html").read_text()
-    assert [rule.name for rule in RULES if f"<td><code>{rule.name}</code></td>" not in advice] == []
+    assert [
+        rule.name
+        for rule in RULES
+        if f"<td><code>{rule.name}</code></td>" not in advice
+    ] == []
     assert "<td>04:00:00</td>" in text["site"]
 
 
 def test_every_page_is_in_the_navigation(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
-        assert f'href="{page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()}"' in index, page
+        assert (
+            f'href="{page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()}"'
+            in index
+        ), page
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS)
 def test_what_explains_names_its_sources_and_its_limits(name):
-    heads = re.findall(r"^## (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE)
+    heads = re.findall(
+        r"^## (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE
+    )
     assert any(head.startswith("Sources") for head in heads)
     assert any(head.startswith("Limits") or "left out" in head for head in heads)
 
@@ -79,4 +117,9 @@ def test_what_explains_names_its_sources_and_its_limits(name):
 def test_a_window_shows_a_page_within_its_width_and_asks_nobody(site, name, width):
     seen = visit(site / f"{name}.html", width=width)
     assert [one for one in seen.requests if not one.startswith("file:")] == []
-    assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == ((), (), (), 0)
+    assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == (
+        (),
+        (),
+        (),
+        0,
+    )

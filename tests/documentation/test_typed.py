@@ -31,22 +31,30 @@ _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
 # A regular expression, what replaces it (nothing where the whole command is left out), and why.
 SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "README.md": (
-        (r"^make demo.*",
-         f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB "
-         "DEMO_MINUTES=1 DEMO_STEPS=2", _QUICK),
+        (
+            r"^make demo.*",
+            f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB "
+            "DEMO_MINUTES=1 DEMO_STEPS=2",
+            _QUICK,
+        ),
         (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
         (r"^python -m pip install .*", "", "it is installed"),
         (r"--model bert-120m --gpu", "--model bert-mini --gpu", _QUICK),
         (r"--model bert-120m", "--model tiny/config.json", _NO_CARD),
         (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
-        (r"^(autotune tune --model tiny/config.json --data data)$",
-         r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min", _NO_CARD),
+        (
+            r"^(autotune tune --model tiny/config.json --data data)$",
+            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
+            _NO_CARD,
+        ),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
     "docs/quickstart.md": (
-        (INSTALLING.pattern, "", "it is installed"), (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--time-limit \w+", "--time-limit 4min", _QUICK), (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
+        (INSTALLING.pattern, "", "it is installed"),
+        (r"--max-samples \d+", "--max-samples 300", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min", _QUICK),
+        (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
         (r"elf:/usr/bin", "elf:/usr/bin --max-samples 200", _QUICK),
@@ -55,10 +63,11 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"/corpus/\*\.jsonl\.gz", "events.jsonl", "what the test has made"),
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
-        (r"/shared/data", "data/again", "no such disks here"), (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
+        (r"/shared/data", "data/again", "no such disks here"),
+        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
-}  # fmt: skip
+}
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
@@ -84,12 +93,17 @@ class Shell:
         self._state = directory / ".shell"
         tools = self._state / "tools"
         tools.mkdir(parents=True)
-        for place in (Path(sys.executable).parent, *map(Path, os.environ["PATH"].split(os.pathsep))):
+        for place in (
+            Path(sys.executable).parent,
+            *map(Path, os.environ["PATH"].split(os.pathsep)),
+        ):
             for tool in place.iterdir() if place.is_dir() else ():
                 if tool.name not in SLURM and not (tools / tool.name).is_symlink():
                     (tools / tool.name).symlink_to(tool)
         self._environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "AUTOTUNE_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "AUTOTUNE_"))
         } | {"PATH": str(tools), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
         (self._state / "place").write_text(f"cd '{directory}'\n")
 
@@ -98,24 +112,36 @@ class Shell:
         state = self._state / "place"
         script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
         command, told = ["bash", "-c", script], self._environment
-        return subprocess.run(command, env=told, capture_output=True, text=True, timeout=1800, check=False)
+        return subprocess.run(
+            command, env=told, capture_output=True, text=True, timeout=1800, check=False
+        )
 
 
-def typed(page: str, directory: Path, commands: Sequence[Command] | None = None) -> list[tuple[Command, Done]]:
+def typed(
+    page: str, directory: Path, commands: Sequence[Command] | None = None
+) -> list[tuple[Command, Done]]:
     """Type the commands of a page; each must end with 0."""
     shell = Shell(directory)
     done = []
     for command in commands_of(ROOT / page) if commands is None else commands:
         if text := substituted(page, command)[0]:
             one = shell.run(text)
-            assert one.returncode == 0, f"{command.where}\nas: {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+            assert one.returncode == 0, (
+                f"{command.where}\nas: {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+            )
             assert "Traceback" not in one.stderr
             done.append((command, one))
     return done
 
 
-TINY = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 128, "max_position_embeddings": 128}  # fmt: skip
+TINY = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 128,
+}
 
 
 @pytest.fixture
@@ -129,7 +155,10 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize("page", SUBSTITUTIONS)
 def test_every_substitution_has_something_to_replace(page):
-    used = [substituted(page, command)[1] for command in [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]]
+    used = [
+        substituted(page, command)[1]
+        for command in [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
+    ]
     idle = set(range(len(SUBSTITUTIONS[page]))) - set().union(*used)
     assert [SUBSTITUTIONS[page][number] for number in sorted(idle)] == []
 
@@ -145,11 +174,18 @@ def test_the_readme_does_what_it_says(directory):
 @pytest.mark.system
 def test_own_data_becomes_a_training(directory):
     (directory / "local").mkdir()
-    lines = [f"unit {number % 7} started after {number * 37 % 101} ms with code {number % 5}" for number in range(1500)]
+    lines = [
+        f"unit {number % 7} started after {number * 37 % 101} ms with code {number % 5}"
+        for number in range(1500)
+    ]
     (directory / "corpus").mkdir()
     (directory / "corpus" / "a.log").write_text("\n".join(lines))
-    (directory / "events.jsonl").write_text("\n".join(json.dumps({"doc": {"body": f"{one} again"}}) for one in lines))
-    pyarrow.parquet.write_table(pyarrow.table({"text": lines}), directory / "events.parquet")
+    (directory / "events.jsonl").write_text(
+        "\n".join(json.dumps({"doc": {"body": f"{one} again"}}) for one in lines)
+    )
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": lines}), directory / "events.parquet"
+    )
     page = ROOT / "docs" / "data.md"
     of_each_kind = [one for one in named_in_prose(page) if "--out" in one.words]
     assert len(of_each_kind) == 4
@@ -162,13 +198,22 @@ def fill(page: Path, work: Path) -> None:
     lines = page.read_text().splitlines()
     told = []
     for command in commands_of(page):
-        if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
+        if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(
+            command.text
+        ):
             done = shell.run(command.text)
             if done.returncode:
                 sys.exit(f"{command.where}\n{done.stderr}")
             printed = done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()
             shown = len(command.prints) - 1
-            told.append((command, [*printed[:shown], "…"] if command.prints[-1:] == ("…",) else printed))
+            told.append(
+                (
+                    command,
+                    [*printed[:shown], "…"]
+                    if command.prints[-1:] == ("…",)
+                    else printed,
+                )
+            )
     for command, printed in reversed(told):
         first = command.line
         while lines[first - 1].endswith("\\"):

@@ -30,10 +30,16 @@ class Kind:
 
 
 NOT_SUPPORTED = 801
-_TRIVIAL = "|".join([
-    "cudaDeviceEnablePeerAccess", "cudaFuncSetAttribute", r"cudaMemPool\w+", "cudaMemcpyToSymbol", r"cudaProfilerSt\w+",
-    "cudaStreamWaitEvent",
-])  # fmt: skip
+_TRIVIAL = "|".join(
+    [
+        "cudaDeviceEnablePeerAccess",
+        "cudaFuncSetAttribute",
+        r"cudaMemPool\w+",
+        "cudaMemcpyToSymbol",
+        r"cudaProfilerSt\w+",
+        "cudaStreamWaitEvent",
+    ]
+)
 _PLAIN = r"ng_\w+|__cuda(Unr|R)egister\w+|__cudaInitModule|ncclCommGetAsyncError"
 """Functions that no fault is planned for, or that ask for it themselves."""
 _WORDS = 24
@@ -42,7 +48,15 @@ _PARAMETERS = ", ".join(f"long a{number}" for number in range(_WORDS))
 _ARGUMENTS = ", ".join(f"a{number}" for number in range(_WORDS))
 KINDS = {
     "libcudart": Kind(
-        sources=("settings.c", "state.c", "counts.c", "memory.c", "device.c", "stream.c", "kernel.c"),
+        sources=(
+            "settings.c",
+            "state.c",
+            "counts.c",
+            "memory.c",
+            "device.c",
+            "stream.c",
+            "kernel.c",
+        ),
         answer=NOT_SUPPORTED,
         success=_TRIVIAL,
     ),
@@ -58,7 +72,10 @@ KINDS = {
     "libnvrtc": Kind(sources=("libraries.c",), define="NG_NVRTC"),
     "libcupti": Kind(sources=("libraries.c",), define="NG_CUPTI"),
     "libnccl": Kind(
-        sources=("nccl.c",), answer=3, success=r"ncclGroup\w+|ncclCommFinalize|ncclRedOpDestroy", names=r"nccl\w+"
+        sources=("nccl.c",),
+        answer=3,
+        success=r"ncclGroup\w+|ncclCommFinalize|ncclRedOpDestroy",
+        names=r"nccl\w+",
     ),
     "libcufile": Kind(answer=5022, names=r"cuFile\w+"),
     "libnvshmem_host": Kind(answer=1, names=r"nvshmem\w+"),
@@ -85,8 +102,14 @@ def build(torch: Path, include: Path, cache: Path) -> Path:
         cache: Where such folders are kept, by torch's version and our sources.
     """
     metadata = next(torch.parent.glob("torch-*.dist-info"))
-    sources = b"".join(path.read_bytes() for path in (*sorted(STUBS.iterdir()), Path(__file__)))
-    name = metadata.name.removesuffix(".dist-info") + "-" + hashlib.sha256(sources).hexdigest()[:12]
+    sources = b"".join(
+        path.read_bytes() for path in (*sorted(STUBS.iterdir()), Path(__file__))
+    )
+    name = (
+        metadata.name.removesuffix(".dist-info")
+        + "-"
+        + hashlib.sha256(sources).hexdigest()[:12]
+    )
     out = cache / name
     if out.exists():
         return out
@@ -97,7 +120,12 @@ def build(torch: Path, include: Path, cache: Path) -> Path:
     _compile("libcudart", wanted["libcudart"], include, new, versions)
     with ThreadPoolExecutor() as pool:
         others = [stem for stem in wanted if stem != "libcudart"]
-        list(pool.map(lambda stem: _compile(stem, wanted[stem], include, new, versions), others))
+        list(
+            pool.map(
+                lambda stem: _compile(stem, wanted[stem], include, new, versions),
+                others,
+            )
+        )
     try:
         new.rename(out)
     except OSError:
@@ -116,18 +144,27 @@ def _versions(metadata: Path) -> list[str]:
                 f"error: {metadata} does not name nvidia-{library}-cu13; next: install a CUDA 13 build of torch"
             )
         major, minor, patch = (int(part) for part in match.groups())
-        found.append(f"-DNG_{library.upper()}_VERSION={major * 10_000 + minor * 100 + patch}")
+        found.append(
+            f"-DNG_{library.upper()}_VERSION={major * 10_000 + minor * 100 + patch}"
+        )
     return found
 
 
 def _wanted(libraries: Path) -> dict[str, Wanted]:
-    wanted = {"libcuda": Wanted("libcuda.so.1"), "libnvidia-ml": Wanted("libnvidia-ml.so.1")}
+    wanted = {
+        "libcuda": Wanted("libcuda.so.1"),
+        "libnvidia-ml": Wanted("libnvidia-ml.so.1"),
+    }
     symbols: list[tuple[str, str]] = []
     for library in libraries.glob("*.so*"):
-        for soname in re.findall(r"Shared library: \[(.+?)\]", _run("readelf", "-d", library)):
+        for soname in re.findall(
+            r"Shared library: \[(.+?)\]", _run("readelf", "-d", library)
+        ):
             if (stem := soname.split(".so")[0]) in KINDS:
                 wanted.setdefault(stem, Wanted(soname))
-        symbols += re.findall(r"^ +U ([^@\s]+)@?@?(\S*)$", _run("nm", "-D", library), re.MULTILINE)
+        symbols += re.findall(
+            r"^ +U ([^@\s]+)@?@?(\S*)$", _run("nm", "-D", library), re.MULTILINE
+        )
     for name, version in symbols:
         stem = version.split(".so")[0] if ".so" in version else _owner(name)
         if stem in wanted:
@@ -136,12 +173,29 @@ def _wanted(libraries: Path) -> dict[str, Wanted]:
 
 
 def _owner(name: str) -> str | None:
-    return next((stem for stem in reversed(KINDS) if KINDS[stem].names and re.fullmatch(KINDS[stem].names, name)), None)
+    return next(
+        (
+            stem
+            for stem in reversed(KINDS)
+            if KINDS[stem].names and re.fullmatch(KINDS[stem].names, name)
+        ),
+        None,
+    )
 
 
-def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list[str]) -> None:
+def _compile(
+    stem: str, wanted: Wanted, include: Path, out: Path, versions: list[str]
+) -> None:
     kind = KINDS[stem]
-    flags = ["-std=gnu11", "-O1", "-fPIC", "-Wall", f"-I{include}", f"-I{STUBS}", *versions]
+    flags = [
+        "-std=gnu11",
+        "-O1",
+        "-fPIC",
+        "-Wall",
+        f"-I{include}",
+        f"-I{STUBS}",
+        *versions,
+    ]
     define = [f"-D{kind.define}"] if kind.define else []
     objects = []
     for source in kind.sources:
@@ -153,7 +207,9 @@ def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list
     for path in objects:
         _run("objcopy", f"--redefine-syms={renamed}", path)
     # libcuda.so.1 is a name for what lies in libcudart.
-    elsewhere = written | _defined(objects if stem != "libcuda" else out.glob("libcudart.so*"))
+    elsewhere = written | _defined(
+        objects if stem != "libcuda" else out.glob("libcudart.so*")
+    )
     generated = out / f"{stem}.c"
     lines = ['#include "nullgpu.h"']
     for name in sorted(written):
@@ -165,13 +221,27 @@ def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list
             answer = f'(long)"{name}"'
         lines.append(_asked(name, "void", str(answer)))
     generated.write_text("\n".join(lines) + "\n")
-    command: list[str | Path] = ["gcc", *flags, "-Wno-builtin-declaration-mismatch", "-shared", *objects, generated]
-    if version := next((version for version in wanted.symbols.values() if version), None):
+    command: list[str | Path] = [
+        "gcc",
+        *flags,
+        "-Wno-builtin-declaration-mismatch",
+        "-shared",
+        *objects,
+        generated,
+    ]
+    if version := next(
+        (version for version in wanted.symbols.values() if version), None
+    ):
         names = "; ".join(sorted(name for name, its in wanted.symbols.items() if its))
         script = out / f"{stem}.map"
         script.write_text(f"{version} {{ global: {names}; }};\n")
         command += [f"-Wl,--version-script={script}"]
-    command += [f"-Wl,-soname,{wanted.soname}", "-Wl,-rpath,$ORIGIN", "-o", out / wanted.soname]
+    command += [
+        f"-Wl,-soname,{wanted.soname}",
+        "-Wl,-rpath,$ORIGIN",
+        "-o",
+        out / wanted.soname,
+    ]
     if stem != "libcudart":
         command += ["-Wl,--no-as-needed", *out.glob("libcudart.so*")]
     _run(*command, "-ldl", "-lpthread")
@@ -188,11 +258,19 @@ def _asked(name: str, parameters: str, otherwise: str) -> str:
 
 
 def _defined(objects: Iterable[Path]) -> set[str]:
-    return {name for path in objects for name in re.findall(r" T ([^@\s]+)", _run("nm", path))}
+    return {
+        name
+        for path in objects
+        for name in re.findall(r" T ([^@\s]+)", _run("nm", path))
+    }
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise SystemExit(f"error: {' '.join(map(str, command[:3]))} … failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"error: {' '.join(map(str, command[:3]))} … failed:\n{done.stderr[-3000:]}"
+        )
     return done.stdout

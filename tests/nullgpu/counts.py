@@ -30,11 +30,19 @@ class Counts(Counter[tuple[str, str]]):
 
     def since(self, before: "Counts") -> "Counts":
         """Return what was counted after ``before``."""
-        return Counts({key: number - before[key] for key, number in self.items() if number > before[key]})
+        return Counts(
+            {
+                key: number - before[key]
+                for key, number in self.items()
+                if number > before[key]
+            }
+        )
 
     def of(self, kind: str) -> dict[str, int]:
         """Return one kind by name, the most frequent first."""
-        return {name: number for (its, name), number in self.most_common() if its == kind}
+        return {
+            name: number for (its, name), number in self.most_common() if its == kind
+        }
 
     def total(self, kind: str | None = None) -> int:
         """Return how many there are of one kind."""
@@ -43,6 +51,16 @@ class Counts(Counter[tuple[str, str]]):
     def kernels(self, text: str) -> int:
         """Return how many launches have a text in their kernel's readable name."""
         found = self.of("kernel")
-        readable = subprocess.run(["c++filt"], input="\n".join(found), capture_output=True, text=True, check=True)
+        readable = subprocess.run(
+            ["c++filt"],
+            input="\n".join(found),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         names = readable.stdout.splitlines()
-        return sum(number for name, number in zip(names, found.values(), strict=True) if text in name)
+        return sum(
+            number
+            for name, number in zip(names, found.values(), strict=True)
+            if text in name
+        )

@@ -34,7 +34,11 @@ def find(which: str = "newest") -> Environment | None:
     folder = ROOT / versions[which]["folder"]
     stamp = folder / ".made"
     torch = folder / f"lib/python{sysconfig.get_python_version()}/site-packages/torch"
-    if not torch.exists() or not stamp.exists() or stamp.read_text() != _wanted(versions, which):
+    if (
+        not torch.exists()
+        or not stamp.exists()
+        or stamp.read_text() != _wanted(versions, which)
+    ):
         return None
     stubs = build(torch, _include(), CACHE)
     return Environment(python=folder / "bin/python", stubs=stubs)
@@ -49,10 +53,20 @@ def make(which: str = "newest") -> Environment:
     _call(sys.executable, "-m", "venv", "--without-pip", "--clear", folder)
     # No dependencies: torch looks for NVIDIA's libraries beside itself before LD_LIBRARY_PATH.
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    _call(*pip, "--python", folder / "bin/python", "install", "--no-deps", "--no-compile", *versions[which]["packages"])
+    _call(
+        *pip,
+        "--python",
+        folder / "bin/python",
+        "install",
+        "--no-deps",
+        "--no-compile",
+        *versions[which]["packages"],
+    )
     site = next(folder.glob("lib/python*/site-packages"))
     if "cuda: Optional[str] = '13." not in (site / "torch/version.py").read_text():
-        raise SystemExit("error: pip found a torch without CUDA 13; next: let pip see https://pypi.org/simple")
+        raise SystemExit(
+            "error: pip found a torch without CUDA 13; next: let pip see https://pypi.org/simple"
+        )
     shared = sysconfig.get_paths()["purelib"]
     (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
     if not _include().exists():
@@ -60,7 +74,10 @@ def make(which: str = "newest") -> Environment:
         _call(*pip, "download", "--no-deps", "--dest", wheels, *versions["headers"])
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(CACHE / "headers", [name for name in archive.namelist() if "/include/" in name])
+                archive.extractall(
+                    CACHE / "headers",
+                    [name for name in archive.namelist() if "/include/" in name],
+                )
     (folder / ".made").write_text(_wanted(versions, which))
     made = find(which)
     assert made is not None

@@ -27,9 +27,16 @@ MEASURING = frozenset({"probe", "workers", "network", "baseline", "tune"})
 _USUAL = 1
 """Of least, usual and most in the product's assumptions."""
 _MULTIPROCESSORS = {
-    "a100-40gb": 108, "a100-80gb": 108, "l40s-48gb": 142, "rtx-4090-24gb": 128, "h100-sxm-80gb": 132,
-    "h100-pcie-80gb": 114, "h100-nvl-94gb": 132, "h200-141gb": 132, "b200-180gb": 148,
-}  # fmt: skip
+    "a100-40gb": 108,
+    "a100-80gb": 108,
+    "l40s-48gb": 142,
+    "rtx-4090-24gb": 128,
+    "h100-sxm-80gb": 132,
+    "h100-pcie-80gb": 114,
+    "h100-nvl-94gb": 132,
+    "h200-141gb": 132,
+    "b200-180gb": 148,
+}
 """By NVIDIA's architecture papers; some kernels size their temporaries by it."""
 
 
@@ -107,9 +114,16 @@ class Machine:
         here = ("--here",) if words[0] in MEASURING else ()
         return self.run("-m", "autotune", *words, *here, timeout_s=timeout_s)
 
-    def torchrun(self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300) -> Ended:
+    def torchrun(
+        self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300
+    ) -> Ended:
         """Run a script or ``-m`` module on as many ranks as there are devices, or on so many."""
-        launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks or self.devices}")
+        launch = (
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks or self.devices}",
+        )
         return self.run(*launch, *words, timeout_s=timeout_s)
 
     def run(self, *words: str | Path, timeout_s: float = 300) -> Ended:
@@ -131,7 +145,11 @@ class Machine:
 
     def missed(self) -> list[str]:
         """Return the planned faults that the last command did not meet, unless it may miss them."""
-        planned = [] if self.faults.may_miss else [plan for plan in self.faults.faults.split(",") if plan]
+        planned = (
+            []
+            if self.faults.may_miss
+            else [plan for plan in self.faults.faults.split(",") if plan]
+        )
         return [plan for plan in planned if not self.counts()["fault", plan]]
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
@@ -139,19 +157,34 @@ class Machine:
         shutil.rmtree(self._counts, ignore_errors=True)
         return start(
             [str(word) for word in (self.environment.python, *words)],
-            env=self.variables_of_commands(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=self.folder, start_new_session=True,
-        )  # fmt: skip
+            env=self.variables_of_commands(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            start_new_session=True,
+        )
 
     def variables_of_commands(self) -> dict[str, str]:
         """Return the environment that makes a Python of the second environment see these GPUs."""
         gpu_model = find_gpu_model(self.name)
         memory = gpu_model.usable_bytes
-        own = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-        inherited = {
-            key: value for key, value in os.environ.items() if key not in own and not key.startswith("NULLGPU_")
+        own = {
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_ORDER",
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_CUDA_ALLOC_CONF",
         }
-        stubs = [self._without_absent(), self.environment.stubs] if self.faults.absent else [self.environment.stubs]
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in own and not key.startswith("NULLGPU_")
+        }
+        stubs = (
+            [self._without_absent(), self.environment.stubs]
+            if self.faults.absent
+            else [self.environment.stubs]
+        )
         start = [ROOT / "tests/nullgpu/start"] if self.values else []
         settings = {
             name: value
@@ -174,7 +207,10 @@ class Machine:
         }
         return {
             **inherited,
-            **{f"NULLGPU_{name.upper()}": str(value) for name, value in settings.items()},
+            **{
+                f"NULLGPU_{name.upper()}": str(value)
+                for name, value in settings.items()
+            },
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, stubs)),
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *start))),
             "TRITON_LIBCUDA_PATH": str(self.environment.stubs),
@@ -184,8 +220,14 @@ class Machine:
 
     def _rates(self) -> dict[str, float]:
         """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
-        peaks = [peak_flops_per_s(find_gpu_model(self.name).name, of) for of in ("bf16", "tf32")]
-        return {"flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None), "link_bytes_per_s": 20e9}
+        peaks = [
+            peak_flops_per_s(find_gpu_model(self.name).name, of)
+            for of in ("bf16", "tf32")
+        ]
+        return {
+            "flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None),
+            "link_bytes_per_s": 20e9,
+        }
 
     @property
     def _counts(self) -> Path:
@@ -198,7 +240,8 @@ class Machine:
         for name in self.faults.absent:
             symbol = b"\0" + name.encode() + b"\0"
             assert symbol in content, name
-            content = content.replace(symbol, symbol[:-2] + b"?\0")  # its hash does not fit the new name either
+            # Its hash does not fit the new name either.
+            content = content.replace(symbol, symbol[:-2] + b"?\0")
         folder = self.folder / "absent"
         folder.mkdir(exist_ok=True)
         (folder / library).write_bytes(content)

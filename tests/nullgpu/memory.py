@@ -43,9 +43,14 @@ VOCAB_SIZE = 30_522
 TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
 MAX_MICRO_BATCH_SIZE = 16_384
 ROBERTA = {
-    "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1,
-}  # fmt: skip
+    "model_type": "roberta",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +78,16 @@ class Case:
     def name(self) -> str:
         """What sets it apart."""
         usual = Case(model=self.model)
-        own = {key: value for key, value in asdict(self).items() if value != getattr(usual, key)}
-        words = [f"{key} {value}" for key, value in own.items() if key not in {"model", "trained"}]
+        own = {
+            key: value
+            for key, value in asdict(self).items()
+            if value != getattr(usual, key)
+        }
+        words = [
+            f"{key} {value}"
+            for key, value in own.items()
+            if key not in {"model", "trained"}
+        ]
         return ", ".join([self.model, *words])
 
 
@@ -84,12 +97,18 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
     from tests.nullgpu.machine import Machine
 
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu)
+        machine = Machine(
+            environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu
+        )
 
         def inside(*words: str) -> dict[str, Any]:
             told = json.dumps(asdict(case))
-            ended = machine.run("-m", "tests.nullgpu.memory", told, *words, timeout_s=3600)
-            answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
+            ended = machine.run(
+                "-m", "tests.nullgpu.memory", told, *words, timeout_s=3600
+            )
+            answer: dict[str, Any] = (
+                json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
+            )
             return answer or {"error": str(ended)[-2000:]}
 
         found = inside()
@@ -105,7 +124,12 @@ def probed(case: Case) -> dict[str, Any]:
     started_s = time.monotonic()
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
         machine.start()
-        runner = TrialRunner(machine=machine, trial_log=TrialLog(Path(folder), "memory"), site="", clock=SystemClock())
+        runner = TrialRunner(
+            machine=machine,
+            trial_log=TrialLog(Path(folder), "memory"),
+            site="",
+            clock=SystemClock(),
+        )
         search = Search(probe=probe, runner=runner)
         crashed = None
         try:
@@ -117,7 +141,9 @@ def probed(case: Case) -> dict[str, Any]:
         found: dict[str, Any] = {
             "gpu": case.gpu,
             "compiled": case.compiled,
-            "predicted_rows": None if search.estimate is None else search.estimate.max_micro_batch_size,
+            "predicted_rows": None
+            if search.estimate is None
+            else search.estimate.max_micro_batch_size,
             "largest_micro_batch_size": state.feasible_max,
             "verified": state.infeasible_min == state.feasible_max + 1,
             "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
@@ -127,13 +153,18 @@ def probed(case: Case) -> dict[str, Any]:
         for done in runner.finished:
             if (
                 isinstance(done.outcome, Measured)
-                and done.trial.measured["config"]["micro_batch_size"] == state.feasible_max
+                and done.trial.measured["config"]["micro_batch_size"]
+                == state.feasible_max
             ):
                 outside = done.outcome.figures["non_pytorch_bytes"]
-                found["allocator_peak_bytes"] = done.outcome.figures["peak_bytes"] - outside
+                found["allocator_peak_bytes"] = (
+                    done.outcome.figures["peak_bytes"] - outside
+                )
                 if search.prediction is not None:
                     traced = round(search.prediction.peak_bytes(state.feasible_max))
-                    found["predicted_peak_bytes"] = traced - expected.usual.non_pytorch_bytes
+                    found["predicted_peak_bytes"] = (
+                        traced - expected.usual.non_pytorch_bytes
+                    )
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
@@ -144,7 +175,9 @@ def _request(case: Case) -> tuple[Probe, Expected]:
     used = monitor.used_bytes(gpu.uuid)
     monitor.close()
     assert isinstance(used, int)
-    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_gpu_model(case.gpu).usable_bytes)
+    expected = expected_on_gpu(
+        gpu.compute_capability, case.ranks, find_gpu_model(case.gpu).usable_bytes
+    )
     config = TrainConfig(
         model=_settings(case.model),
         seq_length_tokens=case.width,
@@ -159,9 +192,13 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         parallel=ParallelSettings(strategy=case.strategy),
     )
     request = ProbeRequest(
-        config=config, data=Path(), reports=Path(), accumulate=case.micro_batches > 1, headroom_share=0.0,
+        config=config,
+        data=Path(),
+        reports=Path(),
+        accumulate=case.micro_batches > 1,
+        headroom_share=0.0,
         max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
-    )  # fmt: skip
+    )
     probe = Probe(
         request=request,
         config=config,
@@ -169,7 +206,11 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         memory_budget_bytes=gpu.total_bytes - used,
         device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         local_ranks=case.ranks,
-        rows=SequenceStatistics(mean_non_padding_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
+        rows=SequenceStatistics(
+            mean_non_padding_tokens=case.width,
+            mean_samples=1.0,
+            most_documents=case.documents,
+        ),
         expected=expected,
     )
     return probe, expected
@@ -188,10 +229,16 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
 
     config = step_config(_request(case)[0], rows)
     with tempfile.TemporaryDirectory() as folder:
-        dataset = TokenDataset.open(write_corpus(Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
+        dataset = TokenDataset.open(
+            write_corpus(
+                Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)
+            )
+        )
         ranks = join_ranks(config, environment={})
         open_libraries(ranks)  # as a training begins
-        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, ranks)
+        training = build_training(
+            config, VOCAB_SIZE, dataset.manifest.special_ids, ranks
+        )
         plan = make_plan(config, len(dataset), world_size=1)
         source = MicroBatchSource(dataset, config, plan)
         make_state(training)
@@ -207,15 +254,24 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
                 batches = []
     stats = torch.cuda.memory_stats()
     return {
-        "steps": TRAINED_STEPS, "retries": int(stats["num_alloc_retries"]),
+        "steps": TRAINED_STEPS,
+        "retries": int(stats["num_alloc_retries"]),
         "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
-    }  # fmt: skip
+    }
 
 
 def _settings(name: str) -> ModelSettings:
-    return ModelSettings(name="roberta", config=ROBERTA) if name == "roberta" else model_settings(name)
+    return (
+        ModelSettings(name="roberta", config=ROBERTA)
+        if name == "roberta"
+        else model_settings(name)
+    )
 
 
 if __name__ == "__main__":
     CASE = Case(**json.loads(sys.argv[1]))
-    print(json.dumps(probed(CASE) if len(sys.argv) < 3 else trained(CASE, int(sys.argv[2]))))
+    print(
+        json.dumps(
+            probed(CASE) if len(sys.argv) < 3 else trained(CASE, int(sys.argv[2]))
+        )
+    )

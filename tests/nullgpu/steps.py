@@ -27,9 +27,15 @@ from trainer.health.watchdog import Watchdog
 
 ROOT = Path(__file__).parents[2]
 WITHOUT: dict[str, tuple[str, Any]] = {
-    "weights in bf16 once per step": ("trainer.model.masked_lm.prove_copies", lambda _: "left out"),
+    "weights in bf16 once per step": (
+        "trainer.model.masked_lm.prove_copies",
+        lambda _: "left out",
+    ),
     "one matmul for queries, keys, values": ("trainer.model.precision._SIBLINGS", ()),
-    "layer norms that keep bf16": ("trainer.model.masked_lm.keep_norms_in_bf16", lambda *_: None),
+    "layer norms that keep bf16": (
+        "trainer.model.masked_lm.keep_norms_in_bf16",
+        lambda *_: None,
+    ),
     "token types without look-up": (
         "trainer.model.masked_lm._first_row",
         lambda part, ids: type(part).forward(part, ids),
@@ -63,16 +69,27 @@ class StepCase:
     def profile(self) -> str:
         """Return a profile for the trainer."""
         train = {
-            "model": model_settings(self.model).model_dump(exclude_defaults=True), "device": "cuda", "layout": "packed",
-            "precision": "bf16", "attention_dropout": 0.0, "compile": self.compiled, "seq_length_tokens": self.width,
-            "micro_batch_size": self.rows, "global_batch_size": self.rows, "max_steps": LAST_STEP,
+            "model": model_settings(self.model).model_dump(exclude_defaults=True),
+            "device": "cuda",
+            "layout": "packed",
+            "precision": "bf16",
+            "attention_dropout": 0.0,
+            "compile": self.compiled,
+            "seq_length_tokens": self.width,
+            "micro_batch_size": self.rows,
+            "global_batch_size": self.rows,
+            "max_steps": LAST_STEP,
             "checkpoint": {"enabled": False},
-        }  # fmt: skip
+        }
         return tomlkit.dumps({"schema_version": 2, "train": train})
 
 
 def counted(
-    case: StepCase, assignments: tuple[str, ...] = (), *, traced: str = "wait", without: str = ""
+    case: StepCase,
+    assignments: tuple[str, ...] = (),
+    *,
+    traced: str = "wait",
+    without: str = "",
 ) -> dict[str, Any]:
     """Return counts per step by kind and name, and the lines of code behind those whose ``kind:name`` begins so.
 
@@ -85,17 +102,31 @@ def counted(
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if "float8" in str(assignments) else {}
+        paths = (
+            {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if "float8" in str(assignments) else {}
+        )
         machine = Machine(
-            environment=make(), folder=place, variables={"NULLGPU_TRACE": traced, "STEPS_WITHOUT": without} | paths
+            environment=make(),
+            folder=place,
+            variables={"NULLGPU_TRACE": traced, "STEPS_WITHOUT": without} | paths,
         )
         (place / "profile.toml").write_text(case.profile())
         data = write_corpus(place / "data", real_lengths(DOCUMENTS, seed=1))
-        ended = machine.run("-m", "tests.nullgpu.steps", place / "profile.toml", data, *assignments, timeout_s=3600)
+        ended = machine.run(
+            "-m",
+            "tests.nullgpu.steps",
+            place / "profile.toml",
+            data,
+            *assignments,
+            timeout_s=3600,
+        )
     if ended.code:
         return asdict(case) | {"error": str(ended)[-2000:]}
     found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
-    lines = {name: {line: number / _STEPS for line, number in at.most_common()} for name, at in _lines(ended.err)}
+    lines = {
+        name: {line: number / _STEPS for line, number in at.most_common()}
+        for name, at in _lines(ended.err)
+    }
     return asdict(case) | found | {"lines": lines}
 
 
@@ -104,8 +135,13 @@ def _lines(written: str) -> list[tuple[str, Counter[str]]]:
     found: dict[str, Counter[str]] = {}
     for one in written.split("nullgpu trace ")[1:]:
         name, _, stack = one.partition("\n")
-        frames = re.findall(rf'File "{re.escape(str(ROOT))}/(trainer/\S+)", line (\d+) in (\w+)', stack)
-        line = ", from ".join("{}:{} {}".format(*frame) for frame in frames[:2]) or "a thread of torch"
+        frames = re.findall(
+            rf'File "{re.escape(str(ROOT))}/(trainer/\S+)", line (\d+) in (\w+)', stack
+        )
+        line = (
+            ", from ".join("{}:{} {}".format(*frame) for frame in frames[:2])
+            or "a thread of torch"
+        )
         found.setdefault(name, Counter())[line] += 1
     return sorted(found.items())
 
@@ -126,7 +162,9 @@ class _Counting(Watchdog):
         if step == LAST_STEP:
             faulthandler.unregister(signal.SIGRTMIN)
         if step in (FIRST_STEP, LAST_STEP):
-            self.counts.append(Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())]))
+            self.counts.append(
+                Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())])
+            )
         if step in (WARM_STEPS, LAST_STEP):
             from torch._dynamo.utils import counters
 
@@ -152,7 +190,14 @@ def main(profile: str, data: str, *assignments: str) -> None:
     # Nothing is computed: sums of tokens would be 0, and divided by.
     left_out = WITHOUT.get(os.environ.get("STEPS_WITHOUT", ""))
     leaving_out = patch(*left_out) if left_out else contextlib.nullcontext()
-    with leaving_out, patch.object(meter, "to_host", lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False)):
+    with (
+        leaving_out,
+        patch.object(
+            meter,
+            "to_host",
+            lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False),
+        ),
+    ):
         train(resolved, ranks, writer, lambda row: None, watch=watch)
     before, after = watch.counts
     found: dict[str, dict[str, float]] = {}
@@ -162,7 +207,8 @@ def main(profile: str, data: str, *assignments: str) -> None:
     dataset = TokenDataset.open(Path(data))
     plan = make_plan(resolved.config, len(dataset), ranks.world_size)
     documents = [
-        len(one.segments.samples) for one in micro_batch_plans(dataset, resolved.config, plan, 0, steps=LAST_STEP)
+        len(one.segments.samples)
+        for one in micro_batch_plans(dataset, resolved.config, plan, 0, steps=LAST_STEP)
     ]
     answer = {
         "counts": found,

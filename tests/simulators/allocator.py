@@ -17,7 +17,11 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs.worst_case import fullest_batch
 from trainer.build import build_training
-from trainer.config.train_config import ModelSettings, TrainConfig, gradient_accumulation_steps
+from trainer.config.train_config import (
+    ModelSettings,
+    TrainConfig,
+    gradient_accumulation_steps,
+)
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import build_config
@@ -36,7 +40,11 @@ _SHAPE: dict[str, Any] = {
 _MODELS: dict[str, dict[str, Any]] = {
     "bert": {"model_type": "bert", "max_position_embeddings": 512},
     "roberta": {"model_type": "roberta", "max_position_embeddings": 514},
-    "modernbert": {"model_type": "modernbert", "max_position_embeddings": 8192, "intermediate_size": 384},
+    "modernbert": {
+        "model_type": "modernbert",
+        "max_position_embeddings": 8192,
+        "intermediate_size": 384,
+    },
     "electra": {"model_type": "electra", "max_position_embeddings": 512},
 }
 _DROPOUT_KEYS = {
@@ -96,14 +104,34 @@ HEAD_VOCAB_SIZE, LAYER_VOCAB_SIZE = 30_522, 512
 CASES = (
     Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16),
     Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=16),
-    Case(family="bert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=4, settings={"mlm_head": "dense"}),
-    Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16, settings={"precision": "bf16"}),
-    Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16),
     Case(
-        family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"activation_checkpointing": "full"}
+        family="bert",
+        dropout=0.0,
+        vocab_size=HEAD_VOCAB_SIZE,
+        rows=4,
+        settings={"mlm_head": "dense"},
     ),
     Case(
-        family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"activation_checkpointing": "full"}
+        family="bert",
+        dropout=0.1,
+        vocab_size=HEAD_VOCAB_SIZE,
+        rows=16,
+        settings={"precision": "bf16"},
+    ),
+    Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16),
+    Case(
+        family="bert",
+        dropout=0.0,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=16,
+        settings={"activation_checkpointing": "full"},
+    ),
+    Case(
+        family="bert",
+        dropout=0.1,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=16,
+        settings={"activation_checkpointing": "full"},
     ),
     Case(
         family="bert",
@@ -112,10 +140,35 @@ CASES = (
         rows=16,
         settings={"activation_checkpointing": "selective", "precision": "bf16"},
     ),
-    Case(family="bert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"layout": "padded"}),
-    Case(family="bert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=16, documents_per_sequence=3.0, micro_batches=2),
-    Case(family="roberta", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=8, micro_batches=2),
-    Case(family="roberta", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=16, settings={"precision": "bf16"}),
+    Case(
+        family="bert",
+        dropout=0.1,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=16,
+        settings={"layout": "padded"},
+    ),
+    Case(
+        family="bert",
+        dropout=0.0,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=16,
+        documents_per_sequence=3.0,
+        micro_batches=2,
+    ),
+    Case(
+        family="roberta",
+        dropout=0.1,
+        vocab_size=HEAD_VOCAB_SIZE,
+        rows=8,
+        micro_batches=2,
+    ),
+    Case(
+        family="roberta",
+        dropout=0.1,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=16,
+        settings={"precision": "bf16"},
+    ),
     Case(
         family="roberta",
         dropout=0.1,
@@ -124,8 +177,20 @@ CASES = (
         settings={"activation_checkpointing": "full", "precision": "bf16"},
     ),
     Case(family="modernbert", dropout=0.0, vocab_size=HEAD_VOCAB_SIZE, rows=16),
-    Case(family="modernbert", dropout=0.0, vocab_size=LAYER_VOCAB_SIZE, rows=8, settings={"precision": "bf16"}),
-    Case(family="modernbert", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=8, documents_per_sequence=2.0),
+    Case(
+        family="modernbert",
+        dropout=0.0,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=8,
+        settings={"precision": "bf16"},
+    ),
+    Case(
+        family="modernbert",
+        dropout=0.1,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=8,
+        documents_per_sequence=2.0,
+    ),
     Case(
         family="modernbert",
         dropout=0.0,
@@ -138,9 +203,19 @@ CASES = (
         dropout=0.1,
         vocab_size=LAYER_VOCAB_SIZE,
         rows=16,
-        settings={"activation_checkpointing": "selective", "precision": "bf16", "layout": "padded"},
+        settings={
+            "activation_checkpointing": "selective",
+            "precision": "bf16",
+            "layout": "padded",
+        },
     ),
-    Case(family="electra", dropout=0.1, vocab_size=LAYER_VOCAB_SIZE, rows=8, settings={"layout": "padded"}),
+    Case(
+        family="electra",
+        dropout=0.1,
+        vocab_size=LAYER_VOCAB_SIZE,
+        rows=8,
+        settings={"layout": "padded"},
+    ),
 )
 """Families, dropout, precisions, layouts, heads, checkpointing, accumulation; peaks in the head and in the layers."""
 
@@ -148,14 +223,27 @@ CASES = (
 def allocator_peak_bytes(case: Case) -> int:
     """The most that building the model and taking steps holds at once, by the allocator's own account, from empty."""
     config = case.config
-    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
+    alone = Ranks(
+        rank=0,
+        local_rank=0,
+        local_world_size=1,
+        world_size=1,
+        device=torch.device("cpu"),
+    )
     torch.manual_seed(0)
-    gc.collect()  # what earlier work left in cycles would be released within, as if it had been taken there
+    # What earlier work left in cycles would be released within, as if it had been taken
+    # there.
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         training = build_training(config, case.vocab_size, SPECIAL_IDS, alone)
         for _ in range(STEPS):
             batches = [
-                fullest_batch(config, case.vocab_size, SPECIAL_IDS, documents_per_sequence=case.documents_per_sequence)
+                fullest_batch(
+                    config,
+                    case.vocab_size,
+                    SPECIAL_IDS,
+                    documents_per_sequence=case.documents_per_sequence,
+                )
                 for _ in range(gradient_accumulation_steps(config, 1))
             ]
             training.step.run(batches, config.learning_rate)
@@ -171,9 +259,13 @@ def allocator_peak_bytes(case: Case) -> int:
     return highest
 
 
-def fake_peak_bytes(model: ModelSettings, vocab_size: int, rows: int, width: int) -> int:
+def fake_peak_bytes(
+    model: ModelSettings, vocab_size: int, rows: int, width: int
+) -> int:
     """The peak that torch's ``MemTracker`` finds for transformers' model and AdamW on fake tensors of a CPU."""
-    config = build_config(model, vocab_size=vocab_size, special_ids=SPECIAL_IDS, seq_length_tokens=width)
+    config = build_config(
+        model, vocab_size=vocab_size, special_ids=SPECIAL_IDS, seq_length_tokens=width
+    )
     with FakeTensorMode():
         module = AutoModelForMaskedLM.from_config(config).train()
         optimizer = torch.optim.AdamW(module.parameters(), fused=True)
@@ -181,8 +273,11 @@ def fake_peak_bytes(model: ModelSettings, vocab_size: int, rows: int, width: int
         tracker.track_external(module, optimizer)
         with tracker:
             for _ in range(STEPS):
-                tracker.reset_mod_stats()  # it takes a second forward for a mistake otherwise
-                ids_BS, labels_BS = (torch.randint(vocab_size, (rows, width)) for _ in range(2))
+                # It takes a second forward for a mistake otherwise.
+                tracker.reset_mod_stats()
+                ids_BS, labels_BS = (
+                    torch.randint(vocab_size, (rows, width)) for _ in range(2)
+                )
                 module(input_ids=ids_BS, labels=labels_BS).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -38,7 +38,9 @@ class SimulatedModel:
     @property
     def layer_elements(self) -> int:
         """Weights of one layer."""
-        return 4 * self.hidden**2 + 2 * self.hidden * self.intermediate + 13 * self.hidden
+        return (
+            4 * self.hidden**2 + 2 * self.hidden * self.intermediate + 13 * self.hidden
+        )
 
     @property
     def embedding_elements(self) -> int:
@@ -48,14 +50,23 @@ class SimulatedModel:
     @property
     def elements(self) -> int:
         """All of them."""
-        return self.layers * self.layer_elements + self.hidden**2 + self.embedding_elements
+        return (
+            self.layers * self.layer_elements + self.hidden**2 + self.embedding_elements
+        )
 
     def gradients(self) -> list[tuple[int, float]]:
         """Elements of each gradient, and after which part of backward it is ready, in that order."""
-        work = self.layers * self.layer_elements + self.hidden * (self.hidden + self.vocab_size) * 0.15
+        work = (
+            self.layers * self.layer_elements
+            + self.hidden * (self.hidden + self.vocab_size) * 0.15
+        )
         done = self.hidden * (self.hidden + self.vocab_size) * 0.15 / work
         ready = [(self.hidden**2, done)]
-        small = (self.hidden**2,) * 4 + (self.hidden * self.intermediate,) * 2 + (13 * self.hidden,)
+        small = (
+            (self.hidden**2,) * 4
+            + (self.hidden * self.intermediate,) * 2
+            + (13 * self.hidden,)
+        )
         for _ in range(self.layers):
             for elements in small:
                 done += elements / work
@@ -109,7 +120,9 @@ class Simulator:
         seed: Of everything that is drawn.
     """
 
-    def __init__(self, model: SimulatedModel, cluster: SimulatedCluster, seed: int = 0) -> None:
+    def __init__(
+        self, model: SimulatedModel, cluster: SimulatedCluster, seed: int = 0
+    ) -> None:
         self.model, self.cluster = model, cluster
         self._draw = np.random.default_rng(seed)
 
@@ -120,7 +133,10 @@ class Simulator:
 
     def micro_batch_s(self, tokens: float) -> float:
         """Forward and backward of so many tokens on a rank that nothing disturbs."""
-        return 6 * self.model.elements * tokens / self.cluster.flops_per_s + self.cluster.micro_batch_extra_s
+        return (
+            6 * self.model.elements * tokens / self.cluster.flops_per_s
+            + self.cluster.micro_batch_extra_s
+        )
 
     def all_reduce_s(self, size_bytes: float, nodes: int) -> float:
         """One all-reduce over all ranks of so many nodes, hop by hop."""
@@ -134,7 +150,10 @@ class Simulator:
         hop = cluster.inter_latency_s + size_bytes / nodes / cluster.inter_bytes_per_s
         ring = 2 * (nodes - 1) * hop
         depth = math.ceil(math.log2(nodes))
-        tree = 2 * depth * cluster.inter_latency_s + 2 * size_bytes / cluster.inter_bytes_per_s
+        tree = (
+            2 * depth * cluster.inter_latency_s
+            + 2 * size_bytes / cluster.inter_bytes_per_s
+        )
         return within + min(ring, tree)
 
     def step_s(self, recipe: Recipe, *, steps: int = 4, sync: bool = True) -> float:
@@ -150,7 +169,11 @@ class Simulator:
         width = FP32_BYTES if recipe.gradient_dtype == "fp32" else 2
         found: list[tuple[float, float]] = []
         elements = 0
-        limit = FIRST_BUCKET_BYTES if recipe.bucket_cap_bytes == DEFAULT_CAP_BYTES else recipe.bucket_cap_bytes
+        limit = (
+            FIRST_BUCKET_BYTES
+            if recipe.bucket_cap_bytes == DEFAULT_CAP_BYTES
+            else recipe.bucket_cap_bytes
+        )
         gradients = self.model.gradients()
         for number, (count, ready) in enumerate(gradients):
             elements += count
@@ -164,7 +187,11 @@ class Simulator:
         tokens = recipe.global_tokens / (ranks * recipe.micro_batches)
         quiet = self.micro_batch_s(tokens)
         times = quiet * np.clip(
-            1 + self.cluster.jitter_share * self._draw.standard_normal((recipe.micro_batches, ranks)), 0.5, None
+            1
+            + self.cluster.jitter_share
+            * self._draw.standard_normal((recipe.micro_batches, ranks)),
+            0.5,
+            None,
         )
         before = times[:-1].sum(axis=0)
         forward, backward = times[-1] * (1 - BACKWARD_SHARE), times[-1] * BACKWARD_SHARE
@@ -183,7 +210,9 @@ class Simulator:
             leaves = max(free, float((began + ready * backward).max()) + delayed)
             took = self.all_reduce_s(size_bytes, recipe.nodes)
             end_of_compute = float((began + backward).max()) + delayed
-            delayed += self.cluster.slowdown_share * max(0.0, min(leaves + took, end_of_compute) - leaves)
+            delayed += self.cluster.slowdown_share * max(
+                0.0, min(leaves + took, end_of_compute) - leaves
+            )
             free = leaves + took
         return max(free, float((began + backward).max()) + delayed)
 
@@ -192,7 +221,13 @@ MODELS = (
     SimulatedModel(name="bert-120m", layers=12, hidden=768, intermediate=3072),
     SimulatedModel(name="bert-350m", layers=24, hidden=1024, intermediate=4096),
     SimulatedModel(name="modernbert-large", layers=28, hidden=1024, intermediate=3936),
-    SimulatedModel(name="bert-small-64k", layers=6, hidden=512, intermediate=2048, vocab_size=65_536),
+    SimulatedModel(
+        name="bert-small-64k",
+        layers=6,
+        hidden=512,
+        intermediate=2048,
+        vocab_size=65_536,
+    ),
 )
 _GIGABIT = 125e6
 _H100_FP32 = SimulatedCluster(
@@ -211,7 +246,9 @@ _H100_FP32 = SimulatedCluster(
 )
 CLUSTERS = (
     _H100_FP32,
-    replace(_H100_FP32, name="2x H100 bf16, 25 GbE", flops_per_s=292e12, slowdown_share=0.04),
+    replace(
+        _H100_FP32, name="2x H100 bf16, 25 GbE", flops_per_s=292e12, slowdown_share=0.04
+    ),
     replace(
         _H100_FP32,
         name="4x H100 bf16, 100 GbE",

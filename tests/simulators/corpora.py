@@ -36,13 +36,17 @@ def real_lengths(samples: int, seed: int) -> Int64:
     lengths, counts = np.load(LENGTHS_FILE)
     edges = np.cumsum(counts)
     drawn = np.random.default_rng(seed).integers(0, edges[-1], samples)
-    chosen: Int64 = lengths[np.searchsorted(edges, drawn, side="right")].astype(np.int64)
+    chosen: Int64 = lengths[np.searchsorted(edges, drawn, side="right")].astype(
+        np.int64
+    )
     return chosen
 
 
 def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
     """A dataset with random ordinary ids."""
-    ids = np.random.default_rng(seed).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, int(lengths.sum()), dtype=np.uint16)
+    ids = np.random.default_rng(seed).integers(
+        len(SPECIAL_TOKENS), VOCAB_SIZE, int(lengths.sum()), dtype=np.uint16
+    )
     _write(directory, VOCAB_SIZE, train=(lengths, ids))
     return directory
 
@@ -54,7 +58,12 @@ def write_sparse_corpus(directory: Path, lengths: Int64) -> Path:
 
 
 def write_learnable_corpus(
-    directory: Path, train_lengths: Int64, validation_lengths: Int64, *, vocab_size: int, seed: int = 0
+    directory: Path,
+    train_lengths: Int64,
+    validation_lengths: Int64,
+    *,
+    vocab_size: int,
+    seed: int = 0,
 ) -> Path:
     """A dataset that a model can learn something of: few ids are frequent, and half of them follow from the one before.
 
@@ -64,7 +73,9 @@ def write_learnable_corpus(
     ordinary = np.arange(len(SPECIAL_TOKENS), vocab_size)
     share = 1 / np.arange(1, len(ordinary) + 1)
     edges = np.cumsum(share) / share.sum()
-    follower = np.concatenate([np.arange(len(SPECIAL_TOKENS)), random.permutation(ordinary)])
+    follower = np.concatenate(
+        [np.arange(len(SPECIAL_TOKENS)), random.permutation(ordinary)]
+    )
 
     def draw(lengths: Int64) -> npt.NDArray[np.uint16]:
         free = ordinary[np.searchsorted(edges, random.random(int(lengths.sum())))]
@@ -82,24 +93,47 @@ def write_learnable_corpus(
     return directory
 
 
-def _write(directory: Path, vocab_size: int, **splits: tuple[Int64, npt.NDArray[np.uint16] | None]) -> None:
+def _write(
+    directory: Path,
+    vocab_size: int,
+    **splits: tuple[Int64, npt.NDArray[np.uint16] | None],
+) -> None:
     directory.mkdir(parents=True)
-    written = {name: _write_split(directory, name, *content) for name, content in splits.items()}
-    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    written = {
+        name: _write_split(directory, name, *content)
+        for name, content in splits.items()
+    }
+    words = [
+        *SPECIAL_TOKENS,
+        *(f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size)),
+    ]
+    tokenizer = Tokenizer(
+        WordLevel(
+            {word: number for number, word in enumerate(words)}, unk_token="[UNK]"
+        )
+    )
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.save(str(directory / TOKENIZER_NAME))
     manifest = synthetic_manifest(vocab_size, **written)
-    (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+    (directory / MANIFEST_NAME).write_bytes(
+        canonical_json(manifest.model_dump(mode="json"))
+    )
 
 
-def _write_split(directory: Path, split: str, lengths: Int64, ids: npt.NDArray[np.uint16] | None) -> Split:
+def _write_split(
+    directory: Path, split: str, lengths: Int64, ids: npt.NDArray[np.uint16] | None
+) -> Split:
     ends = np.cumsum(lengths)
     shards = []
     for number, (first, end) in enumerate(_shard_edges(ends)):
-        offsets = np.concatenate(([0], ends[first:end] - (ends[first] - lengths[first]))).astype(np.uint64)
+        offsets = np.concatenate(
+            ([0], ends[first:end] - (ends[first] - lengths[first]))
+        ).astype(np.uint64)
         begin, tokens = int(ends[first] - lengths[first]), int(offsets[-1])
-        names = (f"{split}-tokens-{number:05d}.npy", f"{split}-offsets-{number:05d}.npy")
+        names = (
+            f"{split}-tokens-{number:05d}.npy",
+            f"{split}-offsets-{number:05d}.npy",
+        )
         np.save(directory / names[1], offsets)
         if ids is not None:
             np.save(directory / names[0], ids[begin : begin + tokens])
@@ -117,22 +151,31 @@ def _write_split(directory: Path, split: str, lengths: Int64, ids: npt.NDArray[n
                 offsets_sha256=unknown,
             )
         )
-    return Split(shards=shards, length_histogram=LengthHistogram(edges=[0], counts=[len(lengths)]))
+    return Split(
+        shards=shards,
+        length_histogram=LengthHistogram(edges=[0], counts=[len(lengths)]),
+    )
 
 
 def _shard_edges(ends: Int64) -> list[tuple[int, int]]:
-    cuts = np.searchsorted(ends, np.arange(SHARD_TOKENS, int(ends[-1]), SHARD_TOKENS)).tolist()
+    cuts = np.searchsorted(
+        ends, np.arange(SHARD_TOKENS, int(ends[-1]), SHARD_TOKENS)
+    ).tolist()
     edges = [0, *cuts, len(ends)]
     return [(first, end) for first, end in itertools.pairwise(edges) if end > first]
 
 
 def _save_hole(path: Path, tokens: int) -> None:
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)}
+        )
         file.truncate(file.tell() + 2 * tokens)
 
 
-def synthetic_manifest(vocab_size: int, train: Split = _NOTHING, validation: Split = _NOTHING) -> Manifest:
+def synthetic_manifest(
+    vocab_size: int, train: Split = _NOTHING, validation: Split = _NOTHING
+) -> Manifest:
     """The manifest of ids that mean nothing; without samples for those who need its vocabulary only."""
     return Manifest(
         schema_version=2,

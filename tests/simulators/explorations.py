@@ -26,15 +26,21 @@ LEVELS = {
     "layout": ("padded", "bucketed", "packed"),
 }
 UNEXPLORED = Configuration(
-    precision="fp32", attention="auto", activation_checkpointing="none", compile=False, layout="packed",
+    precision="fp32",
+    attention="auto",
+    activation_checkpointing="none",
+    compile=False,
+    layout="packed",
     micro_batch_size=8,
-)  # fmt: skip
+)
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
 FEW = tuple(
     cell
     for cell in CELLS
-    if not cell.compile and cell.activation_checkpointing != "selective" and cell.layout != "bucketed"
+    if not cell.compile
+    and cell.activation_checkpointing != "selective"
+    and cell.layout != "bucketed"
 )
 
 
@@ -68,9 +74,14 @@ def machine_of(
         if (failure := failing(knobs)) is not None:
             return failure
         value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
-        losses = [loss(knobs.arithmetic, step) for step in range(trial.measured["min_steps"])]
+        losses = [
+            loss(knobs.arithmetic, step) for step in range(trial.measured["min_steps"])
+        ]
         losses = losses if trial.measured.get("losses") else []
-        return Measured(figures=FEED | {"tokens_per_s": value, "padded_tokens_per_s": value, "losses": losses})
+        return Measured(
+            figures=FEED
+            | {"tokens_per_s": value, "padded_tokens_per_s": value, "losses": losses}
+        )
 
     return FakeMachine(simulate)
 
@@ -78,7 +89,9 @@ def machine_of(
 def exploring(
     place: Path,
     rate: Rate,
-    instead: Callable[[Exploration, Trial], Outcome | None] = lambda search, trial: None,
+    instead: Callable[[Exploration, Trial], Outcome | None] = lambda search, trial: (
+        None
+    ),
     *,
     cells: tuple[Configuration, ...] = FEW,
     minutes: float = 20.0,

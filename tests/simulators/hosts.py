@@ -31,7 +31,16 @@ class Host:
 
     def command(self, *words: str) -> list[str]:
         """A command that runs there, and ends when what started it does."""
-        return ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.name, *words]
+        return [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "ip",
+            "netns",
+            "exec",
+            self.name,
+            *words,
+        ]
 
 
 def check_namespaces() -> None:
@@ -41,15 +50,28 @@ def check_namespaces() -> None:
         MachineLacks: If not.
     """
     if os.geteuid() != 0:
-        raise MachineLacks("network namespaces need root", next_step="Run this as root.")
-    for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux")):
+        raise MachineLacks(
+            "network namespaces need root", next_step="Run this as root."
+        )
+    for command, package in (
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("setpriv", "util-linux"),
+    ):
         if shutil.which(command) is None:
-            raise MachineLacks(f"{command} is not here", next_step=f"Install it: apt-get install {package}")
+            raise MachineLacks(
+                f"{command} is not here",
+                next_step=f"Install it: apt-get install {package}",
+            )
 
 
 @contextlib.contextmanager
 def hosts(
-    count: int, bits_per_s: int, *, name: str = "lab", slow: dict[int, int] | None = None
+    count: int,
+    bits_per_s: int,
+    *,
+    name: str = "lab",
+    slow: dict[int, int] | None = None,
 ) -> Iterator[list[Host]]:
     """So many hosts, each of which sends and receives at the rate; removed at the end.
 
@@ -61,7 +83,10 @@ def hosts(
     """
     check_namespaces()
     bridge = f"{name}br"
-    found = [Host(name=f"{name}{number}", address=f"10.213.0.{number + 1}") for number in range(count)]
+    found = [
+        Host(name=f"{name}{number}", address=f"10.213.0.{number + 1}")
+        for number in range(count)
+    ]
     _remove(found, bridge)
     try:
         _ip("link", "add", bridge, "type", "bridge")
@@ -82,15 +107,26 @@ def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
             shlex.join(
                 host.command(
                     # Hosts have processors of their own: unless they are told which, all would use all.
-                    "taskset", "--cpu-list", str(processors[number % len(processors)]),
-                    "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
-                    "torch.distributed.run", f"--nnodes={len(found)}", f"--node-rank={number}",
-                    f"--master-addr={found[0].address}", f"--master-port={PORT}", "--nproc-per-node=1",
-                    "--max-restarts=0", *arguments,
+                    "taskset",
+                    "--cpu-list",
+                    str(processors[number % len(processors)]),
+                    "env",
+                    f"GLOO_SOCKET_IFNAME={host.interface}",
+                    "OMP_NUM_THREADS=1",
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    f"--nnodes={len(found)}",
+                    f"--node-rank={number}",
+                    f"--master-addr={found[0].address}",
+                    f"--master-port={PORT}",
+                    "--nproc-per-node=1",
+                    "--max-restarts=0",
+                    *arguments,
                 )
             )
             for number, host in enumerate(found)
-        ]  # fmt: skip
+        ]
         return ["bash", "-c", " & ".join(commands) + " & wait"]
 
     return MultirankMachine(start, "cpu", scratch)
@@ -99,21 +135,46 @@ def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
 def _connect(host: Host, bridge: str, bits_per_s: int) -> None:
     outer = f"{host.name}v"
     _ip("netns", "add", host.name)
-    _ip("link", "add", outer, "type", "veth", "peer", "name", host.interface, "netns", host.name)
+    _ip(
+        "link",
+        "add",
+        outer,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        host.interface,
+        "netns",
+        host.name,
+    )
     _ip("link", "set", outer, "master", bridge, "up")
     inside = host.command("ip")
     _run(*inside, "addr", "add", f"{host.address}/24", "dev", host.interface)
     _run(*inside, "link", "set", host.interface, "up")
     _run(*inside, "link", "set", "lo", "up")
-    shape = ["root", "tbf", "rate", f"{bits_per_s}bit", "burst", str(BURST_BYTES), "latency", f"{LATENCY_MS}ms"]
-    _run(*host.command("tc"), "qdisc", "add", "dev", host.interface, *shape)  # what it sends
+    shape = [
+        "root",
+        "tbf",
+        "rate",
+        f"{bits_per_s}bit",
+        "burst",
+        str(BURST_BYTES),
+        "latency",
+        f"{LATENCY_MS}ms",
+    ]
+    # What it sends.
+    _run(*host.command("tc"), "qdisc", "add", "dev", host.interface, *shape)
     _run("tc", "qdisc", "add", "dev", outer, *shape)  # what it receives
 
 
 def _remove(found: list[Host], bridge: str) -> None:
     for host in found:
-        subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", f"{host.name}v"], capture_output=True, check=False)
+        subprocess.run(
+            ["ip", "netns", "del", host.name], capture_output=True, check=False
+        )
+        subprocess.run(
+            ["ip", "link", "del", f"{host.name}v"], capture_output=True, check=False
+        )
     subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
 
 

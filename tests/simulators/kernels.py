@@ -13,10 +13,24 @@ Floats = npt.NDArray[np.float64]
 
 LAYER_FORWARD = ("mix", "attention", "mix_out", "moves", "up", "moves", "down", "moves")
 LAYER_BACKWARD = (
-    "moves", "down", "down", "moves", "up", "up", "moves", "mix_out", "mix_out", "attention", "mix", "mix",
-)  # fmt: skip
+    "moves",
+    "down",
+    "down",
+    "moves",
+    "up",
+    "up",
+    "moves",
+    "mix_out",
+    "mix_out",
+    "attention",
+    "mix",
+    "mix",
+)
 """Backward has two products for each of forward's: one for what came in, one for the weights."""
-HEAD_FORWARD, HEAD_BACKWARD = ("transform", "logits", "loss"), ("loss", "logits", "logits", "transform", "transform")
+HEAD_FORWARD, HEAD_BACKWARD = (
+    ("transform", "logits", "loss"),
+    ("loss", "logits", "logits", "transform", "transform"),
+)
 MOVES_PER_LAYER = (LAYER_FORWARD + LAYER_BACKWARD).count("moves")
 BYTES_PER_LOGIT = 14.0
 """Moved for the loss, forward and backward: logits are kept, exponentiated, and their gradient is written."""
@@ -39,15 +53,39 @@ class Device:
 
 
 DEVICES = (
-    Device(name="NVIDIA H100 NVL", peak_flops_per_s=835e12, memory_bytes_per_s=3.9e12, on_gpu=True, has_counters=True,
-           ramp_s=3e-6),
-    Device(name="NVIDIA H200", peak_flops_per_s=989e12, memory_bytes_per_s=4.8e12, on_gpu=True, has_counters=True,
-           ramp_s=3e-6),
-    Device(name="NVIDIA A100-SXM4-80GB", peak_flops_per_s=312e12, memory_bytes_per_s=2.0e12, on_gpu=True,
-           has_counters=False, ramp_s=3e-6),
-    Device(name="cpu", peak_flops_per_s=1.6e12, memory_bytes_per_s=1.2e11, on_gpu=False, has_counters=False,
-           ramp_s=1e-5),
-)  # fmt: skip
+    Device(
+        name="NVIDIA H100 NVL",
+        peak_flops_per_s=835e12,
+        memory_bytes_per_s=3.9e12,
+        on_gpu=True,
+        has_counters=True,
+        ramp_s=3e-6,
+    ),
+    Device(
+        name="NVIDIA H200",
+        peak_flops_per_s=989e12,
+        memory_bytes_per_s=4.8e12,
+        on_gpu=True,
+        has_counters=True,
+        ramp_s=3e-6,
+    ),
+    Device(
+        name="NVIDIA A100-SXM4-80GB",
+        peak_flops_per_s=312e12,
+        memory_bytes_per_s=2.0e12,
+        on_gpu=True,
+        has_counters=False,
+        ramp_s=3e-6,
+    ),
+    Device(
+        name="cpu",
+        peak_flops_per_s=1.6e12,
+        memory_bytes_per_s=1.2e11,
+        on_gpu=False,
+        has_counters=False,
+        ramp_s=1e-5,
+    ),
+)
 """Dense bf16 peaks and bandwidths of data sheets; the CPU is a server's of 16 cores, in fp32."""
 
 
@@ -78,7 +116,9 @@ class Shape:
     def parameters(self) -> int:
         """Of the model."""
         body = self.layers * 12 * self.hidden**2
-        return body + self.hidden * (self.vocab_size + self.seq_length_tokens + self.hidden)
+        return body + self.hidden * (
+            self.vocab_size + self.seq_length_tokens + self.hidden
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +155,13 @@ def kernels_of(shape: Shape) -> Kernels:
     names += [(name, True) for name in HEAD_BACKWARD]
     head_end = len(names)
     names += [(name, False) for name in LAYER_BACKWARD * shape.layers]
-    ends = tuple(head_end + number * len(LAYER_BACKWARD) for number in range(1, shape.layers + 1))
-    work = [_work(shape, name, backward=number >= forward) for number, (name, _) in enumerate(names)]
+    ends = tuple(
+        head_end + number * len(LAYER_BACKWARD) for number in range(1, shape.layers + 1)
+    )
+    work = [
+        _work(shape, name, backward=number >= forward)
+        for number, (name, _) in enumerate(names)
+    ]
     flops, moved = (np.array(column) for column in zip(*work, strict=True))
     device = shape.device
     attention = np.array([name == "attention" for name, _ in names])
@@ -137,18 +182,28 @@ def kernels_of(shape: Shape) -> Kernels:
 
 def _work(shape: Shape, name: str, *, backward: bool) -> tuple[float, float]:
     """Operations, and bytes moved."""
-    tokens, hidden, width = shape.rows * shape.seq_length_tokens, shape.hidden, 2 if shape.device.on_gpu else 4
+    tokens, hidden, width = (
+        shape.rows * shape.seq_length_tokens,
+        shape.hidden,
+        2 if shape.device.on_gpu else 4,
+    )
     places = tokens * shape.predicted_share
     matmuls = {"mix": 3, "mix_out": 1, "up": 4, "down": 4}
     if name in matmuls:
         ratio = matmuls[name]
-        return 2.0 * ratio * hidden**2 * tokens, width * (tokens * hidden * (1 + ratio) + ratio * hidden**2)
+        return 2.0 * ratio * hidden**2 * tokens, width * (
+            tokens * hidden * (1 + ratio) + ratio * hidden**2
+        )
     if name == "attention":
         # Backward computes the scores again.
-        return (10.0 if backward else 4.0) * hidden * shape.attended_tokens * tokens, width * 4.0 * tokens * hidden
+        return (
+            10.0 if backward else 4.0
+        ) * hidden * shape.attended_tokens * tokens, width * 4.0 * tokens * hidden
     if name == "moves":
         return 0.0, shape.moved_bytes / MOVES_PER_LAYER * tokens * hidden
     if name == "loss":
         return 0.0, BYTES_PER_LOGIT / 2 * places * shape.vocab_size
     columns = shape.vocab_size if name == "logits" else hidden
-    return 2.0 * hidden * columns * places, width * (places * (hidden + columns) + hidden * columns)
+    return 2.0 * hidden * columns * places, width * (
+        places * (hidden + columns) + hidden * columns
+    )

@@ -32,7 +32,9 @@ class Delayed:
 def limited_loader(kind: str, amount: float) -> object:
     """A loader as the trainer's own, under a limit."""
 
-    def loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
+    def loader(
+        source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]
+    ) -> Iterator[MicroBatch]:
         if kind == "delay":
             return make_loader(Delayed(source, amount), config, plans)
         return _again(source, iter(plans), round(amount))
@@ -40,10 +42,13 @@ def limited_loader(kind: str, amount: float) -> object:
     return loader
 
 
-def _again(source: Source, plans: Iterator[MicroBatchPlan], count: int) -> Iterator[MicroBatch]:
+def _again(
+    source: Source, plans: Iterator[MicroBatchPlan], count: int
+) -> Iterator[MicroBatch]:
     made = [source.__getitems__(plan) for plan in itertools.islice(plans, count)]
     yield from made
-    for number, _ in enumerate(plans):  # drawn all the same: the record tells how far it is by them
+    # Drawn all the same: the record tells how far it is by them.
+    for number, _ in enumerate(plans):
         yield made[number % count]
 
 
@@ -52,7 +57,9 @@ def main() -> int:
     limit, _, rank = sys.argv[1].partition("@")
     kind, _, amount = limit.partition("=")
     if kind not in ("delay", "cached"):
-        sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n")
+        sys.stderr.write(
+            f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n"
+        )
         return 2
     if rank in ("", os.environ.get("RANK", "0")):
         loader: Any = trainer.data.loader

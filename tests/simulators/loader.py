@@ -30,7 +30,12 @@ DRIFT_PROBABILITY, DRIFT_SHARE, DRIFT_WINDOWS = 0.5, (0.02, 0.15), (20, 200)
 """A slow wave: its height, and how many windows it takes."""
 OUTLIER_PROBABILITY, OUTLIERS, OUTLIER_LOSS = 0.5, (0.01, 0.05), (0.1, 0.6)
 """Single windows that are held up: in how many trainings, how often there, and what they lose."""
-NEIGHBOUR_PROBABILITY, NEIGHBOURS, NEIGHBOUR_LOSS, NEIGHBOUR_WINDOWS = 0.3, (0.005, 0.03), (0.05, 0.4), (2, 12)
+NEIGHBOUR_PROBABILITY, NEIGHBOURS, NEIGHBOUR_LOSS, NEIGHBOUR_WINDOWS = (
+    0.3,
+    (0.005, 0.03),
+    (0.05, 0.4),
+    (2, 12),
+)
 """Neighbours that stay for some windows."""
 WAIT_FLOOR = 0.004
 """A loader that keeps up is waited for by about this share, half-normally; else the true share, with the noise."""
@@ -57,15 +62,25 @@ class SimulatedFeed:
         self.noise = draw.uniform(*NOISE)
         self._load = log_uniform(draw, SAMPLE_LOAD_TO_STEP) * self.max_workers
         self._overlaps_without_workers = draw.random() < 0.5
-        self._storage = draw.uniform(*STORAGE_SHARE) if draw.random() < STORAGE_PROBABILITY else math.inf
+        self._storage = (
+            draw.uniform(*STORAGE_SHARE)
+            if draw.random() < STORAGE_PROBABILITY
+            else math.inf
+        )
         self._power = draw.choice(KNEE_POWERS)
         self._scaling_loss = draw.uniform(*SCALING_LOSS)
         self._step_cost = draw.uniform(*STEP_COST) if draw.random() < 0.5 else 0.0
-        self._drift = draw.uniform(*DRIFT_SHARE) if draw.random() < DRIFT_PROBABILITY else 0.0
+        self._drift = (
+            draw.uniform(*DRIFT_SHARE) if draw.random() < DRIFT_PROBABILITY else 0.0
+        )
         self._drift_windows = draw.uniform(*DRIFT_WINDOWS)
         self._phase = draw.uniform(0, 2 * math.pi)
-        self._outliers = draw.uniform(*OUTLIERS) if draw.random() < OUTLIER_PROBABILITY else 0.0
-        self._neighbours = draw.uniform(*NEIGHBOURS) if draw.random() < NEIGHBOUR_PROBABILITY else 0.0
+        self._outliers = (
+            draw.uniform(*OUTLIERS) if draw.random() < OUTLIER_PROBABILITY else 0.0
+        )
+        self._neighbours = (
+            draw.uniform(*NEIGHBOURS) if draw.random() < NEIGHBOUR_PROBABILITY else 0.0
+        )
         self._neighbour_until, self._neighbour_loss = 0, 0.0
         self.windows = 0
         """Windows that were read."""
@@ -78,7 +93,10 @@ class SimulatedFeed:
         if workers == 0 and not self._overlaps_without_workers:
             return 1 / (1 + self._load)
         at_once = max(1, workers)
-        supply = min(self._storage, at_once * max(0.2, 1 - self._scaling_loss * (at_once - 1)) / self._load)
+        supply = min(
+            self._storage,
+            at_once * max(0.2, 1 - self._scaling_loss * (at_once - 1)) / self._load,
+        )
         if math.isinf(self._power):
             return min(step, supply)
         return float((step**-self._power + supply**-self._power) ** (-1 / self._power))
@@ -91,12 +109,19 @@ class SimulatedFeed:
     def true_count(self, share: float) -> int:
         """The fewest workers that reach so much of the best."""
         enough = share * self.best_tokens_per_s
-        return next(count for count in range(self.max_workers + 1) if self.true_tokens_per_s(count) >= enough)
+        return next(
+            count
+            for count in range(self.max_workers + 1)
+            if self.true_tokens_per_s(count) >= enough
+        )
 
     def is_borderline(self, share: float, margin: float) -> bool:
         """Whether some count's true ratio to the best lies so near the share that nobody could tell."""
         best = self.best_tokens_per_s
-        ratios = (self.true_tokens_per_s(count) / best for count in range(self.max_workers + 1))
+        ratios = (
+            self.true_tokens_per_s(count) / best
+            for count in range(self.max_workers + 1)
+        )
         return any(abs(ratio - share) < margin for ratio in ratios)
 
     def read(self, workers: int | None) -> Reading:
@@ -106,7 +131,9 @@ class SimulatedFeed:
         wait = max(0.0, 1 - true / step) * math.exp(draw.gauss(0, self.noise))
         wait += abs(draw.gauss(0, WAIT_FLOOR)) if workers is not None else 0.0
         factor = math.exp(draw.gauss(0, self.noise))
-        factor *= 1 + self._drift * math.sin(2 * math.pi * self.windows / self._drift_windows + self._phase)
+        factor *= 1 + self._drift * math.sin(
+            2 * math.pi * self.windows / self._drift_windows + self._phase
+        )
         if draw.random() < self._outliers:
             loss = draw.uniform(*OUTLIER_LOSS)
             factor *= 1 - loss

@@ -30,7 +30,12 @@ WORLDS, WORLD_WEIGHTS, RANKS_PER_NODE = (1, 2, 8, 64), (0.3, 0.25, 0.3, 0.15), 8
 STEPS, MOST_STEPS_OF_64 = {1: (24, 100), 10: (60, 140)}, 80
 """By the interval of logging."""
 DEVICE_WEIGHTS = (0.3, 0.2, 0.2, 0.3)
-LAYERS, HIDDEN, VOCAB_SIZES, ROW_TOKENS = (4, 6, 8), (512, 768, 1024, 1536), (4096, 16_384, 30_522), (128, 512)
+LAYERS, HIDDEN, VOCAB_SIZES, ROW_TOKENS = (
+    (4, 6, 8),
+    (512, 768, 1024, 1536),
+    (4096, 16_384, 30_522),
+    (128, 512),
+)
 MICRO_BATCHES = (1, 2, 4)
 TOKENS_PER_MICROBATCH = {True: (4096, 65_536), False: (512, 4096)}
 """On GPUs, and on CPUs; log-uniform, as all ranges of ratios below."""
@@ -67,7 +72,11 @@ UPDATE = {False: (0.003, 0.06), True: (0.15, 1.5)}
 BETWEEN = {False: (0.0005, 0.03), True: (0.15, 1.0)}
 BETWEEN_ON_GPU = 2.0
 """Of the host, between steps, to the device's time for a step; more where pressed on GPUs, where the host is ahead."""
-SAVES_PROBABILITY, SAVE_INTERVAL_STEPS, SAVE = 0.3, (8, 40), {False: (0.05, 0.5), True: (0.2, 1.0)}
+SAVES_PROBABILITY, SAVE_INTERVAL_STEPS, SAVE = (
+    0.3,
+    (8, 40),
+    {False: (0.05, 0.5), True: (0.2, 1.0)},
+)
 """A save stops the device: the healthy range is in steps, the pressed one in steps times its interval."""
 HELD_UP_PROBABILITY, HELD_UP_STEPS = (0.0, 0.02), (0.2, 2.0)
 """Steps in which something holds up one rank's host."""
@@ -159,15 +168,28 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
     world = _world_size(cause, draw)
     shape = _shape(cause, pressed["memory"], draw)
     kernels = kernels_of(shape)
-    micro_batches, log_interval = int(draw.choice(MICRO_BATCHES)), int(draw.choice(tuple(STEPS)))
+    micro_batches, log_interval = (
+        int(draw.choice(MICRO_BATCHES)),
+        int(draw.choice(tuple(STEPS))),
+    )
     compute_s = float(kernels.seconds().sum())
     step_s = micro_batches * compute_s
     steps = int(log_uniform(draw, STEPS[log_interval]))
-    supply = _supply(pressed["data loading"], world, shape.device, (step_s, micro_batches), draw)
-    layout = str(draw.choice(("padded", "bucketed"), p=(0.7, 0.3))) if pressed["padding"] else "packed"
-    ends, bucket_s = _buckets(pressed["network"], kernels, compute_s, micro_batches, draw)
+    supply = _supply(
+        pressed["data loading"], world, shape.device, (step_s, micro_batches), draw
+    )
+    layout = (
+        str(draw.choice(("padded", "bucketed"), p=(0.7, 0.3)))
+        if pressed["padding"]
+        else "packed"
+    )
+    ends, bucket_s = _buckets(
+        pressed["network"], kernels, compute_s, micro_batches, draw
+    )
     return Machine(
-        train=_settings(shape, layout, supply, (shape.rows * micro_batches * world, log_interval)),
+        train=_settings(
+            shape, layout, supply, (shape.rows * micro_batches * world, log_interval)
+        ),
         shape=shape,
         kernels=kernels,
         world_size=world,
@@ -189,31 +211,61 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
 
 def _world_size(cause: Cause, draw: np.random.Generator) -> int:
     least = 2 if cause in ("network", "straggler") else 1
-    weights = np.array([weight * (world >= least) for world, weight in zip(WORLDS, WORLD_WEIGHTS, strict=True)])
+    weights = np.array(
+        [
+            weight * (world >= least)
+            for world, weight in zip(WORLDS, WORLD_WEIGHTS, strict=True)
+        ]
+    )
     return int(draw.choice(WORLDS, p=weights / weights.sum()))
 
 
-def _host(pressed: bool, kernels: Kernels, step_s: float, log_interval: int, draw: np.random.Generator) -> Host:
+def _host(
+    pressed: bool,
+    kernels: Kernels,
+    step_s: float,
+    log_interval: int,
+    draw: np.random.Generator,
+) -> Host:
     on_gpu = kernels.on_gpu
-    kind = str(draw.choice(("launches", "saves", "rows"), p=(0.5, 0.25, 0.25) if on_gpu else (0.0, 0.5, 0.5)))
-    by_launches, by_saves, by_rows = (pressed and kind == one for one in ("launches", "saves", "rows"))
+    kind = str(
+        draw.choice(
+            ("launches", "saves", "rows"),
+            p=(0.5, 0.25, 0.25) if on_gpu else (0.0, 0.5, 0.5),
+        )
+    )
+    by_launches, by_saves, by_rows = (
+        pressed and kind == one for one in ("launches", "saves", "rows")
+    )
     launches = log_uniform(draw, LAUNCHES[by_launches]) if on_gpu else CPU_LAUNCHES
     interval = int(log_uniform(draw, SAVE_INTERVAL_STEPS))
     save = log_uniform(draw, SAVE[by_saves]) * (interval if by_saves else 1.0)
-    between = log_uniform(draw, BETWEEN[by_rows]) * (BETWEEN_ON_GPU if by_rows and on_gpu else 1.0)
+    between = log_uniform(draw, BETWEEN[by_rows]) * (
+        BETWEEN_ON_GPU if by_rows and on_gpu else 1.0
+    )
     return Host(
         launch_s=launches * float(kernels.seconds().mean()),
         between_s=step_s * log_interval * between,
-        save_interval_steps=interval if by_saves or draw.random() < SAVES_PROBABILITY else None,
+        save_interval_steps=interval
+        if by_saves or draw.random() < SAVES_PROBABILITY
+        else None,
         save_s=step_s * save,
     )
 
 
 def _shape(cause: Cause, memory_is_pressed: bool, draw: np.random.Generator) -> Shape:
     # Only counters tell memory: without them there is nothing to be found.
-    devices, weights = (DEVICES[:2], (0.5, 0.5)) if cause == "memory" else (DEVICES, DEVICE_WEIGHTS)
+    devices, weights = (
+        (DEVICES[:2], (0.5, 0.5)) if cause == "memory" else (DEVICES, DEVICE_WEIGHTS)
+    )
     device = devices[int(draw.choice(len(devices), p=weights))]
-    kind = "pressed" if memory_is_pressed else "fused" if draw.random() < FUSED_PROBABILITY else "eager"
+    kind = (
+        "pressed"
+        if memory_is_pressed
+        else "fused"
+        if draw.random() < FUSED_PROBABILITY
+        else "eager"
+    )
     seq_length_tokens = int(draw.choice(ROW_TOKENS))
     tokens = log_uniform(draw, TOKENS_PER_MICROBATCH[device.on_gpu])
     return Shape(
@@ -233,15 +285,26 @@ def _shape(cause: Cause, memory_is_pressed: bool, draw: np.random.Generator) -> 
 
 
 def _supply(
-    pressed: bool, world: int, device: Device, step: tuple[float, int], draw: np.random.Generator
+    pressed: bool,
+    world: int,
+    device: Device,
+    step: tuple[float, int],
+    draw: np.random.Generator,
 ) -> MicroBatchLoader:
     step_s, micro_batches = step
     workers = int(draw.choice(WORKERS))
-    kinds = [one for one in SUPPLY_KINDS if (world > 1 or one != "one rank") and (workers or one != "bursts")]
+    kinds = [
+        one
+        for one in SUPPLY_KINDS
+        if (world > 1 or one != "one rank") and (workers or one != "bursts")
+    ]
     kind = str(draw.choice(kinds)) if pressed else "none"
     serial = not workers and not device.on_gpu
     ranges = SERIAL_SUPPLY if serial else SUPPLY
-    healthy, starved = (step_s / micro_batches * log_uniform(draw, ranges[is_pressed]) for is_pressed in (False, True))
+    healthy, starved = (
+        step_s / micro_batches * log_uniform(draw, ranges[is_pressed])
+        for is_pressed in (False, True)
+    )
     return MicroBatchLoader(
         workers=workers,
         prefetch=int(draw.choice(PREFETCH)),
@@ -256,14 +319,28 @@ def _supply(
 
 
 def _buckets(
-    pressed: bool, kernels: Kernels, compute_s: float, micro_batches: int, draw: np.random.Generator
+    pressed: bool,
+    kernels: Kernels,
+    compute_s: float,
+    micro_batches: int,
+    draw: np.random.Generator,
 ) -> tuple[tuple[int, ...], Floats]:
     ends = kernels.layer_ends
     count = int(draw.integers(1, len(ends) + 1))
-    chosen = sorted({ends[round((number + 1) * len(ends) / count) - 1] for number in range(count)})
+    chosen = sorted(
+        {ends[round((number + 1) * len(ends) / count) - 1] for number in range(count)}
+    )
     # The table of embeddings comes last, and is large.
-    shares = draw.uniform(0.5, 1.5, len(chosen)) + np.eye(len(chosen))[-1] * draw.uniform(0, 2)
-    ring_s = 2 / 3 * compute_s * log_uniform(draw, RING[pressed]) * (micro_batches if pressed else 1)
+    shares = draw.uniform(0.5, 1.5, len(chosen)) + np.eye(len(chosen))[
+        -1
+    ] * draw.uniform(0, 2)
+    ring_s = (
+        2
+        / 3
+        * compute_s
+        * log_uniform(draw, RING[pressed])
+        * (micro_batches if pressed else 1)
+    )
     return tuple(chosen), ring_s * shares / shares.sum()
 
 
@@ -280,10 +357,16 @@ def _pace(pressed: bool, world: int, draw: np.random.Generator) -> Pace:
     )
 
 
-def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[int, int]) -> TrainConfig:
+def _settings(
+    shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[int, int]
+) -> TrainConfig:
     global_batch_size, log_interval = batch
     on_gpu = shape.device.on_gpu
-    model = {"model_type": "bert", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers}
+    model = {
+        "model_type": "bert",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+    }
     return TrainConfig.model_validate(
         {
             "model": ModelSettings(name="simulated", config=model).model_dump(),
@@ -294,7 +377,9 @@ def _settings(shape: Shape, layout: str, supply: MicroBatchLoader, batch: tuple[
             "last_layer": "dense",
             "precision": "bf16" if on_gpu else "fp32",
             "device": "cuda" if on_gpu else "cpu",
-            "data": DataSettings(num_workers=supply.workers, prefetch_factor=supply.prefetch).model_dump(),
+            "data": DataSettings(
+                num_workers=supply.workers, prefetch_factor=supply.prefetch
+            ).model_dump(),
             "log_interval_steps": log_interval,
         }
     )

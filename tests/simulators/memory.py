@@ -9,7 +9,12 @@ import math
 import random
 from dataclasses import dataclass
 
-from autotune.memory.decide.batch_search import Prediction, SizeTrial, bracket, next_size
+from autotune.memory.decide.batch_search import (
+    Prediction,
+    SizeTrial,
+    bracket,
+    next_size,
+)
 from tests.simulators.noise import log_uniform
 
 MIB = 2**20
@@ -57,10 +62,13 @@ class SimulatedMachine:
         largest = round(log_uniform(self._random, LARGEST_ROWS))
         # Anywhere between what the largest needs and what one more would.
         self.budget_bytes = self._needed(largest) + int(
-            self._random.random() * max(1, self._needed(largest + 1) - self._needed(largest))
+            self._random.random()
+            * max(1, self._needed(largest + 1) - self._needed(largest))
         )
         self._predicted_row = self._per_row * (1 + self._random.gauss(0, SLOPE_SIGMA))
-        self._predicted_fixed = self._fixed * (1 + self._random.gauss(0, CONSTANT_SIGMA))
+        self._predicted_fixed = self._fixed * (
+            1 + self._random.gauss(0, CONSTANT_SIGMA)
+        )
         self.attempts: list[tuple[int, Attempt]] = []
 
     @property
@@ -69,7 +77,11 @@ class SimulatedMachine:
         low, high = 0, MAX_MICRO_BATCH_SIZE + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._needed(middle) <= self.budget_bytes else (low, middle)
+            low, high = (
+                (middle, high)
+                if self._needed(middle) <= self.budget_bytes
+                else (low, middle)
+            )
         return low
 
     def predicted_bytes(self, rows: int) -> float:
@@ -84,7 +96,10 @@ class SimulatedMachine:
         elif needed > self.budget_bytes:
             done = Attempt(fits=False, peak_bytes=None)
         else:
-            done = Attempt(fits=True, peak_bytes=int(needed * (1 + self._random.gauss(0, PEAK_SIGMA))))
+            done = Attempt(
+                fits=True,
+                peak_bytes=int(needed * (1 + self._random.gauss(0, PEAK_SIGMA))),
+            )
         self.attempts.append((rows, done))
         return done
 
@@ -95,13 +110,23 @@ class SimulatedMachine:
 def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
     """Trials of one search, those that failed included, and whether its answer was right."""
     prediction = Prediction(
-        peak_bytes=machine.predicted_bytes, unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0)
+        peak_bytes=machine.predicted_bytes,
+        unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),
     )
     tried: list[SizeTrial] = []
     while len(tried) < ENDLESS_TRIALS:
-        rows = next_size(tried, machine.budget_bytes, MAX_MICRO_BATCH_SIZE, prediction if predicted else None)
+        rows = next_size(
+            tried,
+            machine.budget_bytes,
+            MAX_MICRO_BATCH_SIZE,
+            prediction if predicted else None,
+        )
         if rows is None:
             return len(tried), bracket(tried).feasible_max == machine.truth
         attempt = machine.attempt(rows)
-        tried.append(SizeTrial(micro_batch_size=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
+        tried.append(
+            SizeTrial(
+                micro_batch_size=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes
+            )
+        )
     return len(tried), False

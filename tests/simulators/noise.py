@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def log_uniform(draw: "random.Random | np.random.Generator", bounds: Sequence[float]) -> float:
+def log_uniform(
+    draw: "random.Random | np.random.Generator", bounds: Sequence[float]
+) -> float:
     """Draw a number whose logarithm is uniform between these bounds; itself uniform if the lower one is 0."""
     low, high = bounds
-    return math.exp(draw.uniform(math.log(low), math.log(high))) if low > 0 else float(draw.uniform(low, high))
+    return (
+        math.exp(draw.uniform(math.log(low), math.log(high)))
+        if low > 0
+        else float(draw.uniform(low, high))
+    )

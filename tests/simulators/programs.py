@@ -13,14 +13,19 @@ class CannotMeasure(Exception):
 
 def run_program(
     command: Sequence[str], *, timeout_s: float = 600.0, **options: Any
-) -> str:  # fmt: skip
+) -> str:
     """Run a program to its end, which is also this process's; return what it printed.
 
     Raises:
         CannotMeasure: If it cannot be started, fails or takes too long.
     """
     shown = " ".join(["python", *command[1:4]])
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "encoding": "utf-8",
+    }
     try:
         with start(command, **pipes | options) as process:
             try:
@@ -31,5 +36,7 @@ def run_program(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotMeasure(f"{shown}: {error}") from error
     if process.returncode:
-        raise CannotMeasure(f"{shown} ended with code {process.returncode}:\n{(told or '')[-2000:]}")
+        raise CannotMeasure(
+            f"{shown} ended with code {process.returncode}:\n{(told or '')[-2000:]}"
+        )
     return str(out)

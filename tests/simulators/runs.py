@@ -21,13 +21,25 @@ from autotune.profiles.values import Profile
 from tests.simulators.kernels import Floats
 from tests.simulators.machines import CAUSES, Machine, draw_machine
 from tests.simulators.records import run_of_rows, step_row
-from tests.simulators.timeline import LAUNCHES, NOTHING, Conditions, Marks, Remedy, Timeline, draw_events
+from tests.simulators.timeline import (
+    LAUNCHES,
+    NOTHING,
+    Conditions,
+    Marks,
+    Remedy,
+    Timeline,
+    draw_events,
+)
 from tests.simulators.tuning import profile_of_machine
 from trainer.record.run_record import Run
 
 MARGIN = 0.03
 """Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""
-REMEDIES: tuple[Remedy, ...] = (NOTHING, *(cause for cause in CAUSES if cause != "compute"), LAUNCHES)
+REMEDIES: tuple[Remedy, ...] = (
+    NOTHING,
+    *(cause for cause in CAUSES if cause != "compute"),
+    LAUNCHES,
+)
 MOST_DRAWS = 200
 
 
@@ -55,8 +67,15 @@ class SimulatedRun:
             self.saved["launch-bound"] - self.saved[LAUNCHES],
         ]
         slow = self.machine.supply.slow_rank
-        is_elsewhere = self.cause == "data loading" and slow is not None and slow >= self.machine.local_ranks
-        is_bucketed = self.machine.train.layout == "bucketed" and self.saved["padding"] >= MATTERS_SHARE
+        is_elsewhere = (
+            self.cause == "data loading"
+            and slow is not None
+            and slow >= self.machine.local_ranks
+        )
+        is_bucketed = (
+            self.machine.train.layout == "bucketed"
+            and self.saved["padding"] >= MATTERS_SHARE
+        )
         return max(untold) < MATTERS_SHARE and not is_elsewhere and not is_bucketed
 
 
@@ -92,20 +111,31 @@ def clear_cause(saved: dict[Remedy, float], machine: Machine) -> Cause | None:
     first, second = sorted(causes, key=lambda cause: -saved[cause])[:2]
     if saved[first] < MATTERS_SHARE - MARGIN:
         return "compute"
-    is_clear = saved[first] > MATTERS_SHARE + MARGIN and saved[first] > saved[second] + MARGIN
-    return first if is_clear and (machine.device.has_counters or not _is_inside(first, saved)) else None
+    is_clear = (
+        saved[first] > MATTERS_SHARE + MARGIN and saved[first] > saved[second] + MARGIN
+    )
+    return (
+        first
+        if is_clear and (machine.device.has_counters or not _is_inside(first, saved))
+        else None
+    )
 
 
 def _is_inside(cause: Cause, saved: dict[Remedy, float]) -> bool:
     """Whether it lies inside of computing, where only counters look."""
-    return cause == "memory" or (cause == "launch-bound" and saved[LAUNCHES] > saved["launch-bound"] / 2)
+    return cause == "memory" or (
+        cause == "launch-bound" and saved[LAUNCHES] > saved["launch-bound"] / 2
+    )
 
 
 def _saved(marks: Marks, machine: Machine) -> dict[Remedy, float]:
     """Of rank 0's time from the end of the first logged step to that of the last."""
     first, last = _logged(machine)[0], _logged(machine)[-1]
     seconds = marks.closed[last, :, 0] - marks.restarted[first, :, 0]
-    return {remedy: float(1 - one / seconds[0]) for remedy, one in zip(REMEDIES, seconds, strict=True)}
+    return {
+        remedy: float(1 - one / seconds[0])
+        for remedy, one in zip(REMEDIES, seconds, strict=True)
+    }
 
 
 def _logged(machine: Machine) -> list[int]:
@@ -117,29 +147,50 @@ def _logged(machine: Machine) -> list[int]:
 def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) -> Run:
     ends = _logged(machine)
     begins = [0, *(end + 1 for end in ends[:-1])]
-    parts = [_Interval(marks, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    parts = [
+        _Interval(marks, begin, end) for begin, end in zip(begins, ends, strict=True)
+    ]
     # Rows are read a row later on a GPU, and their figures of all ranks travel with the row after that.
     late = 2 if machine.device.on_gpu else 1
     slots = machine.train.global_batch_size * machine.train.seq_length_tokens
     peak = machine.device.peak_flops_per_s if machine.device.on_gpu else None
     rows = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        told = _told(parts[number - late]) if number >= late and machine.world_size > 1 else {}
-        places, full = (float(of[begin : end + 1].mean()) for of in (places_NW, fill_NW * places_NW))
+        told = (
+            _told(parts[number - late])
+            if number >= late and machine.world_size > 1
+            else {}
+        )
+        places, full = (
+            float(of[begin : end + 1].mean()) for of in (places_NW, fill_NW * places_NW)
+        )
         one = parts[number]
         rows.append(
             step_row(
-                end + 1, (slots * full, slots * places), step_s=one.step_s, ranks=machine.world_size,
-                parameters=machine.shape.parameters, peak=peak, data_wait_s=one.data_wait_s[0],
-                compute_s=one.compute_s[0], optimizer_s=one.optimizer_s[0],
-                communication_s=one.communication_s[0] if machine.world_size > 1 else 0.0, **told,
+                end + 1,
+                (slots * full, slots * places),
+                step_s=one.step_s,
+                ranks=machine.world_size,
+                parameters=machine.shape.parameters,
+                peak=peak,
+                data_wait_s=one.data_wait_s[0],
+                compute_s=one.compute_s[0],
+                optimizer_s=one.optimizer_s[0],
+                communication_s=one.communication_s[0]
+                if machine.world_size > 1
+                else 0.0,
+                **told,
             )
-        )  # fmt: skip
+        )
     return run_of_rows(
-        machine.train, rows, ranks=machine.world_size,
-        gradient_accumulation_steps=machine.micro_batches, parameters=machine.shape.parameters,
-        device=machine.device.name, peak=peak,
-    )  # fmt: skip
+        machine.train,
+        rows,
+        ranks=machine.world_size,
+        gradient_accumulation_steps=machine.micro_batches,
+        parameters=machine.shape.parameters,
+        device=machine.device.name,
+        peak=peak,
+    )
 
 
 class _Interval:

@@ -22,15 +22,32 @@ TIMEOUT_S = 600
 
 def followed(scratch: Path) -> list[dict[str, Any]]:
     """Raw data of two kinds turned into token ids."""
-    return [_raw(scratch, "elf", _programs(scratch)), _raw(scratch, "text", _texts(scratch))]
+    return [
+        _raw(scratch, "elf", _programs(scratch)),
+        _raw(scratch, "text", _texts(scratch)),
+    ]
 
 
 def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     facts = data_facts(raw, SystemHost())
-    (advice,) = (one for one in advise(TrainingContext(train=None, data=facts)) if one.rule == "tokenise-ahead")
+    (advice,) = (
+        one
+        for one in advise(TrainingContext(train=None, data=facts))
+        if one.rule == "tokenise-ahead"
+    )
     assert advice.gain is not None
     out = scratch / f"{kind}-ids"
-    command = [sys.executable, "-m", "autotune", "data", "prepare", f"{kind}:{raw}", "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "data",
+        "prepare",
+        f"{kind}:{raw}",
+        "--out",
+        str(out),
+        "--json",
+    ]
     run_program(command, timeout_s=TIMEOUT_S)
     source = json.loads((out / "manifest.json").read_text())["source"]
     return _row(
@@ -42,9 +59,18 @@ def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     )
 
 
-def _row(rule: str, promised: float, low: float | None, high: float | None, delivered: float) -> dict[str, Any]:
+def _row(
+    rule: str, promised: float, low: float | None, high: float | None, delivered: float
+) -> dict[str, Any]:
     kept = (low or 0.0) <= delivered <= (high or float("inf"))
-    return {"rule": rule, "promised": promised, "low": low, "high": high, "delivered": delivered, "kept": kept}
+    return {
+        "rule": rule,
+        "promised": promised,
+        "low": low,
+        "high": high,
+        "delivered": delivered,
+        "kept": kept,
+    }
 
 
 def _programs(scratch: Path) -> Path:
@@ -67,7 +93,9 @@ def _texts(scratch: Path) -> Path:
     place = scratch / "texts"
     place.mkdir()
     library = Path(os.__file__).parent
-    for number, path in enumerate(itertools.islice((*_files(TEXTS), *_files(library, "*.py")), 150)):
+    for number, path in enumerate(
+        itertools.islice((*_files(TEXTS), *_files(library, "*.py")), 150)
+    ):
         if path.is_file():
             shutil.copy(path, place / f"{number:03d}.txt")
     return place

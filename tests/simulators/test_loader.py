@@ -11,7 +11,9 @@ seeds = st.integers(0, 10**6)
 def test_the_same_seed_is_the_same_training(seed: int) -> None:
     one, other = SimulatedFeed(seed), SimulatedFeed(seed)
     assert one.max_workers == other.max_workers
-    assert [one.read(count) for count in (None, 0, 1)] == [other.read(count) for count in (None, 0, 1)]
+    assert [one.read(count) for count in (None, 0, 1)] == [
+        other.read(count) for count in (None, 0, 1)
+    ]
 
 
 @given(seeds)
@@ -25,11 +27,16 @@ def test_no_count_beats_the_step_on_batches_from_memory(seed: int) -> None:
 
 
 @given(seeds, st.floats(0.5, 1.0))
-def test_the_true_count_is_enough_and_the_one_below_is_not(seed: int, share: float) -> None:
+def test_the_true_count_is_enough_and_the_one_below_is_not(
+    seed: int, share: float
+) -> None:
     feed = SimulatedFeed(seed)
     count = feed.true_count(share)
     assert feed.true_tokens_per_s(count) >= share * feed.best_tokens_per_s
-    assert all(feed.true_tokens_per_s(fewer) < share * feed.best_tokens_per_s for fewer in range(count))
+    assert all(
+        feed.true_tokens_per_s(fewer) < share * feed.best_tokens_per_s
+        for fewer in range(count)
+    )
 
 
 @given(seeds)
@@ -51,6 +58,10 @@ def test_readings_scatter_about_the_truth(seed: int) -> None:
 
 
 def test_a_loader_that_keeps_up_is_hardly_waited_for() -> None:
-    feed = next(one for one in map(SimulatedFeed, range(1000)) if one.true_tokens_per_s(0) > 0.999)
+    feed = next(
+        one
+        for one in map(SimulatedFeed, range(1000))
+        if one.true_tokens_per_s(0) > 0.999
+    )
     waits = sorted(feed.read(0).data_wait_share for _ in range(101))
     assert waits[50] == pytest.approx(0.0, abs=0.02)

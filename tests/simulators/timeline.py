@@ -75,15 +75,27 @@ MARKS = tuple(field.name for field in fields(Marks))
 UPDATED = MARKS.index("updated")
 
 
-def draw_events(machine: Machine, conditions: Conditions, draw: np.random.Generator) -> Draws:
+def draw_events(
+    machine: Machine, conditions: Conditions, draw: np.random.Generator
+) -> Draws:
     """For so many steps of so many ranks."""
-    steps, world, pace, supply = conditions.steps, conditions.world_size, machine.pace, machine.supply
+    steps, world, pace, supply = (
+        conditions.steps,
+        conditions.world_size,
+        machine.pace,
+        machine.supply,
+    )
     jitter = draw.normal(0, 1, (steps, world))
     for number in range(1, steps):
-        jitter[number] = pace.persistence * jitter[number - 1] + np.sqrt(1 - pace.persistence**2) * jitter[number]
+        jitter[number] = (
+            pace.persistence * jitter[number - 1]
+            + np.sqrt(1 - pace.persistence**2) * jitter[number]
+        )
     slower = np.ones((steps, world))
     if pace.slow_rank < world:
-        slower[:, pace.slow_rank] = np.where(_phases(pace.phase_steps, steps, draw), pace.slow_ratio, 1.0)
+        slower[:, pace.slow_rank] = np.where(
+            _phases(pace.phase_steps, steps, draw), pace.slow_ratio, 1.0
+        )
     micro = (steps, conditions.micro_batches, world)
     deviation = supply.make_deviation
     making = np.exp(draw.normal(0, deviation, micro) - deviation**2 / 2)
@@ -91,7 +103,9 @@ def draw_events(machine: Machine, conditions: Conditions, draw: np.random.Genera
         making[:, :, supply.slow_rank] *= supply.slow_ratio
     held_up = np.zeros((steps, world))
     happened = draw.random(steps) < pace.held_up_probability
-    held_up[happened, draw.integers(world, size=int(happened.sum()))] = draw.uniform(0.2, 2.0, int(happened.sum()))
+    held_up[happened, draw.integers(world, size=int(happened.sum()))] = draw.uniform(
+        0.2, 2.0, int(happened.sum())
+    )
     computing = np.exp(pace.jitter * jitter)
     if conditions.log_interval is not None:
         computing[0] *= pace.first_step
@@ -99,10 +113,14 @@ def draw_events(machine: Machine, conditions: Conditions, draw: np.random.Genera
         computing_NW=computing,
         slower_NW=slower,
         places_NW=np.exp(draw.normal(0, machine.uneven_widths, (steps, world))),
-        fill_NW=np.clip(draw.normal(machine.fill, machine.fill_deviation, (steps, world)), 0.1, 1.0),
+        fill_NW=np.clip(
+            draw.normal(machine.fill, machine.fill_deviation, (steps, world)), 0.1, 1.0
+        ),
         making_NMW=making,
         burst_NMW=(draw.random(micro) < supply.burst_probability).astype(float),
-        ring_NB=np.exp(draw.normal(0, machine.ring_deviation, (steps, len(machine.bucket_s)))),
+        ring_NB=np.exp(
+            draw.normal(0, machine.ring_deviation, (steps, len(machine.bucket_s)))
+        ),
         host_NW=np.exp(draw.normal(0, 0.05, (steps, world))),
         held_up_NW=held_up,
     )
@@ -127,21 +145,30 @@ class Timeline:
     """
 
     def __init__(
-        self, machine: Machine, conditions: Conditions, draws: Draws, remedies: tuple[Remedy, ...] = (NOTHING,)
+        self,
+        machine: Machine,
+        conditions: Conditions,
+        draws: Draws,
+        remedies: tuple[Remedy, ...] = (NOTHING,),
     ) -> None:
         self._machine, self._conditions, self._draws = machine, conditions, draws
         self._shape = (len(remedies), conditions.world_size)
         self._remedies = remedies
         self._on_gpu = machine.device.on_gpu
         self._equal, self._full = self._is("straggler"), self._is("padding")
-        self._hosts, self._links = self._without("launch-bound"), self._without("network")
+        self._hosts, self._links = (
+            self._without("launch-bound"),
+            self._without("network"),
+        )
         self._latency_s = self._links * machine.latency_s
         self._update_s = self._without("optimizer step") * machine.optimizer_step_s
         launches = self._without("launch-bound", LAUNCHES) * machine.host.launch_s
         self._launch_s = launches if self._on_gpu else np.zeros_like(launches)
         kernels = machine.kernels
         with_memory, without = kernels.seconds(), kernels.seconds(memory_is_free=True)
-        each = np.where(self._is("memory"), without[:, None, None], with_memory[:, None, None])
+        each = np.where(
+            self._is("memory"), without[:, None, None], with_memory[:, None, None]
+        )
         self._body = np.cumsum(each * ~kernels.in_head[:, None, None], axis=0)
         self._head = np.cumsum(each * kernels.in_head[:, None, None], axis=0)
         self._numbers = np.arange(1, len(each) + 1)[:, None, None]
@@ -153,7 +180,9 @@ class Timeline:
         self._loader = _Loader(machine, self._without("data loading"), self._shape)
 
     def _is(self, *remedies: Remedy) -> np.ndarray:
-        return np.array([[not set(remedies).isdisjoint(one.split("+"))] for one in self._remedies])
+        return np.array(
+            [[not set(remedies).isdisjoint(one.split("+"))] for one in self._remedies]
+        )
 
     def _without(self, *remedies: Remedy) -> Floats:
         return 1.0 - self._is(*remedies)
@@ -176,7 +205,9 @@ class Timeline:
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
         return Marks(**dict(zip(MARKS, columns, strict=True)))
 
-    def _compute(self, number: int, host: Floats, ended: Floats) -> tuple[tuple[Floats, ...], Floats]:
+    def _compute(
+        self, number: int, host: Floats, ended: Floats
+    ) -> tuple[tuple[Floats, ...], Floats]:
         """Forward and backward of all micro-batches: began, asked, counted, departed and reduced; then the host."""
         passed, late = self._pass(number)
         launches_s = self._launch_s * len(self._numbers) * self._draws.host_NW[number]
@@ -194,7 +225,11 @@ class Timeline:
         if not self._on_gpu:
             host = device
         departed = device
-        reduced = departed if self._shape[1] == 1 else np.maximum(departed, self._travelled(number, ready))
+        reduced = (
+            departed
+            if self._shape[1] == 1
+            else np.maximum(departed, self._travelled(number, ready))
+        )
         return (began, asked, counted, departed, reduced), host
 
     def _pass(self, number: int) -> tuple[Floats, Floats]:
@@ -207,7 +242,8 @@ class Timeline:
         draws = self._draws
         without, slow = draws.computing_NW[number], draws.slower_NW[number]
         pace = without * slow
-        equal = np.partition(pace, (len(pace) - 1) // 2)[(len(pace) - 1) // 2]  # the median rank
+        # The median rank.
+        equal = np.partition(pace, (len(pace) - 1) // 2)[(len(pace) - 1) // 2]
         speed = np.where(self._equal, equal, pace)
         # Rows that are full are as full on every rank.
         uneven = np.where(self._equal, 1.0, draws.places_NW[number])
@@ -219,7 +255,9 @@ class Timeline:
             return seconds, np.full_like(seconds, -np.inf)
         handed = self._numbers * (self._launch_s * draws.host_NW[number])
         handed[1:] -= seconds[:-1]
-        return seconds[self._ends], np.maximum.reduceat(handed, (0, *self._ends[:-1] + 1), axis=0)
+        return seconds[self._ends], np.maximum.reduceat(
+            handed, (0, *self._ends[:-1] + 1), axis=0
+        )
 
     def _told(self, began: Floats, forward: Floats) -> Floats:
         """When a rank knows how many tokens all ranks predict."""
@@ -233,14 +271,20 @@ class Timeline:
         seconds = self._machine.bucket_s * self._draws.ring_NB[number]
         there = np.zeros((self._shape[0], 1))
         for bucket, slowest in enumerate(ready.max(axis=2)):
-            there = np.maximum(there, slowest[:, None]) + self._links * seconds[bucket] + self._latency_s
+            there = (
+                np.maximum(there, slowest[:, None])
+                + self._links * seconds[bucket]
+                + self._latency_s
+            )
         return there
 
     def _update(self, reduced: Floats, host: Floats) -> tuple[Floats, Floats]:
         updated = np.maximum(reduced, host) + self._update_s
         return updated, host if self._on_gpu else updated
 
-    def _between(self, number: int, updated: Floats, host: Floats, before: Floats) -> tuple[Floats, Floats, Floats]:
+    def _between(
+        self, number: int, updated: Floats, host: Floats, before: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Until the next step: the end of an interval, the device's next moment, and the host's."""
         conditions, program = self._conditions, self._machine.host
         # The numbers of the step before are looked at while the device is at this one.
@@ -255,7 +299,10 @@ class Timeline:
             ended = closed.max(axis=1, keepdims=True) + np.zeros(self._shape)
             ended = ended + (2 * self._latency_s if self._shape[1] > 1 else 0.0)
             host = (host if self._on_gpu else ended) + self._hosts * program.between_s
-        if program.save_interval_steps is not None and (number + 1) % program.save_interval_steps == 0:
+        if (
+            program.save_interval_steps is not None
+            and (number + 1) % program.save_interval_steps == 0
+        ):
             host = np.maximum(host, ended) + self._hosts * program.save_s
         return closed, ended, host
 
@@ -274,7 +321,9 @@ class _Loader:
 
     def take(self, host: Floats, draws: Draws, number: int) -> Floats:
         """When the host has the micro-batches of a step."""
-        for making, burst in zip(draws.making_NMW[number], draws.burst_NMW[number], strict=True):
+        for making, burst in zip(
+            draws.making_NMW[number], draws.burst_NMW[number], strict=True
+        ):
             host = self._one(host, making, burst)
         return host
 
@@ -294,7 +343,10 @@ class _Loader:
         read_s = self._kept * (supply.storage_s + supply.burst_s * burst)
         if not supply.workers:
             return host + make_s + read_s
-        self._storage = np.maximum(np.maximum(self._free[0], self._taken[0]), self._storage) + read_s
+        self._storage = (
+            np.maximum(np.maximum(self._free[0], self._taken[0]), self._storage)
+            + read_s
+        )
         made = self._storage + make_s
         got = np.maximum(host, made)
         self._free.append(made)

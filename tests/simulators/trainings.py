@@ -20,9 +20,13 @@ NETWORK_BITS_PER_S = 200_000_000
 TIMEOUT_S = 300
 _TORCHRUN = ("-m", "torch.distributed.run")
 MODEL = {
-    "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 512, "max_position_embeddings": 512,
-}  # fmt: skip
+    "model_type": "bert",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 512,
+}
 
 
 def deep(layers: int) -> dict[str, object]:
@@ -40,16 +44,26 @@ class CacheDirectory:
 
 def make_place(directory: Path) -> CacheDirectory:
     """A dataset with the lengths of real functions."""
-    return CacheDirectory(data=write_corpus(directory / "data", real_lengths(SAMPLES, 0)), directory=directory)
+    return CacheDirectory(
+        data=write_corpus(directory / "data", real_lengths(SAMPLES, 0)),
+        directory=directory,
+    )
 
 
 def write_settings(path: Path, **changes: object) -> Path:
     """A profile with settings alone; a double underscore stands for a dot."""
     train: dict[str, object] = {
-        "seq_length_tokens": SEQ_LENGTH_TOKENS, "layout": "packed", "micro_batch_size": 8, "global_batch_size": 16,
-        "device": "cpu", "max_steps": 24, "warmup_steps": 4, "model": {"name": "small", "config": MODEL},
-        "checkpoint": {"enabled": False}, "evaluation": {"max_sequences": 1},
-    }  # fmt: skip
+        "seq_length_tokens": SEQ_LENGTH_TOKENS,
+        "layout": "packed",
+        "micro_batch_size": 8,
+        "global_batch_size": 16,
+        "device": "cpu",
+        "max_steps": 24,
+        "warmup_steps": 4,
+        "model": {"name": "small", "config": MODEL},
+        "checkpoint": {"enabled": False},
+        "evaluation": {"max_sequences": 1},
+    }
     for key, value in changes.items():
         *names, last = key.split("__")
         table: dict[str, object] = train
@@ -63,22 +77,40 @@ def write_settings(path: Path, **changes: object) -> Path:
     return path
 
 
-def train(place: CacheDirectory, name: str, *, limit: str | None = None, ranks: int = 1, **changes: object) -> Run:
+def train(
+    place: CacheDirectory,
+    name: str,
+    *,
+    limit: str | None = None,
+    ranks: int = 1,
+    **changes: object,
+) -> Run:
     """Train on this host; ``limit`` is one of ``tests.simulators.limited_run``'s.
 
     Raises:
         RuntimeError: If it did not finish, with its last words.
     """
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
-    module = ["-m", "trainer"] if limit is None else ["-m", "tests.simulators.limited_run", limit]
+    module = (
+        ["-m", "trainer"]
+        if limit is None
+        else ["-m", "tests.simulators.limited_run", limit]
+    )
     out = place.directory / "runs" / name
-    started = [] if ranks == 1 else [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
+    started = (
+        []
+        if ranks == 1
+        else [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
+    )
     _finish([[sys.executable, *started, *module, *_arguments(profile, place, out)]])
     return read_run(out)
 
 
 def train_over_network(
-    place: CacheDirectory, name: str, bits_per_s: int = NETWORK_BITS_PER_S, **changes: object
+    place: CacheDirectory,
+    name: str,
+    bits_per_s: int = NETWORK_BITS_PER_S,
+    **changes: object,
 ) -> Run:
     """Train on two hosts behind slow links; needs root.
 
@@ -91,13 +123,27 @@ def train_over_network(
     with hosts(2, bits_per_s, name="adv") as found:
         commands = [
             host.command(
-                "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, *_TORCHRUN,
-                "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number),
-                "--master-addr", found[0].address, "--master-port", "29533", "-m", "trainer",
+                "env",
+                f"GLOO_SOCKET_IFNAME={host.interface}",
+                "OMP_NUM_THREADS=1",
+                sys.executable,
+                *_TORCHRUN,
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "1",
+                "--node-rank",
+                str(number),
+                "--master-addr",
+                found[0].address,
+                "--master-port",
+                "29533",
+                "-m",
+                "trainer",
                 *_arguments(profile, place, out),
             )
             for number, host in enumerate(found)
-        ]  # fmt: skip
+        ]
         _finish(commands)
     return read_run(out)
 
@@ -110,7 +156,13 @@ def _finish(commands: Sequence[Sequence[str]]) -> None:
     """Run commands beside each other until all have ended."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     begun = [
-        start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        start(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
         for command in commands
     ]
     try:

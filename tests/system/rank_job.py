@@ -38,14 +38,24 @@ def main() -> None:
     leave_ranks(together=True)
 
 
-def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str, object]:
+def run(
+    case: dict, dataset: TokenDataset, ranks: Ranks, out: Path
+) -> dict[str, object]:
     config = config_of(**case["config"])
-    trainer.build.build_model = (lambda *known: build_model(*known).double()) if case.get("wide") else build_model
-    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    trainer.build.build_model = (
+        (lambda *known: build_model(*known).double())
+        if case.get("wide")
+        else build_model
+    )
+    training = build_training(
+        config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
+    )
     gradients: dict[str, torch.Tensor] = {}
     # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are clipped.
     update = training.step._update
-    training.step._update = lambda *known: gradients or gradients.update(_gradients(training)) or update(*known)
+    training.step._update = lambda *known: (
+        gradients or gradients.update(_gradients(training)) or update(*known)
+    )
     losses, norms = [], []
     plan = make_plan(config, len(dataset), ranks.world_size)
     plans = micro_batch_plans(dataset, config, plan, ranks.rank)
@@ -60,21 +70,36 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     row = evaluate(training.module, validation, config, ranks, step=1)
     if directory := case.get("export"):
         export_model(
-            training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
-            seq_length_tokens=config.seq_length_tokens, directory=out / directory, leads=ranks.leads,
-        )  # fmt: skip
+            training.module,
+            dataset_dir=dataset.directory,
+            special_ids=dataset.manifest.special_ids,
+            seq_length_tokens=config.seq_length_tokens,
+            directory=out / directory,
+            leads=ranks.leads,
+        )
     return {
-        "losses": losses, "norms": norms, "gradients": gradients,
-        "parameters": {name: _whole(parameter.detach()) for name, parameter in training.module.named_parameters()},
+        "losses": losses,
+        "norms": norms,
+        "gradients": gradients,
+        "parameters": {
+            name: _whole(parameter.detach())
+            for name, parameter in training.module.named_parameters()
+        },
         "evaluation": (row.loss, row.masked_accuracy, row.predicted_tokens, row.rows),
-        "partial": None if result.partial is None else (float(result.partial.square), result.partial.share),
+        "partial": None
+        if result.partial is None
+        else (float(result.partial.square), result.partial.share),
         "share_of_state": _state_numbers(training),
-    }  # fmt: skip
+    }
 
 
 def _gradients(training: Training) -> dict[str, torch.Tensor]:
     named = training.module.named_parameters()
-    return {name: _whole(parameter.grad).clone() for name, parameter in named if parameter.grad is not None}
+    return {
+        name: _whole(parameter.grad).clone()
+        for name, parameter in named
+        if parameter.grad is not None
+    }
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,8 +108,16 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _state_numbers(training: Training) -> int:
     states = getattr(training.optimizer, "optim", training.optimizer).state.values()
-    tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() for tensor in tensors)
+    tensors = [
+        value
+        for state in states
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return sum(
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
+        for tensor in tensors
+    )
 
 
 if __name__ == "__main__":

@@ -21,18 +21,30 @@ PROBE = ["probe", "--data", "data", "--device", "cpu", "--here", "--seq-length",
 
 def autotune(*arguments: str, cwd: Path, code: int = 0) -> str:
     command = [sys.executable, "-m", "autotune", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
-def torchrun(ranks: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node {ranks} -m trainer".split()]
+def torchrun(
+    ranks: int, *arguments: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        *f"-m torch.distributed.run --standalone --nproc-per-node {ranks} -m trainer".split(),
+    ]
     return subprocess.run(
-        [*command, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
+        [*command, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +54,16 @@ def work(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(work) -> Path:
-    asked = ["data", "prepare", "elf:/usr/bin", "--out", "data", "--max-samples", "800", "--json"]
+    asked = [
+        "data",
+        "prepare",
+        "elf:/usr/bin",
+        "--out",
+        "data",
+        "--max-samples",
+        "800",
+        "--json",
+    ]
     found = json.loads(autotune(*asked, cwd=work))
     assert found["samples"] + found["validation_samples"] == 800
     return work / "data"
@@ -51,8 +72,19 @@ def data(work) -> Path:
 @pytest.fixture(scope="module")
 def probes(work, data) -> list[dict]:
     """The same probe twice."""
-    arguments = ["--model", "bert-mini", "--memory", "256MiB", "--json", "--global-batch-tokens", "1500"]
-    return [json.loads(autotune(*PROBE, *arguments, cwd=work))["models"][0] for _ in range(2)]
+    arguments = [
+        "--model",
+        "bert-mini",
+        "--memory",
+        "256MiB",
+        "--json",
+        "--global-batch-tokens",
+        "1500",
+    ]
+    return [
+        json.loads(autotune(*PROBE, *arguments, cwd=work))["models"][0]
+        for _ in range(2)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +102,15 @@ def run(work, data, profile) -> Path:
     return work / "runs" / "two"
 
 
-def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_says_so(work, probes, profile):
+def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_says_so(
+    work, probes, profile
+):
     probed, again = probes
     assert probed["infeasible_min"] == probed["feasible_max"] + 1
-    trials = {(trial["micro_batch_size"], trial["outcome"]["kind"]): trial["outcome"] for trial in probed["trials"]}
+    trials = {
+        (trial["micro_batch_size"], trial["outcome"]["kind"]): trial["outcome"]
+        for trial in probed["trials"]
+    }
     assert trials[probed["feasible_max"], "measured"]["figures"]["optimizer_steps"] >= 2
     refusal = trials[probed["infeasible_min"], "out_of_memory"]["detail"]
     assert "can't allocate memory" in refusal or "bad_alloc" in refusal
@@ -82,17 +119,26 @@ def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_
     assert again["feasible_max"] == probed["feasible_max"]
     text = profile.read_text()
     tables = tomllib.loads(text)
-    assert tables["train"]["micro_batch_size"] == probed["micro_batch_size"] <= probed["feasible_max"]
+    assert (
+        tables["train"]["micro_batch_size"]
+        == probed["micro_batch_size"]
+        <= probed["feasible_max"]
+    )
     assert tables["evidence"]["probe"]["feasible_max"] == probed["feasible_max"]
     assert tables["train"]["data"]["path"] == "../data"
     assert str(work) not in text
 
 
 def test_two_ranks_train_from_the_profile_and_the_loss_falls_in_tensorboard_too(run):
-    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()
+    ]
     assert [step["step"] for step in steps] == list(range(1, 17))
     assert sum(step["loss"] for step in steps[-3:]) / 3 < 0.8 * steps[0]["loss"]
-    header, end = json.loads((run / "run.json").read_text()), json.loads((run / "exit.json").read_text())
+    header, end = (
+        json.loads((run / "run.json").read_text()),
+        json.loads((run / "exit.json").read_text()),
+    )
     assert header["world_size"] == 2
     assert header["sources"]["train.max_steps"] == "command line"
     assert (end["exit_code"], end["steps"]) == (0, 16)
@@ -107,7 +153,10 @@ def test_two_ranks_train_from_the_profile_and_the_loss_falls_in_tensorboard_too(
 def test_transformers_loads_the_model_and_fills_a_mask(run):
     from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-    model, tokenizer = AutoModelForMaskedLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+    model, tokenizer = (
+        AutoModelForMaskedLM.from_pretrained(run / "model"),
+        AutoTokenizer.from_pretrained(run / "model"),
+    )
     assert tokenizer("push rbp [NEXT]")["input_ids"][0] == tokenizer.cls_token_id
     fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
     filled = fill(f"push rbp [NEXT] {tokenizer.mask_token} rbp,rsp [NEXT]")
@@ -116,11 +165,19 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
 
 
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probes):
-    out = autotune("report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
+    out = autotune(
+        "report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work
+    )
     places = json.loads(out)
     text = (work / places["markdown"]).read_text()
-    assert f"| largest micro-batch, verified | {probes[0]['feasible_max']} sequences of 64 tokens |" in text
-    assert f"| smallest micro-batch out of memory | {probes[0]['infeasible_min']} |" in text
+    assert (
+        f"| largest micro-batch, verified | {probes[0]['feasible_max']} sequences of 64 tokens |"
+        in text
+    )
+    assert (
+        f"| smallest micro-batch out of memory | {probes[0]['infeasible_min']} |"
+        in text
+    )
     assert "autotune baseline " in text
     assert "| two | bert-mini-cpu | finished | 2 | 16 |" in text
     facts = json.loads((work / places["json"]).read_text())
@@ -131,7 +188,17 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
 
 
 def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
-    error = autotune(*PROBE, "--model", "bert-mini", "--memory", "8MiB", "--out", "no.toml", cwd=work, code=4)
+    error = autotune(
+        *PROBE,
+        "--model",
+        "bert-mini",
+        "--memory",
+        "8MiB",
+        "--out",
+        "no.toml",
+        cwd=work,
+        code=4,
+    )
     assert "one sequence of 64 tokens of 'bert-mini' exceeds the memory budget" in error
     assert "Raise --memory" in error
     assert not (work / "no.toml").exists()
@@ -139,37 +206,81 @@ def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
 
 @pytest.mark.slow
 def test_a_model_of_ones_own_is_probed_and_trained(work, data):
-    config = {"model_type": "esm", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
-              "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip
+    config = {
+        "model_type": "esm",
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "max_position_embeddings": 66,
+    }
     (work / "mine").mkdir()
     (work / "mine" / "config.json").write_text(json.dumps(config))
     arguments = [*PROBE, "--model", "mine/config.json", "--memory", "64MiB", "--json"]
     found = json.loads(autotune(*arguments, cwd=work))["models"][0]
-    assert (found["model"], found["infeasible_min"]) == ("mine", found["feasible_max"] + 1)
+    assert (found["model"], found["infeasible_min"]) == (
+        "mine",
+        found["feasible_max"] + 1,
+    )
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long
     # ESM has parameters that the loss does not depend on, which must not stop the ranks.
-    done = torchrun(2, found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
-                    "train.global_batch_size=4", "--out", "runs/mine", cwd=work)  # fmt: skip
+    done = torchrun(
+        2,
+        found["profile"],
+        "--data",
+        "data",
+        "--set",
+        "train.max_steps=2",
+        "--set",
+        "train.global_batch_size=4",
+        "--out",
+        "runs/mine",
+        cwd=work,
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("model", "layers", "width"), [("bert-120m", 12, 768), ("bert-350m", 24, 1024)])
-def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads_it(work, data, model, layers, width):
+@pytest.mark.parametrize(
+    ("model", "layers", "width"), [("bert-120m", 12, 768), ("bert-350m", 24, 1024)]
+)
+def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads_it(
+    work, data, model, layers, width
+):
     from transformers import AutoModelForMaskedLM
 
     profile = write_settings(
-        work / f"{model}.toml", model={"name": model, "config": PRESETS[model]}, seq_length_tokens=512, max_steps=20,
-        micro_batch_size=2, global_batch_size=2, warmup_steps=2, learning_rate=1e-4, schedule="constant",
-    )  # fmt: skip
+        work / f"{model}.toml",
+        model={"name": model, "config": PRESETS[model]},
+        seq_length_tokens=512,
+        max_steps=20,
+        micro_batch_size=2,
+        global_batch_size=2,
+        warmup_steps=2,
+        learning_rate=1e-4,
+        schedule="constant",
+    )
     out = work / "runs" / model
-    command = [sys.executable, "-m", "trainer", str(profile), "--data", str(data), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=7200)
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        str(profile),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=7200
+    )
     assert done.returncode == 0, done.stderr
     steps = read_run(out).steps
     assert [row.step for row in steps] == list(range(1, 21))
-    assert all(math.isfinite(row.loss) and math.isfinite(row.grad_norm) for row in steps)
+    assert all(
+        math.isfinite(row.loss) and math.isfinite(row.grad_norm) for row in steps
+    )
     assert sum(row.non_padding_tokens for row in steps) > 0.9 * 20 * 1024
     # Of a model that knows nothing, the loss is the logarithm of the vocabulary.
     words = json.loads((data / "manifest.json").read_text())["vocab_size"]
@@ -179,4 +290,8 @@ def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads
     embeddings_and_head = (words + 512 + 2 + 2) * width + width**2 + 3 * width + words
     exported = AutoModelForMaskedLM.from_pretrained(out / "model")
     header = json.loads((out / "run.json").read_text())
-    assert exported.num_parameters() == header["parameters"] == layers * per_layer + embeddings_and_head
+    assert (
+        exported.num_parameters()
+        == header["parameters"]
+        == layers * per_layer + embeddings_and_head
+    )

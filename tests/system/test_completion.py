@@ -24,7 +24,14 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def _ask(command, **variables):
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"} | variables
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,37 +45,58 @@ def bash():
     return lambda line: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line]).split()
 
 
-@pytest.mark.parametrize(("line", "offered"), [
-    ("autotune es", ["estimate"]),
-    ("autotune profile ", ["show", "verify", "approve", "export"]),
-    ("autotune estimate --what", ["--what-if"]),
-    ("autotune estimate --model bert-m", ["bert-mini"]),
-    ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
-    ("autotune profile export --to ", ["hf-trainer", "accelerate", "lightning"]),
-    ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("autotune es", ["estimate"]),
+        ("autotune profile ", ["show", "verify", "approve", "export"]),
+        ("autotune estimate --what", ["--what-if"]),
+        ("autotune estimate --model bert-m", ["bert-mini"]),
+        ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
+        ("autotune profile export --to ", ["hf-trainer", "accelerate", "lightning"]),
+        ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
+    ],
+)
 def test_bash_completes_commands_options_and_values(bash, line, offered):
     assert bash(line) == offered
 
 
-@pytest.mark.parametrize(("shell", "named"), [
-    ("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune"),
-])  # fmt: skip
-def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(bash, shell, named):
+@pytest.mark.parametrize(
+    ("shell", "named"),
+    [
+        ("bash", "complete -o default"),
+        ("zsh", "#compdef autotune"),
+        ("fish", "complete --command autotune"),
+    ],
+)
+def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(
+    bash, shell, named
+):
     script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
     assert named in script
     assert f"_AUTOTUNE_COMPLETE=complete_{shell}" in script
 
 
 def test_installing_it_adds_to_the_shells_own_files(bash, tmp_path):
-    told = _ask(["bash", "--norc", "-c", "autotune --install-completion; exit $?"], HOME=str(tmp_path))
+    told = _ask(
+        ["bash", "--norc", "-c", "autotune --install-completion; exit $?"],
+        HOME=str(tmp_path),
+    )
     assert "completion installed in" in told
     assert "autotune" in (tmp_path / ".bashrc").read_text()
-    assert any("_autotune_completion" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert any(
+        "_autotune_completion" in path.read_text()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    )
 
 
 def test_completing_imports_nothing_heavy():
-    asked = {"_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": "autotune estimate --model b", "COMP_CWORD": "3"}
+    asked = {
+        "_AUTOTUNE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "autotune estimate --model b",
+        "COMP_CWORD": "3",
+    }
     code = (
         "import sys, autotune.cli\n"
         "sys.argv = ['autotune']\n"

@@ -11,8 +11,21 @@ import pytest
 
 from autotune.base.process import start as start_child
 from tests.system.faults import corpora
-from tests.system.faults.corpora import content, partials, prepare_command, stage_command, write_raw
-from tests.system.faults.kills import fill_up, may_mount, resize, small_disk, start, until
+from tests.system.faults.corpora import (
+    content,
+    partials,
+    prepare_command,
+    stage_command,
+    write_raw,
+)
+from tests.system.faults.kills import (
+    fill_up,
+    may_mount,
+    resize,
+    small_disk,
+    start,
+    until,
+)
 from tests.system.faults.mutations import mutate, mutate_files
 from tests.system.faults.tune import kill_tune
 from trainer.errors import BadConfig
@@ -23,16 +36,35 @@ pytestmark = pytest.mark.system
 needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 
 
-@pytest.mark.parametrize(("kill", "lines"), [(corpora.kill_command, 4_000), (corpora.kill_processes, 6_000)])
-def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_identical(tmp_path, kill, lines):
-    assert corpora.kill_prepare(tmp_path, points=1, seed=1, kill=kill, lines=lines)["kills"] == 1
+@pytest.mark.parametrize(
+    ("kill", "lines"), [(corpora.kill_command, 4_000), (corpora.kill_processes, 6_000)]
+)
+def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_identical(
+    tmp_path, kill, lines
+):
+    assert (
+        corpora.kill_prepare(tmp_path, points=1, seed=1, kill=kill, lines=lines)[
+            "kills"
+        ]
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
-def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
+@pytest.mark.parametrize(
+    ("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)]
+)
+def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(
+    tmp_path, number, code, workers
+):
     raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
-    process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = start_child(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     until(lambda: list(tmp_path.glob(".data.*/extract-samples/0*")), "extracting")
     children = psutil.Process(process.pid).children(recursive=True)
     asked_s = time.monotonic()
@@ -52,7 +84,9 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
 
 @needs_mount
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(tmp_path, workers):
+def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(
+    tmp_path, workers
+):
     raw, expected = write_raw(tmp_path / "raw"), tmp_path / "whole"
     subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
     # Full at one stage after the other: the first is too small for anything, the last almost large enough.
@@ -96,17 +130,23 @@ def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_p
 
 
 @needs_mount
-def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full_of_killed_copies_is_cleared(tmp_path):
+def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full_of_killed_copies_is_cleared(
+    tmp_path,
+):
     source = corpora.make_dataset(tmp_path / "source", 16)
     with small_disk(tmp_path / "disk", 4 * 2**20) as disk:
-        small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
+        small = subprocess.run(
+            stage_command(source, disk), capture_output=True, text=True, check=False
+        )
         assert small.returncode == 3
         assert "has 4 MiB free; the dataset requires 17 MiB" in small.stderr
         assert "next: Free 77 MiB there" in small.stderr
         assert list(disk.rglob("*.npy")) == []
         resize(disk, 100 * 2**20)
         filler = disk / "filler"
-        with pytest.raises(BadConfig, match=r"MiB free; the dataset requires 17 MiB") as caught:
+        with pytest.raises(
+            BadConfig, match=r"MiB free; the dataset requires 17 MiB"
+        ) as caught:
             stage(source, disk, update=lambda *_: filler.exists() or fill_up(filler))
         assert caught.value.next_step.startswith("Free ")
         assert partials(disk) == []
@@ -115,7 +155,9 @@ def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full
         half = disk / f"autotune-{os.getuid()}" / ".partial-0123456789abcdef-01234567"
         half.mkdir(parents=True)
         fill_up(half / "train-tokens-00000.npy")
-        done = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            stage_command(source, disk), capture_output=True, text=True, check=True
+        )
         told = json.loads(done.stdout)
         assert told["copied"]
         assert content(Path(told["directory"])) == content(source)
@@ -131,7 +173,10 @@ def test_a_tuning_killed_in_a_stage_goes_on_and_decides_what_its_ledger_says(tmp
 @pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
 def test_a_mutation_depends_on_its_draws_alone(suffix):
     content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
-    first, again = ([mutate(content, suffix, random.Random(seed)) for seed in range(40)] for _ in range(2))
+    first, again = (
+        [mutate(content, suffix, random.Random(seed)) for seed in range(40)]
+        for _ in range(2)
+    )
     assert first == again
     assert len(set(first)) > 20
 
@@ -140,4 +185,5 @@ def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
     found = mutate_files(tmp_path, points=300, seed=1)
     assert found["tracebacks"] == 0, found["first_tracebacks"]
     assert min(found["by_kind"].values()) > 0
-    assert found["by_exit_code"]["3"] > 50  # refused with a message; the rest is still of its format
+    # Refused with a message; the rest is still of its format.
+    assert found["by_exit_code"]["3"] > 50

@@ -43,12 +43,17 @@ END_S = 60.0
 
 
 def running(words: str) -> list[str]:
-    lines = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    lines = (
+        " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])
+    )
     return [line for line in lines if words in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("where", ["here", "here, while ranks start", pytest.param("hosts", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where",
+    ["here", "here, while ranks start", pytest.param("hosts", marks=pytest.mark.slow)],
+)
 def test_nothing_outlives_a_measurement(tmp_path, where, number):
     if where == "hosts":
         try:
@@ -57,17 +62,24 @@ def test_nothing_outlives_a_measurement(tmp_path, where, number):
             pytest.skip(f"no network namespaces here: {error.message}")
     scratch = str(tmp_path / "scratch")
     command = [sys.executable, "-c", MEASURING, scratch, where]
-    process = start(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
+    process = start(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
     if where.endswith("start"):
         while len(running(scratch)) < 3:
             assert process.poll() is None
     else:
         assert process.stdout.readline() == "started\n"
-        assert len(running(scratch)) >= 4  # this one, at least one torchrun, and two ranks
+        # This one, at least one torchrun, and two ranks.
+        assert len(running(scratch)) >= 4
     process.send_signal(number)
     process.wait(timeout=END_S)
     until(lambda: not running(scratch), "ended", END_S, lambda: str(running(scratch)))
-    if where == "hosts":  # names of networks are all that SIGKILL leaves: whoever comes next removes them
+    # Names of networks are all that SIGKILL leaves: whoever comes next removes them.
+    if where == "hosts":
         with hosts(2, 10**9, name="ending"):
             pass
 
@@ -81,42 +93,71 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(place, rank):
+def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(
+    place, rank
+):
     job = place.job(2, SHORT)
     process = job.start([{"kind": "kill", "step": -1, "rank": rank}])
     job.end(process, within_s=60)
     assert process.returncode != 0
-    assert f"error: rank {1 - rank}: after the last step, lost connection to another rank" in job.told()
+    assert (
+        f"error: rank {1 - rank}: after the last step, lost connection to another rank"
+        in job.told()
+    )
     assert "next: Nothing: the run is finished" in job.told()
     end = read_exit(job.directory)
     assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
 
 
-def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_allows(place):
+def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_allows(
+    place,
+):
     job = place.job(2, SHORT | {"train.parallel.timeout_s": 12})
     process = job.start([{"kind": "hang", "step": -1, "rank": 1}])
-    job.end(process, within_s=60)  # the process group alone would wait for 72 s, and say nothing
+    # The process group alone would wait for 72 s, and say nothing.
+    job.end(process, within_s=60)
     assert process.returncode != 0
     assert "train: no progress for 12 s after step 3" in job.told()
-    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
+    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (
+        0,
+        "finished",
+    )
 
 
 @pytest.fixture
 def launch(tmp_path, patterned_dataset) -> list[str]:
     dataset = read_manifest(patterned_dataset).dataset_hash
     train = config_of(
-        data=DataSettings(dataset_hash=dataset), micro_batch_size=2, global_batch_size=4, warmup_steps=2,
+        data=DataSettings(dataset_hash=dataset),
+        micro_batch_size=2,
+        global_batch_size=4,
+        warmup_steps=2,
         max_steps=100_000,
-    )  # fmt: skip
-    profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(update={"train": train})
+    )
+    profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(
+        update={"train": train}
+    )
     (tmp_path / "p.toml").write_text(profile_to_toml(profile))
-    return [sys.executable, "-m", "autotune", "train", "p.toml", "--data",
-            str(patterned_dataset), "--out", "run"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "autotune",
+        "train",
+        "p.toml",
+        "--data",
+        str(patterned_dataset),
+        "--out",
+        "run",
+    ]
 
 
 @pytest.mark.slow
-def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(launch, tmp_path):
-    process = start([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(
+    launch, tmp_path
+):
+    process = start(
+        [*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     record = tmp_path / "run" / "steps.jsonl"
     until(lambda: record.is_file() and record.read_text(), "a step", 90)
     process.send_signal(signal.SIGTERM)
@@ -125,7 +166,11 @@ def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on
     assert "launch: the run exited with code 75" in err
     steps = json.loads((tmp_path / "run" / "exit.json").read_text())["steps"]
     again = [*launch, "--ranks", "2", "--set", f"train.max_steps={steps + 2}"]
-    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "exit.json").read_text())["steps"] == steps + 2
+    assert (
+        json.loads((tmp_path / "run" / "exit.json").read_text())["steps"] == steps + 2
+    )
     assert "run: " in done.stdout

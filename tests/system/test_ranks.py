@@ -23,38 +23,75 @@ FIVE = {"steps": 5}
 
 
 def _case(*, parallel=None, **more) -> dict:
-    options = {key: more.pop(key) for key in ("wide", "steps", "lr", "export") if key in more}
+    options = {
+        key: more.pop(key) for key in ("wide", "steps", "lr", "export") if key in more
+    }
     return {"config": ROWS | {"parallel": parallel or {}} | more} | options
 
 
 # Whatever starts together; a test that asks for one of a group's cases has all of them run.
 GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
-    "alone": (1, {"fp32": _case(**FIVE), "fp64": _case(wide=True), "copies": _case(**FIVE, precision="bf16")}),
-    "two": (2, {
-        "fp32": _case(**FIVE, export="ddp"), "fp64": _case(wide=True), "copies": _case(**FIVE, precision="bf16"),
-        "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
-        "fsdp2-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "fsdp2"}),
-        "zero1-copies": _case(**FIVE, precision="bf16", parallel={"strategy": "zero1"}),
-        "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
-        "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
-        "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, activation_checkpointing="full"),
-        "static": _case(**FIVE, parallel={"static_graph": True}),
-        "no-view": _case(**FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}),
-        "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
-        "fp16": _case(**FIVE, parallel={"gradient_dtype": "fp16"}),
-        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}, micro_batch_size=8),
-    }),
-    "two, compiled": (2, {
-        "compiled": _case(**FIVE, parallel={"strategy": "fsdp2"}, compile=True),
-        "compiled-ddp": _case(**FIVE, compile=True),
-    }),
-    "four": (4, {
-        "fp32": _case(**FIVE), "fp64": _case(wide=True),
-        "hsdp": _case(**FIVE, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
-        "modernbert": _case(family="modernbert", wide=True),
-        "modernbert-hsdp": _case(family="modernbert", wide=True, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
-    }),
-}  # fmt: skip
+    "alone": (
+        1,
+        {
+            "fp32": _case(**FIVE),
+            "fp64": _case(wide=True),
+            "copies": _case(**FIVE, precision="bf16"),
+        },
+    ),
+    "two": (
+        2,
+        {
+            "fp32": _case(**FIVE, export="ddp"),
+            "fp64": _case(wide=True),
+            "copies": _case(**FIVE, precision="bf16"),
+            "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
+            "fsdp2-copies": _case(
+                **FIVE, precision="bf16", parallel={"strategy": "fsdp2"}
+            ),
+            "zero1-copies": _case(
+                **FIVE, precision="bf16", parallel={"strategy": "zero1"}
+            ),
+            "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
+            "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
+            "checkpointed": _case(
+                **FIVE, parallel={"strategy": "fsdp2"}, activation_checkpointing="full"
+            ),
+            "static": _case(**FIVE, parallel={"static_graph": True}),
+            "no-view": _case(
+                **FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}
+            ),
+            "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
+            "fp16": _case(**FIVE, parallel={"gradient_dtype": "fp16"}),
+            "fsdp2-bf16": _case(
+                **FIVE,
+                parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"},
+                micro_batch_size=8,
+            ),
+        },
+    ),
+    "two, compiled": (
+        2,
+        {
+            "compiled": _case(**FIVE, parallel={"strategy": "fsdp2"}, compile=True),
+            "compiled-ddp": _case(**FIVE, compile=True),
+        },
+    ),
+    "four": (
+        4,
+        {
+            "fp32": _case(**FIVE),
+            "fp64": _case(wide=True),
+            "hsdp": _case(**FIVE, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
+            "modernbert": _case(family="modernbert", wide=True),
+            "modernbert-hsdp": _case(
+                family="modernbert",
+                wide=True,
+                parallel={"strategy": "fsdp2", "shard_ranks": 2},
+            ),
+        },
+    ),
+}
 
 
 class Found(dict[tuple[int, str], dict]):
@@ -62,21 +99,41 @@ class Found(dict[tuple[int, str], dict]):
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
-        self._data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
+        samples = [
+            [5 + (start + step) % 60 for step in range(8 + start % 33)]
+            for start in range(400)
+        ]
+        self._data = write_dataset(
+            place / "data", samples, vocab_size=128, validation=samples[:60]
+        )
 
     def __missing__(self, case: tuple[int, str]) -> dict:
-        group = next(name for name, (world, cases) in GROUPS.items() if world == case[0] and case[1] in cases)
+        group = next(
+            name
+            for name, (world, cases) in GROUPS.items()
+            if world == case[0] and case[1] in cases
+        )
         world, cases = GROUPS[group]
         out = self._place / group
         out.mkdir()
         request = out / "request.json"
-        request.write_text(json.dumps({"cases": cases, "data": str(self._data), "out": str(out)}))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(JOB)]
+        request.write_text(
+            json.dumps({"cases": cases, "data": str(self._data), "out": str(out)})
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={world}",
+            str(JOB),
+        ]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         run_program([*command, str(request)], timeout_s=400, env=environment)
         for name in cases:
-            self[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
+            self[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {
+                "out": out
+            }
         return self[case]
 
 
@@ -98,23 +155,37 @@ def test_ranks_and_accumulation_give_one_gradient(found, world):
     assert relative_distance(one["gradients"], many["gradients"]) <= 1e-6
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    ((1, "fp64"), (2, "fp64")), pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.soak),
-    ((1, "fp64"), (2, "fsdp2-fp64")), pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, "fp64"), (2, "fp64")),
+        pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.soak),
+        ((1, "fp64"), (2, "fsdp2-fp64")),
+        pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
+    ],
+)
 def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, other):
     first, second = found[one]["gradients"], found[other]["gradients"]
     assert first.keys() == second.keys()
     largest = max(float(gradient.norm()) for gradient in first.values())
     # The true gradient of a key's bias is zero: adding the same to all scores changes no softmax.
-    told = {name: gradient for name, gradient in first.items() if float(gradient.norm()) > 1e-12 * largest}
+    told = {
+        name: gradient
+        for name, gradient in first.items()
+        if float(gradient.norm()) > 1e-12 * largest
+    }
     assert len(told) >= len(first) - 4
     for name, gradient in told.items():
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-IN_SOAK = [pytest.param(*one, marks=pytest.mark.soak) for one in ((2, "compiled"), (2, "compiled-ddp"), (4, "hsdp"))]
-STRATEGIES = [(2, name) for name in ("zero1", "fsdp2", "checkpointed", "static", "no-view")]
+IN_SOAK = [
+    pytest.param(*one, marks=pytest.mark.soak)
+    for one in ((2, "compiled"), (2, "compiled-ddp"), (4, "hsdp"))
+]
+STRATEGIES = [
+    (2, name) for name in ("zero1", "fsdp2", "checkpointed", "static", "no-view")
+]
 
 
 @pytest.mark.parametrize(("world", "name"), [*STRATEGIES, *IN_SOAK])
@@ -125,7 +196,9 @@ def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
     assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
 
 
-@pytest.mark.parametrize("case", [(2, "copies"), (2, "zero1-copies"), (2, "fsdp2-copies")])
+@pytest.mark.parametrize(
+    "case", [(2, "copies"), (2, "zero1-copies"), (2, "fsdp2-copies")]
+)
 def test_weights_in_bf16_follow_those_that_ranks_update(found, case):
     alone, other = found[1, "copies"], found[case]
     assert other["losses"] == pytest.approx(alone["losses"], rel=1e-3)
@@ -133,11 +206,19 @@ def test_weights_in_bf16_follow_those_that_ranks_update(found, case):
     assert _furthest(alone["parameters"], other["parameters"]) <= 1e-2
 
 
-@pytest.mark.parametrize(("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)])
-def test_gradients_may_travel_in_16_bits_and_are_off_by_their_rounding(found, name, error):
-    distance = relative_distance(found[2, "fp32"]["gradients"], found[2, name]["gradients"])
+@pytest.mark.parametrize(
+    ("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)]
+)
+def test_gradients_may_travel_in_16_bits_and_are_off_by_their_rounding(
+    found, name, error
+):
+    distance = relative_distance(
+        found[2, "fp32"]["gradients"], found[2, name]["gradients"]
+    )
     assert error / 100 < distance < error
-    assert found[2, name]["losses"] == pytest.approx(found[2, "fp32"]["losses"], rel=1e-2)
+    assert found[2, name]["losses"] == pytest.approx(
+        found[2, "fp32"]["losses"], rel=1e-2
+    )
 
 
 def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(found):
@@ -146,10 +227,15 @@ def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(fou
         assert 0.4 * whole < found[2, name]["share_of_state"] < 0.6 * whole
 
 
-@pytest.mark.parametrize("case", [(2, "fp64"), (2, "fsdp2-fp64"), pytest.param((4, "fp64"), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "case",
+    [(2, "fp64"), (2, "fsdp2-fp64"), pytest.param((4, "fp64"), marks=pytest.mark.soak)],
+)
 def test_evaluation_does_not_depend_on_how_many_ranks_share_it(found, case):
     # After one step of the same gradient.
-    assert found[case]["evaluation"] == pytest.approx(found[1, "fp64"]["evaluation"], rel=1e-6)
+    assert found[case]["evaluation"] == pytest.approx(
+        found[1, "fp64"]["evaluation"], rel=1e-6
+    )
 
 
 def test_each_rank_measures_the_gradient_of_its_own_part(found):
@@ -163,5 +249,8 @@ def test_each_rank_measures_the_gradient_of_its_own_part(found):
 def test_an_exported_model_has_the_same_weights_however_they_were_shared(found):
     for name, case in (("ddp", "fp32"), ("fsdp2", "fsdp2")):
         loaded = AutoModelForMaskedLM.from_pretrained(found[2, case]["out"] / name)
-        weights = {f"model.{name}": parameter.detach() for name, parameter in loaded.named_parameters()}
+        weights = {
+            f"model.{name}": parameter.detach()
+            for name, parameter in loaded.named_parameters()
+        }
         assert _furthest(found[2, case]["parameters"], weights) == 0

@@ -13,17 +13,33 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(report_html(report_document(*example_inputs(10, HOSTILE))), encoding="utf-8")
+    path.write_text(
+        report_html(report_document(*example_inputs(10, HOSTILE))), encoding="utf-8"
+    )
     return path
 
 
-@pytest.mark.parametrize(("media", "width"), [
-    ("screen", 360), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("screen", 1600), ("print", PAPER_PX))),
-])  # fmt: skip
-def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_and_paper(page, media, width):
+@pytest.mark.parametrize(
+    ("media", "width"),
+    [
+        ("screen", 360),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("screen", 1600), ("print", PAPER_PX))
+        ),
+    ],
+)
+def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_and_paper(
+    page, media, width
+):
     seen = visit(page, width=width, media=media)
     assert set(taken_in(seen).values()) == {0}
-    assert (seen.requests, seen.console_errors, seen.page_errors, seen.wider_by_px) == ((), (), (), 0)
+    assert (seen.requests, seen.console_errors, seen.page_errors, seen.wider_by_px) == (
+        (),
+        (),
+        (),
+        0,
+    )
 
 
 def test_what_is_looked_for_would_be_found(tmp_path):
@@ -45,11 +61,17 @@ def test_what_is_looked_for_would_be_found(tmp_path):
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1400])
 def test_nothing_stands_in_the_way_of_anybody(page, width, colours):
-    assert [one for one in audit(page, width=width, colours=colours) if one.impact in SERIOUS] == []
+    assert [
+        one
+        for one in audit(page, width=width, colours=colours)
+        if one.impact in SERIOUS
+    ] == []
 
 
 @pytest.mark.slow
 def test_faults_would_be_found(tmp_path):
     bad = tmp_path / "bad.html"
-    bad.write_text("<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p style='color:#ccc'>pale")
+    bad.write_text(
+        "<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p style='color:#ccc'>pale"
+    )
     assert {"image-alt", "color-contrast"} <= {one.rule for one in audit(bad)}

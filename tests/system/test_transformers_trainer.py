@@ -15,46 +15,84 @@ pytestmark = pytest.mark.system
 STEPS = 12
 
 
-def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, place: str) -> list[float]:
+def _theirs(
+    training: Any, batches: list[dict[str, torch.Tensor]], config: Any, place: str
+) -> list[float]:
     losses: list[float] = []
 
     class Rates(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            for group in kwargs["optimizer"].param_groups:  # its own warm-up begins with a step at rate 0
+        def on_step_begin(
+            self, args: Any, state: Any, control: Any, **kwargs: Any
+        ) -> None:
+            # Its own warm-up begins with a step at rate 0.
+            for group in kwargs["optimizer"].param_groups:
                 group["lr"] = learning_rate(config, state.global_step)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        def on_log(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            logs: dict[str, float],
+            **kwargs: Any,
+        ) -> None:
             losses.extend([logs["loss"]] if "loss" in logs else [])
 
     class InOrder(Trainer):
         def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, shuffle=False)
+            return torch.utils.data.DataLoader(
+                self.train_dataset, batch_size=None, shuffle=False
+            )
 
     model = BertForMaskedLM(training.module.model.config)
     model.load_state_dict(training.module.model.state_dict())
     arguments = TrainingArguments(
-        output_dir=place, max_steps=STEPS, learning_rate=config.learning_rate, weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm, optim="adamw_torch_fused", use_cpu=True, report_to=[], save_strategy="no",
-        logging_steps=1, logging_nan_inf_filter=False, disable_tqdm=True, per_device_train_batch_size=1,
-    )  # fmt: skip
-    InOrder(model=model, args=arguments, train_dataset=batches, callbacks=[Rates()]).train()
+        output_dir=place,
+        max_steps=STEPS,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        optim="adamw_torch_fused",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        per_device_train_batch_size=1,
+    )
+    InOrder(
+        model=model, args=arguments, train_dataset=batches, callbacks=[Rates()]
+    ).train()
     return losses
 
 
 def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(
-        layout="padded", micro_batch_size=16, global_batch_size=16, max_steps=STEPS, warmup_steps=4,
-        learning_rate=5e-3, max_grad_norm=1.0,
-    )  # fmt: skip
+        layout="padded",
+        micro_batch_size=16,
+        global_batch_size=16,
+        max_steps=STEPS,
+        warmup_steps=4,
+        learning_rate=5e-3,
+        max_grad_norm=1.0,
+    )
     training = training_of(config, dataset)
     ours = micro_batches(dataset, config, steps=STEPS)
     batches = [
-        {"input_ids": one.wide_ids_BS(), "attention_mask": one.attention_BS(), "labels": one.labels_BS()}
+        {
+            "input_ids": one.wide_ids_BS(),
+            "attention_mask": one.attention_BS(),
+            "labels": one.labels_BS(),
+        }
         for one in ours
     ]
     theirs = _theirs(training, batches, config, str(tmp_path))
-    found = [float(training.step.run([batch], learning_rate(config, step)).loss) for step, batch in enumerate(ours)]
+    found = [
+        float(training.step.run([batch], learning_rate(config, step)).loss)
+        for step, batch in enumerate(ours)
+    ]
     assert len(theirs) == STEPS
     # They print four digits.
     assert found == pytest.approx(theirs, rel=1e-4, abs=6e-5)

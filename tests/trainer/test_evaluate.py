@@ -19,22 +19,40 @@ from trainer.model.attention import VARLEN_NAME
 
 @pytest.fixture
 def split(tmp_path) -> TokenDataset:
-    samples = [[5 + (start + step) % 60 for step in range(10 + start % 30)] for start in range(90)]
-    return TokenDataset.open(write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:50]))
+    samples = [
+        [5 + (start + step) % 60 for step in range(10 + start % 30)]
+        for start in range(90)
+    ]
+    return TokenDataset.open(
+        write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:50])
+    )
 
 
 def _evaluated(dataset: TokenDataset, **changes):
     config = config_of(**changes)
     training = training_of(config, dataset)
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
-    return training, evaluate(training.module, validation, config, join_ranks(config, environment={}), step=7)
+    return training, evaluate(
+        training.module, validation, config, join_ranks(config, environment={}), step=7
+    )
 
 
-def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy_in_as_many_rows_as_asked_for(split):
+def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy_in_as_many_rows_as_asked_for(
+    split,
+):
     _, padded = _evaluated(split, layout="padded")
     assert (padded.rows, padded.step) == (50, 7)
-    assert _evaluated(split, layout="padded", evaluation=EvaluationSettings(max_sequences=20))[1].rows == 20
-    for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_size": 3}):
+    assert (
+        _evaluated(
+            split, layout="padded", evaluation=EvaluationSettings(max_sequences=20)
+        )[1].rows
+        == 20
+    )
+    for changes in (
+        {"layout": "packed"},
+        {"layout": "bucketed"},
+        {"layout": "padded", "micro_batch_size": 3},
+    ):
         _, found = _evaluated(split, **changes)
         assert found.loss == pytest.approx(padded.loss, rel=1e-6)
         assert found.masked_accuracy == pytest.approx(padded.masked_accuracy)
@@ -48,7 +66,8 @@ def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients
     assert training.module.training
     assert all(parameter.grad is None for parameter in training.module.parameters())
     assert found.perplexity == pytest.approx(math.exp(found.loss))
-    assert found.loss == pytest.approx(math.log(128), rel=0.1)  # as of words that are all as likely
+    # As of words that are all as likely.
+    assert found.loss == pytest.approx(math.log(128), rel=0.1)
 
 
 def test_a_compiled_model_is_evaluated_without_compiling_more(split):
@@ -63,8 +82,13 @@ def test_a_compiled_model_is_evaluated_without_compiling_more(split):
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_size, tmp_path):
-    samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(4200)]
-    split = TokenDataset.open(write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples))
+    samples = [
+        [5 + (start + step) % 60 for step in range(4 + start % 50)]
+        for start in range(4200)
+    ]
+    split = TokenDataset.open(
+        write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples)
+    )
     few = EvaluationSettings(max_sequences=100_000)
     _, whole = _evaluated(split, evaluation=few, micro_batch_size=64)
     _, found = _evaluated(split, evaluation=few, micro_batch_size=micro_batch_size)
@@ -73,14 +97,20 @@ def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_size, tmp_pa
 
 def export_of(training, dataset, directory, *, leads=True):
     export_model(
-        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
-        seq_length_tokens=64, directory=directory, leads=leads,
-    )  # fmt: skip
+        training.module,
+        dataset_dir=dataset.directory,
+        special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=64,
+        directory=directory,
+        leads=leads,
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "eurobert"])
-def test_an_exported_model_gives_the_same_logits_in_transformers(family, precision, dataset, tmp_path):
+def test_an_exported_model_gives_the_same_logits_in_transformers(
+    family, precision, dataset, tmp_path
+):
     config = config_of(family, precision=precision)
     training = training_of(config, dataset)
     for batch in micro_batches(dataset, config, steps=3):
@@ -89,11 +119,14 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
     training.module.model.config._attn_implementation = VARLEN_NAME
     export_of(training, dataset, tmp_path / "model")
     export_of(training, dataset, tmp_path / "other", leads=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # only the rank that leads writes
+    # Only the rank that leads writes.
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert VARLEN_NAME not in (tmp_path / "model" / "config.json").read_text()
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    texts = tokenizer(["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt")
+    texts = tokenizer(
+        ["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt"
+    )
     training.module.model.config._attn_implementation = "sdpa"
     training.module.eval()
     exact = training_of(config_of(family), dataset).module.eval()
@@ -103,7 +136,12 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, precisi
         logits = loaded(**inputs).logits
         assert torch.equal(logits, exact.model(**inputs).logits)
         with training.module.autocast("cpu"):
-            torch.testing.assert_close(training.module.model(**inputs).logits.float(), logits, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(
+                training.module.model(**inputs).logits.float(),
+                logits,
+                rtol=0.05,
+                atol=0.05,
+            )
     # It learned that each word follows the one before it.
     assert 5 <= int(loaded(**inputs).logits[0, 4].argmax()) < 65
 

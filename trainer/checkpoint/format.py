@@ -25,7 +25,14 @@ from typing import Any, Literal
 from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
 from trainer.data.sampler import Position
 from trainer.errors import BadConfig, DiskTrouble
-from trainer.files import CorruptFile, FileEntry, check_file, sync, write_atomically, write_file
+from trainer.files import (
+    CorruptFile,
+    FileEntry,
+    check_file,
+    sync,
+    write_atomically,
+    write_file,
+)
 from trainer.health.events import utc_now
 
 CHECKPOINTS_DIRECTORY, MANIFEST_FILE = "checkpoints", "manifest.json"
@@ -108,7 +115,11 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
     names = {file.name for file in manifest.files}
     if not all(_FILE_NAME.fullmatch(name) for name in names):
         raise BadCheckpoint(f"{where} refers to files in other directories")
-    if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
+    if any(
+        part.file not in names
+        for entry in manifest.tensors.values()
+        for part in entry.parts
+    ):
         raise BadCheckpoint(f"{where} does not list all of its files")
     return manifest
 
@@ -163,12 +174,17 @@ class CheckpointWriter:
 
     @property
     def _partial(self) -> Path:
-        return self.root / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
+        return (
+            self.root
+            / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
+        )
 
     def _of_rank(self, rank: int, ending: str) -> Path:
         return self._partial / f"rank-{rank:05d}.{ending}"
 
-    def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState) -> None:
+    def write(
+        self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
+    ) -> None:
         """Write this rank's file; on the first writer, also write the manifest and publish the checkpoint.
 
         Raises ``OSError`` if writing fails here or on another rank, ``TimeoutError`` if another rank's share is late.
@@ -176,16 +192,26 @@ class CheckpointWriter:
         try:
             if self.rank == self.writers[0]:
                 # Files of earlier saves of this start: a rank may have continued to write after rank 0 gave up.
-                for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
+                for partial in self.root.glob(
+                    f".step-*.attempt-{self.attempt}.save-*.partial"
+                ):
                     if partial != self._partial:
                         shutil.rmtree(partial, ignore_errors=True)
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            entry = write_file(self._of_rank(self.rank, "safetensors"), content, progressed=self.progressed)
+            entry = write_file(
+                self._of_rank(self.rank, "safetensors"),
+                content,
+                progressed=self.progressed,
+            )
             share = _Share(file=entry, tensors=tensors)
             if self.rank != self.writers[0]:
-                write_atomically(self._of_rank(self.rank, "json"), share.model_dump_json())
+                write_atomically(
+                    self._of_rank(self.rank, "json"), share.model_dump_json()
+                )
                 return
-            self._publish([share, *(self._wait_for(rank) for rank in self.writers[1:])], state)
+            self._publish(
+                [share, *(self._wait_for(rank) for rank in self.writers[1:])], state
+            )
         except OSError as error:
             self.give_up(error)
             raise
@@ -194,10 +220,16 @@ class CheckpointWriter:
         tensors: dict[str, TensorEntry] = {}
         for name, entry in (item for share in shares for item in share.tensors.items()):
             parts = [*(tensors[name].parts if name in tensors else []), *entry.parts]
-            tensors[name] = entry.model_copy(update={"parts": sorted(parts, key=lambda part: part.begin)})
+            tensors[name] = entry.model_copy(
+                update={"parts": sorted(parts, key=lambda part: part.begin)}
+            )
         files, now = [one.file for one in shares], utc_now()
-        manifest = CheckpointManifest(schema_version=2, written_utc=now, state=state, files=files, tensors=tensors)
-        write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
+        manifest = CheckpointManifest(
+            schema_version=2, written_utc=now, state=state, files=files, tensors=tensors
+        )
+        write_file(
+            self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode())
+        )
         for rank in self.writers[1:]:
             self._of_rank(rank, "json").unlink()
         sync(self._partial)
@@ -210,7 +242,9 @@ class CheckpointWriter:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _wait_for(self, rank: int) -> _Share:
-        share, failed, file = (self._of_rank(rank, ending) for ending in ("json", "failed", "safetensors"))
+        share, failed, file = (
+            self._of_rank(rank, ending) for ending in ("json", "failed", "safetensors")
+        )
         grown_s, size = time.monotonic(), -1
         while not share.is_file():
             if failed.is_symlink():
@@ -218,12 +252,17 @@ class CheckpointWriter:
                 with contextlib.suppress(OSError, ValueError):
                     number = int(failed.readlink().name)
                 raise OSError(number, f"rank {rank} could not write its file")
-            now_s, now_size = time.monotonic(), file.stat().st_size if file.is_file() else -1
+            now_s, now_size = (
+                time.monotonic(),
+                file.stat().st_size if file.is_file() else -1,
+            )
             if now_size != size:
                 grown_s, size = now_s, now_size
                 self.progressed()
             if now_s - grown_s > self.timeout_s:
-                raise TimeoutError(f"rank {rank} has not written its file within {self.timeout_s:g} s")
+                raise TimeoutError(
+                    f"rank {rank} has not written its file within {self.timeout_s:g} s"
+                )
             time.sleep(_POLL_S)
         return parse_table(_Share, read_json(share), where=str(share))
 
@@ -235,7 +274,11 @@ class CheckpointWriter:
             else:
                 self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._of_rank(self.rank, "safetensors").unlink(missing_ok=True)
-                number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+                number = (
+                    error.errno
+                    if isinstance(error, OSError) and error.errno
+                    else errno.EIO
+                )
                 # An empty file can be created on a full disk.
                 self._of_rank(self.rank, "failed").symlink_to(str(number))
 
@@ -270,7 +313,10 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 def _unreadable(directory: Path, error: OSError) -> Exception:
     """Return the exception for a read error: a checkpoint is corrupt only if a file is missing or not a plain file."""
     message = f"cannot read {directory}: {error.strerror or error}"
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or error.errno == errno.ELOOP:
+    if (
+        isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        or error.errno == errno.ELOOP
+    ):
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
         return BadConfig(message, next_step="Make it readable for this user.")
@@ -278,7 +324,9 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
     return DiskTrouble(message, next_step=next_step)
 
 
-def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:
+def newest_checkpoint(
+    root: Path, *, good: bool = False
+) -> tuple[Found | None, list[tuple[Path, str]]]:
     """Return the newest intact checkpoint, or good one, or None; and the newer corrupt ones, each with the reason."""
     corrupt: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
@@ -299,7 +347,11 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
-    kept.update(path for path in checkpoints if keep_every_steps and step_of(path.name) % keep_every_steps == 0)
+    kept.update(
+        path
+        for path in checkpoints
+        if keep_every_steps and step_of(path.name) % keep_every_steps == 0
+    )
     for path in checkpoints:
         with contextlib.suppress(BadCheckpoint):
             if _read_manifest(path).state.good:

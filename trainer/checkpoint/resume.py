@@ -17,21 +17,50 @@ from trainer.config.train_config import dotted
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
 from trainer.health.events import EventRow, happened
-from trainer.record.run_record import RUN_FILE, RunExit, RunHeader, read_exit, read_first_header, read_header
+from trainer.record.run_record import (
+    RUN_FILE,
+    RunExit,
+    RunHeader,
+    read_exit,
+    read_first_header,
+    read_header,
+)
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
 Opened = Callable[[RunWriter], None]
 _SAME_DATA = (
-    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_size", "global_batch_tokens",
-    "global_batch_samples", "seed",
-)  # fmt: skip
+    "model.config",
+    "model.null_keys",
+    "seq_length_tokens",
+    "layout",
+    "global_batch_size",
+    "global_batch_tokens",
+    "global_batch_samples",
+    "seed",
+)
 """Settings that must not change on resume, as weights or the position in the data would be invalid."""
 _RECIPE = (
-    "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
-    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
-    "attention_dropout", "precision", "residual_dtype", "float8", "tf32", "max_epochs", "parallel.gradient_dtype",
-)  # fmt: skip
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "decay_share",
+    "final_learning_rate_share",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "max_steps",
+    "masking_probability",
+    "attention_dropout",
+    "precision",
+    "residual_dtype",
+    "float8",
+    "tf32",
+    "max_epochs",
+    "parallel.gradient_dtype",
+)
 """Settings that may change on resume, as those of ``health`` may; a change is reported."""
 
 
@@ -54,7 +83,9 @@ class Start:
         """Checkpoint as the run record names it: its name, or its path if it belongs to another run."""
         if self.checkpoint is None:
             return None
-        return str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
+        return (
+            str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
+        )
 
 
 def job_name(environment: Mapping[str, str]) -> str:
@@ -69,16 +100,23 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def choose_run(
-    out: Path | None, resume: str, resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ, *,
+    out: Path | None,
+    resume: str,
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
+    *,
     opened: Opened = lambda writer: None,
-) -> tuple[RunWriter, Start]:  # fmt: skip
+) -> tuple[RunWriter, Start]:
     """Open the run directory and choose the checkpoint to start from; call it only on rank 0.
 
     ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded. Raise
     ``BadConfig`` if the directory cannot be used, or its run does not match the configuration, ``DiskTrouble`` if the
     file system fails, ``TrainingFailed`` if the run gave up under this same configuration.
     """
-    restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    restarts = (
+        environment.get(name) or 0
+        for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    )
     try:
         if out is None and resume == AUTO and any(int(count) > 0 for count in restarts):
             out = _run_of(job_name(environment), resolved)
@@ -89,13 +127,21 @@ def choose_run(
             return _go_on(directory, resolved, opened)
         return _writer(directory, opened, again=False), Start()
     except OSError as error:
-        next_step = "Run the same command again once the file system is available: it resumes."
-        raise DiskTrouble(f"cannot use the run directory: {error}", next_step=next_step) from error
+        next_step = (
+            "Run the same command again once the file system is available: it resumes."
+        )
+        raise DiskTrouble(
+            f"cannot use the run directory: {error}", next_step=next_step
+        ) from error
 
 
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
     """Return the newest run of a job with this configuration, or None: a job may train more than one model."""
-    runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = sorted(
+        Path("runs").glob(f"*/{RUN_FILE}"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
     for path in runs if job else ():
         with contextlib.suppress(BadConfig):
             header = read_header(path.parent)
@@ -104,7 +150,9 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
     return None
 
 
-def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
+def _go_on(
+    directory: Path, resolved: ResolvedConfig, opened: Opened
+) -> tuple[RunWriter, Start]:
     """Resume a run from its newest intact checkpoint; without one, start as ``_from_origin`` does."""
     before = read_header(directory)
     changes = _compare(before, resolved, directory)
@@ -112,20 +160,26 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
         next_step = "Change a setting, such as --set train.learning_rate=…; or start from scratch: another --out"
-        raise TrainingFailed(f"{directory} gave up before with the same settings: {over.reason}", next_step=next_step)
+        raise TrainingFailed(
+            f"{directory} gave up before with the same settings: {over.reason}",
+            next_step=next_step,
+        )
     writer = _writer(directory, opened, again=True)
     root = directory / disk.CHECKPOINTS_DIRECTORY
     disk.clear_leftovers(root)
     events: list[EventRow] = []
     found, corrupt = disk.newest_checkpoint(root, good=gave_up)
-    for path, why in corrupt:  # only now, as nothing may change if a checkpoint cannot be read
+    # Only now, as nothing may change if a checkpoint cannot be read.
+    for path, why in corrupt:
         aside = path.with_name(f"{path.name}.corrupt-{writer.attempt}")
         path.rename(aside)
         message = f"checkpoint {path.name} is corrupt and is skipped: {why}; kept as {aside.name}"
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
         # Checkpoints of the failed attempt, whose names would be newer than those saved from here on.
-        for newer in itertools.takewhile(lambda one: found is None or one != found[0], disk.list_checkpoints(root)):
+        for newer in itertools.takewhile(
+            lambda one: found is None or one != found[0], disk.list_checkpoints(root)
+        ):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     if found is None:
         return writer, _from_origin(directory, gave_up=gave_up, events=events)
@@ -135,40 +189,70 @@ def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[R
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over)
     told = "; ".join((f"resumed from {path.name}", *changes))
-    events.append(happened(step, "resumed", told, level="warning" if changes else "info"))
-    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up)
+    events.append(
+        happened(step, "resumed", told, level="warning" if changes else "info")
+    )
+    return writer, Start(
+        checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up
+    )
 
 
-def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
+def _from_origin(
+    directory: Path, *, gave_up: bool, events: Sequence[EventRow]
+) -> Start:
     """Start again as the run's first start did; raise ``BadConfig`` if all its own checkpoints are corrupt."""
     origin = read_first_header(directory).resumed_from
     # Renamed by this start or an earlier one.
-    corrupt = [path.name for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")]
+    corrupt = [
+        path.name
+        for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")
+    ]
     if corrupt and not gave_up and origin is None:
         what = f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*"
         next_step = "Check that disk. Start from scratch with another --out, or from another run: --resume PATH"
         raise BadConfig(what, next_step=next_step)
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
-        told = happened(0, "resumed", f"{directory} has {why}; starting from scratch", level="warning")
+        told = happened(
+            0,
+            "resumed",
+            f"{directory} has {why}; starting from scratch",
+            level="warning",
+        )
         return Start(events=(*events, told))
     path, manifest = _read(Path(origin))
-    told = happened(manifest.state.step, "resumed", f"{directory} has {why}; starting again from {path}")
-    return Start(checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True)
+    told = happened(
+        manifest.state.step,
+        "resumed",
+        f"{directory} has {why}; starting again from {path}",
+    )
+    return Start(
+        checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True
+    )
 
 
-def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
+def _from_path(
+    path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened
+) -> tuple[RunWriter, Start]:
     """Resume a run in its directory, or start another run from one of its checkpoints."""
     is_checkpoint = (path / disk.MANIFEST_FILE).is_file()
-    root = path if path.name == disk.CHECKPOINTS_DIRECTORY else path / disk.CHECKPOINTS_DIRECTORY
+    root = (
+        path
+        if path.name == disk.CHECKPOINTS_DIRECTORY
+        else path / disk.CHECKPOINTS_DIRECTORY
+    )
     run = path.parent.parent if is_checkpoint else root.parent
     if not is_checkpoint and not root.is_dir():
         next_step = "Pass a run or a checkpoint, such as runs/NAME or runs/NAME/checkpoints/step-000001000"
-        raise BadConfig(f"--resume {path}: no checkpoint found there", next_step=next_step)
+        raise BadConfig(
+            f"--resume {path}: no checkpoint found there", next_step=next_step
+        )
     in_place = out is None or out.resolve() == run.resolve()
     if in_place and is_checkpoint and disk.list_checkpoints(path.parent)[:1] != [path]:
         next_step = f"Start another run from it with --out DIR, or resume from the newest: --resume auto --out {run}"
-        raise BadConfig(f"{run} has newer checkpoints than {path.name}", next_step=next_step)
+        raise BadConfig(
+            f"{run} has newer checkpoints than {path.name}", next_step=next_step
+        )
     if in_place or out is None:
         return _go_on(run, resolved, opened)
     again = (out / RUN_FILE).is_file()
@@ -176,19 +260,35 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
         origin = read_first_header(out).resumed_from
         if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
             next_step = "Choose another --out, or resume that run with --resume auto"
-            raise BadConfig(f"{out} already contains a run, which did not start from {path}", next_step=next_step)
+            raise BadConfig(
+                f"{out} already contains a run, which did not start from {path}",
+                next_step=next_step,
+            )
         if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, opened)  # the same command was run again
-    found, corrupt = (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
+    found, corrupt = (
+        (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
+    )
     told = "a checkpoint is corrupt and is skipped: "
     events = [happened(0, "resumed", told + why, level="error") for _, why in corrupt]
     if found is None:
-        raise BadConfig(f"{root} has no intact checkpoint", next_step="Pass another run, or use --resume never")
+        raise BadConfig(
+            f"{root} has no intact checkpoint",
+            next_step="Pass another run, or use --resume never",
+        )
     directory, manifest = found
     changes = _compare(manifest.state, resolved, directory)
-    events.append(happened(manifest.state.step, "resumed", "; ".join((f"started from {directory}", *changes))))
+    events.append(
+        happened(
+            manifest.state.step,
+            "resumed",
+            "; ".join((f"started from {directory}", *changes)),
+        )
+    )
     writer = _writer(out, opened, again=again)
-    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
+    return writer, Start(
+        checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True
+    )
 
 
 def _read(path: Path) -> disk.Found:
@@ -196,22 +296,36 @@ def _read(path: Path) -> disk.Found:
         return path, disk.read_checkpoint(path)
     except disk.BadCheckpoint as error:
         next_step = "Pass an older one, or the run: --resume RUN"
-        raise BadConfig(f"the checkpoint is corrupt: {error}", next_step=next_step) from error
+        raise BadConfig(
+            f"the checkpoint is corrupt: {error}", next_step=next_step
+        ) from error
 
 
-def _compare(before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
+def _compare(
+    before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, where: Path
+) -> list[str]:
     """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
         what = f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…"
-        raise BadConfig(what, next_step="Resume with that run's profile, or start from scratch with another --out.")
+        raise BadConfig(
+            what,
+            next_step="Resume with that run's profile, or start from scratch with another --out.",
+        )
     then, now = dotted(before.config), dotted(resolved.config.model_dump(mode="json"))
     for key in _SAME_DATA:
         if then.get(key) != now.get(key):
             shown = f"train.{key} = {now.get(key)!r} does not match {where}, trained with {then.get(key)!r}"
             next_step = "Resume with the same settings, or start from scratch: --resume never, with another --out"
-            raise BadConfig(shown if len(shown) < 200 else f"train.{key} does not match {where}", next_step=next_step)
-    changed = [key for key in now if (key in _RECIPE or key.startswith("health.")) and then.get(key) != now[key]]
+            raise BadConfig(
+                shown if len(shown) < 200 else f"train.{key} does not match {where}",
+                next_step=next_step,
+            )
+    changed = [
+        key
+        for key in now
+        if (key in _RECIPE or key.startswith("health.")) and then.get(key) != now[key]
+    ]
     return [f"train.{key} is now {now[key]}, it was {then.get(key)}" for key in changed]
 
 
@@ -221,6 +335,9 @@ def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
     except OSError as error:
         if error.errno in PASSING_ERRORS:
             raise
-        raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
+        raise BadConfig(
+            f"cannot write {directory}: {error.strerror}",
+            next_step="Choose another --out.",
+        ) from error
     opened(writer)
     return writer

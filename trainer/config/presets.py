@@ -14,9 +14,21 @@ from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
 # Without attention dropout, as in the paper's trainer and newer encoders: varlen attention has none.
-_BERT: dict[str, Any] = {"model_type": "bert", "max_position_embeddings": 512, "attention_probs_dropout_prob": 0.0}
-_MODERNBERT: dict[str, Any] = {"model_type": "modernbert", "max_position_embeddings": 8192}
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+_BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "max_position_embeddings": 512,
+    "attention_probs_dropout_prob": 0.0,
+}
+_MODERNBERT: dict[str, Any] = {
+    "model_type": "modernbert",
+    "max_position_embeddings": 8192,
+}
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+)
 
 
 def _shape(family: dict[str, Any], *sizes: int) -> dict[str, Any]:
@@ -34,10 +46,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Set by the dataset, specific to a saved copy, or naming custom code.
 _NOT_SHAPE = {
-    "architectures", "auto_map", "bos_token_id", "cls_token_id", "dtype", "eos_token_id", "mask_token_id",
-    "pad_token_id", "quantization_config", "sep_token_id", "torch_dtype", "transformers_version", "unk_token_id",
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "cls_token_id",
+    "dtype",
+    "eos_token_id",
+    "mask_token_id",
+    "pad_token_id",
+    "quantization_config",
+    "sep_token_id",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
     "vocab_size",
-}  # fmt: skip
+}
 
 
 def model_settings(name: str) -> ModelSettings:
@@ -52,11 +75,21 @@ def model_settings(name: str) -> ModelSettings:
         raise BadConfig(f"unknown model {name!r}", next_step=next_step)
     raw = read_json(path, max_bytes=2**20)
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
-        raise BadConfig(f"{path} is not a transformers config: no model_type", next_step="Pass a config.json.")
+        raise BadConfig(
+            f"{path} is not a transformers config: no model_type",
+            next_step="Pass a config.json.",
+        )
     if "auto_map" in raw:
         next_step = "Remove auto_map if transformers itself has this architecture; otherwise choose another model."
-        raise BadConfig(f"{path} requires custom code (auto_map), which is not supported", next_step=next_step)
-    shape = {key: value for key, value in raw.items() if key not in _NOT_SHAPE and not key.startswith("_")}
+        raise BadConfig(
+            f"{path} requires custom code (auto_map), which is not supported",
+            next_step=next_step,
+        )
+    shape = {
+        key: value
+        for key, value in raw.items()
+        if key not in _NOT_SHAPE and not key.startswith("_")
+    }
     given = path.parent.resolve().name if path.name == "config.json" else path.stem
     settings = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:128] or "model",

@@ -14,11 +14,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import canonical_sha256, parse_table, read_toml, reject_infinite
+from trainer.config.tables import (
+    canonical_sha256,
+    parse_table,
+    read_toml,
+    reject_infinite,
+)
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileMismatch
 
-_WRITE_ONE = "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
+_WRITE_ONE = (
+    "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +56,24 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
     if not isinstance(tables.get(table), dict):
         if "subject" in tables:
             what = f"{path} is a profile of your own training code, not one of this project's trainer"
-            raise BadConfig(what, next_step=f"Use its values in your code: autotune profile show {path}")
-        raise BadConfig(f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE)
+            raise BadConfig(
+                what,
+                next_step=f"Use its values in your code: autotune profile show {path}",
+            )
+        raise BadConfig(
+            f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE
+        )
     return tables
 
 
 def resolve(
-    profile: Path, *, assignments: Sequence[str] = (), data: Path | None = None,
-    environment: Mapping[str, str] = os.environ, expect_sha256: str | None = None,
-) -> ResolvedConfig:  # fmt: skip
+    profile: Path,
+    *,
+    assignments: Sequence[str] = (),
+    data: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    expect_sha256: str | None = None,
+) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
     ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is the
@@ -76,12 +92,18 @@ def resolve(
         sources[_assign(train, assignment)] = "command line"
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, sources["train.data.path"] = find_data(profile, config, data, environment)
-    sources = dict.fromkeys(dotted(config.model_dump(mode="json"), "train."), "default") | sources
+    sources = (
+        dict.fromkeys(dotted(config.model_dump(mode="json"), "train."), "default")
+        | sources
+    )
     found = tables.get("fingerprint")
     return ResolvedConfig(
-        config=config, sources=sources, data_dir=data_dir, profile_sha256=said,
+        config=config,
+        sources=sources,
+        data_dir=data_dir,
+        profile_sha256=said,
         fingerprint=found if isinstance(found, dict) else {},
-    )  # fmt: skip
+    )
 
 
 def missing_for_compile(device: str) -> str | None:
@@ -90,7 +112,9 @@ def missing_for_compile(device: str) -> str | None:
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     # Triton and Inductor compile the launchers of kernels.
-    found = os.environ.get("CXX" if device == "cpu" else "CC") or next(filter(shutil.which, compilers), None)
+    found = os.environ.get("CXX" if device == "cpu" else "CC") or next(
+        filter(shutil.which, compilers), None
+    )
     return None if found else f"no compiler found ({', '.join(compilers)})"
 
 
@@ -101,7 +125,9 @@ def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
         return resolved, None
     missing = missing_for_compile("cuda")
     config = config.model_copy(update={"compile": missing is None})
-    return replace(resolved, config=config), missing and f"layers are not compiled, and slower: {missing}"
+    return replace(
+        resolved, config=config
+    ), missing and f"layers are not compiled, and slower: {missing}"
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:
@@ -111,7 +137,10 @@ def profile_sha256(tables: dict[str, Any]) -> str:
 
 
 def find_data(
-    profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str] = os.environ
+    profile: Path,
+    config: TrainConfig,
+    data: Path | None,
+    environment: Mapping[str, str] = os.environ,
 ) -> tuple[Path, str]:
     """Return the dataset's directory and source: ``data``, else AUTOTUNE_DATA, else the profile; else ``BadConfig``."""
     if data is not None:
@@ -120,7 +149,9 @@ def find_data(
         return Path(environment["AUTOTUNE_DATA"]), "environment"
     if config.data.path is not None:
         return profile.parent / config.data.path, "profile"
-    raise BadConfig("no dataset given", next_step="Pass --data DIR, or set AUTOTUNE_DATA.")
+    raise BadConfig(
+        "no dataset given", next_step="Pass --data DIR, or set AUTOTUNE_DATA."
+    )
 
 
 def _assign(train: dict[str, Any], text: str) -> str:
@@ -129,7 +160,10 @@ def _assign(train: dict[str, Any], text: str) -> str:
     dotted_key = name.strip()
     *tables, key = dotted_key.split(".")
     if not equals or tables[:1] != ["train"]:
-        raise BadConfig(f"--set {text!r} does not match train.KEY=VALUE", next_step="Example: --set train.max_steps=30")
+        raise BadConfig(
+            f"--set {text!r} does not match train.KEY=VALUE",
+            next_step="Example: --set train.max_steps=30",
+        )
     try:
         value: object = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
@@ -138,7 +172,14 @@ def _assign(train: dict[str, Any], text: str) -> str:
     for part in tables[1:]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise BadConfig(f"--set {dotted_key}: {part!r} is not a table", next_step="Check the key.")
+            raise BadConfig(
+                f"--set {dotted_key}: {part!r} is not a table",
+                next_step="Check the key.",
+            )
     # TOML and transformers distinguish 1 from 1.0; users at a prompt do not.
-    table[key] = float(value) if type(value) is int and isinstance(table.get(key), float) else value
+    table[key] = (
+        float(value)
+        if type(value) is int and isinstance(table.get(key), float)
+        else value
+    )
     return dotted_key

@@ -25,7 +25,9 @@ CHECK_PATH = "Check the path."
 class StrictTable(BaseModel):
     """A strict, frozen table: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
 
 TableT = TypeVar("TableT", bound=StrictTable)
@@ -52,16 +54,33 @@ def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
 
 def canonical_json(value: object) -> bytes:
     """Return the canonical form of a JSON value for hashing: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    ).encode()
 
 
 def reject_infinite(value: object, where: str) -> None:
     """Raise ``BadConfig`` for a number that is not finite, as it cannot be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadConfig(f"{where} = {value}: the number must be finite", next_step="Measure it again, or correct it.")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        raise BadConfig(
+            f"{where} = {value}: the number must be finite",
+            next_step="Measure it again, or correct it.",
+        )
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     for key, part in parts:
-        reject_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+        reject_infinite(
+            part, f"{where}: {key}" if ": " not in where else f"{where}.{key}"
+        )
 
 
 def canonical_sha256(value: object) -> str:
@@ -74,50 +93,80 @@ def nearest(name: str, known: list[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
-def _read(path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - as above
+def _read(
+    path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]
+) -> Any:  # noqa: ANN401 - as above
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
-        what = f"{path} not found" if isinstance(error, FileNotFoundError) else f"cannot read {path}: {error.strerror}"
+        what = (
+            f"{path} not found"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot read {path}: {error.strerror}"
+        )
         raise BadConfig(what, next_step=_close_to(path) or if_missing) from error
     if len(raw) > max_bytes:
-        raise BadConfig(f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH)
+        raise BadConfig(
+            f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH
+        )
     try:
         value = parse(raw.decode())
     except UnicodeDecodeError as error:
         raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
-    except (ValueError, RecursionError) as error:  # invalid syntax, or a number of too many digits
-        raise BadConfig(f"{path} is not valid {kind}: {error}", next_step="Correct the file there.") from error
+    # Invalid syntax, or a number of too many digits.
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(
+            f"{path} is not valid {kind}: {error}", next_step="Correct the file there."
+        ) from error
     level = [value]
     for _ in range(MAX_DEPTH):
-        tables = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        tables = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
         level = list(itertools.chain.from_iterable(tables))
     if level:
-        raise BadConfig(f"{path} exceeds the limit of {MAX_DEPTH} nested levels", next_step=CHECK_PATH)
+        raise BadConfig(
+            f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
+            next_step=CHECK_PATH,
+        )
     return value
 
 
 def _close_to(path: Path) -> str | None:
     """Return a suggestion of the file beside it with the closest name, or None."""
     try:
-        beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
+        beside = sorted(
+            one.name for one in path.parent.iterdir() if one.suffix == path.suffix
+        )
     except OSError:
         return None
     close = nearest(path.name, beside)
-    return None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
+    return (
+        None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
+    )
 
 
 def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]:
     """Return the message and next step for the first problem, unknown keys before all others."""
-    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = min(
+        error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"
+    )
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         name = str(problem["loc"][-1])
-        known = _keys_at(kind, [part for part in problem["loc"][:-1] if isinstance(part, str)])
+        known = _keys_at(
+            kind, [part for part in problem["loc"][:-1] if isinstance(part, str)]
+        )
         match = nearest(name, known)
         closest = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0))
-        hint = f"Did you mean {match!r}?" if match else f"The closest of {len(known)} known keys: {closest}."
+        hint = (
+            f"Did you mean {match!r}?"
+            if match
+            else f"The closest of {len(known)} known keys: {closest}."
+        )
         return f"unknown key {key!r}", hint
     if problem["type"] == "missing":
         return f"missing key {key!r}", f"Add {key!r}."
@@ -130,7 +179,9 @@ def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]
     if isinstance(problem["input"], str) and problem["type"] == "list_type":
         hint = f"Did you mean [{shown}]?"
     elif problem["type"] == "literal_error":
-        match = nearest(str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+        match = nearest(
+            str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        )
         hint = f"Did you mean {match!r}?" if match else hint
     return f"{key} = {shown}: {message}", hint
 
@@ -150,7 +201,9 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
-def flat_table(table: Mapping[str, Any], prefix: str = "", *, whole: str = "", depth: int = 1) -> dict[str, Any]:
+def flat_table(
+    table: Mapping[str, Any], prefix: str = "", *, whole: str = "", depth: int = 1
+) -> dict[str, Any]:
     """Return every value of nested tables by its dotted key; tables called ``whole`` are one value."""
     found: dict[str, Any] = {}
     for name, value in table.items():

@@ -211,7 +211,9 @@ class TrainConfig(StrictTable):
     """Attention kernel. ``varlen`` computes each document separately (Ampere or newer GPU, bf16, no attention dropout),
     ``fa3`` does so in FlashAttention 3 (Hopper GPU, module ``flash_attn_interface``), ``sdpa`` computes whole sequences
     under a mask. ``auto`` uses ``varlen`` if possible; the run prints the choice."""
-    attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
+    attention_dropout: Annotated[
+        float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED
+    ] = None
     """Dropout of attention weights, instead of the model's own: a change of recipe, recorded in every run."""
     mlm_head: Annotated[Head, Tag.SPEED] = "sparse"
     """Positions for which the MLM head computes logits: ``sparse``, masked tokens only; ``dense``, all. Same loss."""
@@ -266,20 +268,33 @@ class TrainConfig(StrictTable):
     def _reject_fp16(cls, value: object) -> object:
         if value == "fp16":
             use = "use bf16 on Ampere and newer GPUs, fp32 elsewhere"
-            raise ValueError(f"fp16 is not supported, as its gradients overflow without loss scaling; {use}")
+            raise ValueError(
+                f"fp16 is not supported, as its gradients overflow without loss scaling; {use}"
+            )
         return value
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "TrainConfig":
         parallel, sharded = self.parallel, self.parallel.strategy == "fsdp2"
-        if self.global_batch_tokens is not None and self.global_batch_samples is not None:
-            raise ValueError("global_batch_tokens cannot be used with global_batch_samples")
+        if (
+            self.global_batch_tokens is not None
+            and self.global_batch_samples is not None
+        ):
+            raise ValueError(
+                "global_batch_tokens cannot be used with global_batch_samples"
+            )
         if parallel.shard_ranks is not None and not sharded:
-            raise ValueError("parallel.shard_ranks requires parallel.strategy = 'fsdp2'")
+            raise ValueError(
+                "parallel.shard_ranks requires parallel.strategy = 'fsdp2'"
+            )
         if parallel.static_graph and sharded:
-            raise ValueError("parallel.static_graph cannot be used with parallel.strategy = 'fsdp2'")
+            raise ValueError(
+                "parallel.static_graph cannot be used with parallel.strategy = 'fsdp2'"
+            )
         if self.data.path is not None and Path(self.data.path).is_absolute():
-            raise ValueError("data.path must be relative to the profile; pass an absolute path with --data")
+            raise ValueError(
+                "data.path must be relative to the profile; pass an absolute path with --data"
+            )
         return self
 
 
@@ -294,7 +309,10 @@ class BatchSplit(StrictTable):
     @property
     def sequences_per_micro_batch(self) -> int:
         """Sequences per micro-batch after an even split, at most the configured micro-batch size."""
-        return -(-self.global_batch_size // (self.world_size * self.gradient_accumulation_steps))
+        return -(
+            -self.global_batch_size
+            // (self.world_size * self.gradient_accumulation_steps)
+        )
 
 
 def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
@@ -304,7 +322,9 @@ def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
 
 def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
     """Return the names of a group of settings, in the order of their declaration."""
-    return tuple(name for name, known in table.model_fields.items() if tag in known.metadata)
+    return tuple(
+        name for name, known in table.model_fields.items() if tag in known.metadata
+    )
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

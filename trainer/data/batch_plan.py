@@ -40,7 +40,9 @@ def hash_words(*words: int | Int64 | Uint64) -> Uint64:
     """Hash integers and arrays of them, elementwise, into one 64-bit word each."""
     state = np.zeros(1, dtype=np.uint64)
     for word in words:
-        array = np.asarray(word & (2**64 - 1) if isinstance(word, int) else word).astype(np.uint64)
+        array = np.asarray(
+            word & (2**64 - 1) if isinstance(word, int) else word
+        ).astype(np.uint64)
         state = mix((state ^ array) + GOLDEN)
     return state
 
@@ -58,9 +60,15 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     pending = np.arange(len(result))
     while len(pending):
         right_bits, left_bits, words = bits // 2, bits - bits // 2, result[pending]
-        left, right = words >> np.uint64(right_bits), words & np.uint64((1 << right_bits) - 1)
+        left, right = (
+            words >> np.uint64(right_bits),
+            words & np.uint64((1 << right_bits) - 1),
+        )
         for key in keys:
-            left, right = right, left ^ (mix(right ^ key) & np.uint64((1 << left_bits) - 1))
+            left, right = (
+                right,
+                left ^ (mix(right ^ key) & np.uint64((1 << left_bits) - 1)),
+            )
             left_bits, right_bits = right_bits, left_bits
         result[pending] = (left << np.uint64(right_bits)) | right
         pending = pending[result[pending] >= np.uint64(size)]
@@ -76,8 +84,13 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
     ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the sequence of each sample, shape
     (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
     """
-    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens:
-        raise ValueError(f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to {seq_length_tokens}")
+    if (
+        len(lengths)
+        and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens
+    ):
+        raise ValueError(
+            f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to {seq_length_tokens}"
+        )
     sizes = lengths.tolist()
     rows = [0] * len(sizes)
     opened = 0
@@ -125,12 +138,19 @@ class Segments:
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
         """Concatenate parts, in order."""
-        return cls(np.concatenate([np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)], axis=1))
+        return cls(
+            np.concatenate(
+                [np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)],
+                axis=1,
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.table[0])
 
-    def __getitem__(self, chosen: "slice | npt.NDArray[np.bool_] | Int64") -> "Segments":
+    def __getitem__(
+        self, chosen: "slice | npt.NDArray[np.bool_] | Int64"
+    ) -> "Segments":
         return Segments(self.table[:, chosen])
 
     rows, columns, epochs, samples, shards, begins, tokens = map(_line, range(7))
@@ -179,16 +199,23 @@ class BatchPlan(BatchSplit):
 
     def ended(self, block: int) -> bool:
         """Return whether a lane's block, counted over all epochs, lies after the last epoch."""
-        return self.max_epochs is not None and block >= self.max_epochs * self.blocks_per_epoch
+        return (
+            self.max_epochs is not None
+            and block >= self.max_epochs * self.blocks_per_epoch
+        )
 
     def samples_of(self, lane: int, block: int) -> tuple[int, Int64]:
         """Return the epoch and samples of a lane's block, counted over all epochs."""
         epoch, in_epoch = divmod(block, self.blocks_per_epoch)
-        first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
+        first, end = (
+            self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1)
+        )
         behind = first + self.first_block_samples + in_epoch * self.block_samples
         begin = behind - self.block_samples if in_epoch else first
         indices = np.arange(min(begin, end), min(behind, end), dtype=np.uint64)
-        return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
+        return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(
+            np.int64
+        )
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
@@ -196,17 +223,24 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = index.locate(samples)
     tokens = np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
-    table = np.stack([np.arange(len(samples)), np.zeros_like(samples), np.full_like(samples, epoch)])
-    segments = Segments(np.concatenate([table, np.stack([samples, shards, begins, tokens])]))
+    table = np.stack(
+        [np.arange(len(samples)), np.zeros_like(samples), np.full_like(samples, epoch)]
+    )
+    segments = Segments(
+        np.concatenate([table, np.stack([samples, shards, begins, tokens])])
+    )
     if plan.layout != "packed":
         return segments
     packed = pack_rows(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
     # In seeded random order, as best fit leaves long samples in the first sequences, short ones in the last.
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
-    segments.rows[:] = np.argsort(np.argsort(drawn, kind="stable"))[packed]  # ranks of the draws
+    # Ranks of the draws.
+    segments.rows[:] = np.argsort(np.argsort(drawn, kind="stable"))[packed]
     segments = segments[np.argsort(segments.rows, kind="stable")]
     lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
     begins = np.cumsum(lengths) - lengths
-    segments.columns[:] = begins - begins[np.searchsorted(segments.rows, segments.rows, side="left")]
+    segments.columns[:] = (
+        begins - begins[np.searchsorted(segments.rows, segments.rows, side="left")]
+    )
     return segments

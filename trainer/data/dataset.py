@@ -28,7 +28,13 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 from pydantic import Field, model_validator
 
-from trainer.config.tables import StrictTable, canonical_sha256, nearest, parse_table, read_json
+from trainer.config.tables import (
+    StrictTable,
+    canonical_sha256,
+    nearest,
+    parse_table,
+    read_json,
+)
 from trainer.errors import BadConfig
 
 DATASET_SCHEMA_VERSION = 2
@@ -85,7 +91,9 @@ class LengthHistogram(StrictTable):
     @model_validator(mode="after")
     def _check_bins(self) -> Self:
         if len(self.edges) != len(self.counts):
-            raise ValueError(f"{len(self.edges)} edges do not match {len(self.counts)} counts")
+            raise ValueError(
+                f"{len(self.edges)} edges do not match {len(self.counts)} counts"
+            )
         if any(first >= second for first, second in itertools.pairwise(self.edges)):
             raise ValueError("edges must be ascending")
         return self
@@ -150,9 +158,13 @@ class Manifest(StrictTable):
     @model_validator(mode="after")
     def _vocabulary_is_complete(self) -> Self:
         if self.used_vocab_size > self.vocab_size:
-            raise ValueError(f"used_vocab_size {self.used_vocab_size} exceeds vocab_size {self.vocab_size}")
+            raise ValueError(
+                f"used_vocab_size {self.used_vocab_size} exceeds vocab_size {self.vocab_size}"
+            )
         if max(self.special_ids.all()) >= self.used_vocab_size:
-            raise ValueError(f"special ids must be below used_vocab_size {self.used_vocab_size}")
+            raise ValueError(
+                f"special ids must be below used_vocab_size {self.used_vocab_size}"
+            )
         return self
 
     @property
@@ -167,18 +179,38 @@ def read_manifest(directory: Path) -> Manifest:
     pass_one = "Pass your dataset with --data DIR; if you have none: autotune data prepare text:FILE --out DIR"
     if directory.is_file():
         first = f"Prepare it first: autotune data prepare text:{directory} --out DIR"
-        raise BadConfig(f"{directory} is a raw file, not a prepared dataset", next_step=first, docs=_DOCS)
+        raise BadConfig(
+            f"{directory} is a raw file, not a prepared dataset",
+            next_step=first,
+            docs=_DOCS,
+        )
     if not directory.is_dir():
-        close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
+        close = nearest(
+            directory.name,
+            sorted(
+                one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")
+            ),
+        )
         next_step = f"Did you mean {directory.parent / close}?" if close else pass_one
-        raise BadConfig(f"dataset not found: {os.path.normpath(directory)}", next_step=next_step, docs=_DOCS)
+        raise BadConfig(
+            f"dataset not found: {os.path.normpath(directory)}",
+            next_step=next_step,
+            docs=_DOCS,
+        )
     if not path.is_file():
-        raise BadConfig(f"{directory} is not a dataset: {MANIFEST_NAME} not found", next_step=pass_one, docs=_DOCS)
+        raise BadConfig(
+            f"{directory} is not a dataset: {MANIFEST_NAME} not found",
+            next_step=pass_one,
+            docs=_DOCS,
+        )
     raw = read_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != DATASET_SCHEMA_VERSION:
         message = f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}"
-        raise BadConfig(message, next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR")
+        raise BadConfig(
+            message,
+            next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR",
+        )
     return parse_table(Manifest, raw, where=str(path))
 
 
@@ -192,20 +224,30 @@ class TokenDataset:
     Forked processes may share one instance. A file that is missing or does not match the manifest is a ``BadConfig``.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
+    def __init__(
+        self, directory: Path, manifest: Manifest, split: SplitName = "train"
+    ) -> None:
         self.directory, self.manifest, self._split = directory, manifest, split
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
-        self._shards = (manifest.train if split == "train" else manifest.validation).shards
+        self._shards = (
+            manifest.train if split == "train" else manifest.validation
+        ).shards
         self._fds: list[int] = []
         # True if the last reads had to wait for the disk, as the first ones will.
         self._waited = True
         # Per shard: descriptor and first byte of the ids, and of the offsets.
-        opened = np.array([self._open(shard) for shard in self._shards], dtype=np.int64).reshape(-1, 4)
-        self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = opened.T.copy()
+        opened = np.array(
+            [self._open(shard) for shard in self._shards], dtype=np.int64
+        ).reshape(-1, 4)
+        self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = (
+            opened.T.copy()
+        )
         ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
         self._samples = int(ends[-1]) if len(ends) else 0
         self._firsts = np.concatenate(([0], ends[:-1])).astype(np.int64)
-        self._tokens = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
+        self._tokens = np.array(
+            [shard.tokens for shard in self._shards], dtype=np.int64
+        )
 
     @classmethod
     def open(cls, directory: Path, split: SplitName = "train") -> Self:
@@ -215,7 +257,9 @@ class TokenDataset:
     def _open(self, shard: Shard) -> tuple[int, int, int, int]:
         tokens = open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
         self._fds.append(tokens[0])
-        offsets = open_npy(self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
+        offsets = open_npy(
+            self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1
+        )
         self._fds.append(offsets[0])
         return *tokens, *offsets
 
@@ -230,7 +274,9 @@ class TokenDataset:
         if not self._waited:
             return
         shards, places = self._offsets_of(samples())
-        for fd, place in zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True):
+        for fd, place in zip(
+            self._offsets_fd[shards].tolist(), places.tolist(), strict=True
+        ):
             os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
@@ -239,8 +285,13 @@ class TokenDataset:
         Raise ``IndexError`` if there is no such sample, ``BadConfig`` if a shard's offsets do not ascend within its
         file, or the file became shorter.
         """
-        if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
-            raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
+        if (
+            len(samples)
+            and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples
+        ):
+            raise IndexError(
+                f"samples {samples.min()} to {samples.max()} of {self._samples}"
+            )
         shards, places = self._offsets_of(samples)
         pairs = np.empty((len(samples), 2), dtype="<u8")
         firsts = 16 * np.arange(len(samples))
@@ -257,22 +308,47 @@ class TokenDataset:
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
         """Return the shards of samples, and the byte position of each one's two offsets in its shard's file."""
         shards = np.searchsorted(self._firsts, samples, side="right") - 1
-        return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
+        return shards, self._offsets_start[shards] + 8 * (
+            samples - self._firsts[shards]
+        )
 
-    def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
+    def read_into(
+        self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64
+    ) -> None:
         """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,); raise as ``locate``."""
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
-        self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
+        self._read_all(
+            ids,
+            self._tokens_fd[shards],
+            offsets,
+            places * size,
+            (places + tokens) * size,
+        )
 
-    def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> None:
+    def _read_all(
+        self,
+        target: npt.NDArray[Any],
+        fds: Int64,
+        offsets: Int64,
+        firsts: Int64,
+        ends: Int64,
+    ) -> None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
 
         Reads that hit the page cache come first. The kernel prefetches the others together, so that a batch of reads
         waits about as long as one. Raise ``BadConfig`` if a read reaches the end of its file.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
-        reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
+        reads = list(
+            zip(
+                fds.tolist(),
+                offsets.tolist(),
+                firsts.tolist(),
+                ends.tolist(),
+                strict=True,
+            )
+        )
         waiting = _read_cached(view, reads)
         self._waited = len(waiting) > 0
         for fd, offset, first, end in waiting:
@@ -281,7 +357,10 @@ class TokenDataset:
             if os.preadv(fd, (view[first:end],), offset) != end - first:
                 shard, of_offsets = divmod(self._fds.index(fd), 2)
                 one = self._shards[shard]
-                raise self._corrupt(one.offsets_file if of_offsets else one.tokens_file, "became shorter while in use")
+                raise self._corrupt(
+                    one.offsets_file if of_offsets else one.tokens_file,
+                    "became shorter while in use",
+                )
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
         """Return the ids of one sample, at most ``max_tokens``, without special tokens; raise as ``locate`` does."""
@@ -308,7 +387,9 @@ class TokenDataset:
         return BadConfig(f"{self.directory / file}: {what}", next_step=next_step)
 
 
-def _read_cached(view: memoryview, reads: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+def _read_cached(
+    view: memoryview, reads: list[tuple[int, int, int, int]]
+) -> list[tuple[int, int, int, int]]:
     """Perform the reads that hit the page cache; return the others."""
     waiting = []
     for number, one in enumerate(reads):
@@ -336,15 +417,25 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
         # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=corrupt) from error
+        raise BadConfig(
+            f"cannot read {path}: {error.strerror}", next_step=corrupt
+        ) from error
     try:
         head = io.BytesIO(os.pread(fd, 4096, 0))
-        versions = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        if not head.getvalue().startswith(npy.MAGIC_PREFIX) or (version := npy.read_magic(head)) not in versions:
+        versions = {
+            (1, 0): npy.read_array_header_1_0,
+            (2, 0): npy.read_array_header_2_0,
+        }
+        if (
+            not head.getvalue().startswith(npy.MAGIC_PREFIX)
+            or (version := npy.read_magic(head)) not in versions
+        ):
             raise ValueError("not an .npy file")
         shape, fortran_order, found = versions[version](head)
         if found != dtype or shape != (length,) or fortran_order:
-            raise ValueError(f"contains {found.str} of shape {shape}, not {dtype.str} of ({length},)")
+            raise ValueError(
+                f"contains {found.str} of shape {shape}, not {dtype.str} of ({length},)"
+            )
         if os.fstat(fd).st_size != head.tell() + length * dtype.itemsize:
             raise ValueError("its size does not match its header")
         # Reads are random, so read-ahead would only evict other data from the page cache.

@@ -12,7 +12,13 @@ from trainer.data.dataset import TokenDataset
 _LOOKED_AT_SAMPLES = 16_384
 """Samples, in whole blocks of every lane, from which the mean content of a sequence is estimated."""
 _ROWS_TOGETHER, _SIGMAS = 32, 6.0
-_SAME_IN_PLAN = ("seed", "seq_length_tokens", "layout", "global_batch_size", "max_epochs")
+_SAME_IN_PLAN = (
+    "seed",
+    "seq_length_tokens",
+    "layout",
+    "global_batch_size",
+    "max_epochs",
+)
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
@@ -35,12 +41,18 @@ class SequenceStatistics:
     """Samples per sequence in the fullest micro-batches of 32 sequences: six standard deviations above the mean."""
 
 
-def sequence_statistics(config: TrainConfig, dataset: TokenDataset) -> SequenceStatistics:
+def sequence_statistics(
+    config: TrainConfig, dataset: TokenDataset
+) -> SequenceStatistics:
     """Return statistics of sequences, from a part of the dataset."""
     plan = make_plan(config, len(dataset), world_size=1)
     samples_by_row: list[np.ndarray] = []
     tokens = looked_at = 0
-    blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
+    blocks = (
+        (lane, block)
+        for block in range(plan.blocks_per_epoch)
+        for lane in range(plan.lanes)
+    )
     for lane, block in blocks:
         part = lay_out(plan, lane, block, dataset)
         samples_by_row.append(np.bincount(part.rows))
@@ -51,11 +63,20 @@ def sequence_statistics(config: TrainConfig, dataset: TokenDataset) -> SequenceS
     counts = np.concatenate(samples_by_row) if looked_at else np.zeros(1)
     mean = float(counts.mean())
     most = max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5)
-    return SequenceStatistics(mean_non_padding_tokens=tokens / len(counts), mean_samples=mean, most_documents=most)
+    return SequenceStatistics(
+        mean_non_padding_tokens=tokens / len(counts),
+        mean_samples=mean,
+        most_documents=most,
+    )
 
 
 def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
     """Return the plan that splits the global batch into micro-batches of ranks."""
     same: dict[str, Any] = {name: getattr(config, name) for name in _SAME_IN_PLAN}
     steps = gradient_accumulation_steps(config, world_size)
-    return BatchPlan(dataset_samples=samples, gradient_accumulation_steps=steps, world_size=world_size, **same)
+    return BatchPlan(
+        dataset_samples=samples,
+        gradient_accumulation_steps=steps,
+        world_size=world_size,
+        **same,
+    )

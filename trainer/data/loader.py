@@ -25,7 +25,12 @@ from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.masking import IGNORED_LABEL, Masker
-from trainer.data.sampler import MicroBatchPlan, Position, SequenceSampler, join_positions
+from trainer.data.sampler import (
+    MicroBatchPlan,
+    Position,
+    SequenceSampler,
+    join_positions,
+)
 from trainer.distributed.ranks import DeviceEvent, Ranks
 from trainer.errors import BadConfig
 from trainer.health.watchdog import ignore_signals
@@ -80,24 +85,42 @@ class MicroBatch:
         # In an empty sequence the first pad token counts, as a softmax over nothing would be NaN; it adds no loss.
         lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
         lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
-        return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)
+        return (
+            torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]
+        ).to(torch.int64)
 
     def labels_BS(self) -> torch.Tensor:
         """Return the labels, int64, with ``IGNORED_LABEL`` at positions that are not predicted."""
-        labels = torch.full(self.ids_BS.shape, IGNORED_LABEL, dtype=torch.int64, device=self.ids_BS.device)
-        labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(torch.int64)
+        labels = torch.full(
+            self.ids_BS.shape,
+            IGNORED_LABEL,
+            dtype=torch.int64,
+            device=self.ids_BS.device,
+        )
+        labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(
+            torch.int64
+        )
         return labels
 
 
 class MicroBatchSource(Dataset[MicroBatch]):
     """Micro-batches of one rank, made from their plans: the same in any process, in any order."""
 
-    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
-        self._dataset, self._plan, self._special = dataset, plan, dataset.manifest.special_ids
+    def __init__(
+        self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan
+    ) -> None:
+        self._dataset, self._plan, self._special = (
+            dataset,
+            plan,
+            dataset.manifest.special_ids,
+        )
         self._masker = Masker(
-            vocab_size=dataset.manifest.used_vocab_size, mask_id=self._special.mask, special_ids=self._special.all(),
-            probability=config.masking_probability, seed=config.seed,
-        )  # fmt: skip
+            vocab_size=dataset.manifest.used_vocab_size,
+            mask_id=self._special.mask,
+            special_ids=self._special.all(),
+            probability=config.masking_probability,
+            seed=config.seed,
+        )
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
         """Read a whole micro-batch, add special tokens and mask it; raise ``BadConfig`` if the dataset is corrupt."""
@@ -108,31 +131,57 @@ class MicroBatchSource(Dataset[MicroBatch]):
             longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
             step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
             width = min(width, -(-longest // step) * step)
-        ids = np.full(self._plan.sequences_per_micro_batch * width, self._special.pad, dtype=self._dataset.dtype)
+        ids = np.full(
+            self._plan.sequences_per_micro_batch * width,
+            self._special.pad,
+            dtype=self._dataset.dtype,
+        )
         starts = segments.rows * width + segments.columns
         ids[starts] = self._special.cls
         ids[starts + tokens + 1] = self._special.sep
-        self._dataset.read_into(ids, starts + 1, segments.shards, segments.begins, tokens)
+        self._dataset.read_into(
+            ids, starts + 1, segments.shards, segments.begins, tokens
+        )
         predicted, targets = self._corrupt(ids, starts + 1, plan)
         edges = np.arange(0, len(ids) + 1, width)
-        full = int(np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum())
+        full = int(
+            np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum()
+        )
         return MicroBatch(
-            ids_BS=torch.from_numpy(ids.reshape(-1, width)), starts_N=torch.from_numpy(starts.astype(np.int32)),
-            tokens_N=torch.from_numpy((tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)),
-            predicted_P=torch.from_numpy(predicted.astype(np.int32)), targets_P=torch.from_numpy(targets),
-            non_padding_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
-            predicted_tokens=len(predicted), padded_sequences=len(edges) - 1 - full, after=plan.after,
-            most_predicted_in_sequence=int(np.diff(np.searchsorted(predicted, edges)).max()),
-        )  # fmt: skip
+            ids_BS=torch.from_numpy(ids.reshape(-1, width)),
+            starts_N=torch.from_numpy(starts.astype(np.int32)),
+            tokens_N=torch.from_numpy(
+                (tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)
+            ),
+            predicted_P=torch.from_numpy(predicted.astype(np.int32)),
+            targets_P=torch.from_numpy(targets),
+            non_padding_tokens=int(tokens.sum())
+            + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
+            predicted_tokens=len(predicted),
+            padded_sequences=len(edges) - 1 - full,
+            after=plan.after,
+            most_predicted_in_sequence=int(
+                np.diff(np.searchsorted(predicted, edges)).max()
+            ),
+        )
 
-    def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
+    def _corrupt(
+        self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan
+    ) -> tuple[np.ndarray, np.ndarray]:
         one, directory = plan.segments, self._dataset.directory
         # Checked here, as a GPU would read past the end of the embedding table.
         if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
             with contextlib.suppress(IndexError):
-                return self._masker.corrupt(ids, places, one.tokens, epochs=one.epochs, samples=one.samples)
-        next_step = f"The dataset is corrupt. Find all faults: autotune data verify {directory}"
-        raise BadConfig(f"dataset {directory} contains ids that exceed its vocabulary", next_step=next_step)
+                return self._masker.corrupt(
+                    ids, places, one.tokens, epochs=one.epochs, samples=one.samples
+                )
+        next_step = (
+            f"The dataset is corrupt. Find all faults: autotune data verify {directory}"
+        )
+        raise BadConfig(
+            f"dataset {directory} contains ids that exceed its vocabulary",
+            next_step=next_step,
+        )
 
 
 class Source(Protocol):
@@ -161,7 +210,9 @@ def _or_raise(made: MicroBatch | dict[str, str]) -> MicroBatch:
     return made
 
 
-def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
+def make_loader(
+    source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]
+) -> Iterator[MicroBatch]:
     """Return micro-batches in the order of their plans, with the configured workers and prefetching."""
     pinned = config.data.pin_memory and config.device == "cuda"
     workers = config.data.num_workers
@@ -170,29 +221,54 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
         made = map(source.__getitems__, plans)
         return (batch.pin_memory() for batch in made) if pinned else made
     loader = DataLoader(
-        _ToldSource(source), num_workers=workers, prefetch_factor=config.data.prefetch_factor, pin_memory=pinned,
+        _ToldSource(source),
+        num_workers=workers,
+        prefetch_factor=config.data.prefetch_factor,
+        pin_memory=pinned,
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan holds all samples of a batch
-        collate_fn=lambda batch: batch,  # the source already returns a whole micro-batch
+        # The source already returns a whole micro-batch.
+        collate_fn=lambda batch: batch,
         worker_init_fn=lambda _: ignore_signals(),
-        multiprocessing_context="fork",  # Python's default since 3.14 would pickle the dataset
-    )  # fmt: skip
+        # Python's default since 3.14 would pickle the dataset.
+        multiprocessing_context="fork",
+    )
     return map(_or_raise, loader)
 
 
 def micro_batch_plans(
-    dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, rank: int, *, steps: int | None = None,
+    dataset: TokenDataset,
+    config: TrainConfig,
+    plan: BatchPlan,
+    rank: int,
+    *,
+    steps: int | None = None,
     position: Position | None = None,
-) -> Iterator[MicroBatchPlan]:  # fmt: skip
+) -> Iterator[MicroBatchPlan]:
     """Return the plans of a rank from a position on, for ``steps`` optimizer steps or endlessly."""
-    endless = iter(SequenceSampler(plan, dataset, rank, position, ahead=config.data.num_workers > 0))
-    return endless if steps is None else islice(endless, steps * plan.gradient_accumulation_steps)
+    endless = iter(
+        SequenceSampler(
+            plan, dataset, rank, position, ahead=config.data.num_workers > 0
+        )
+    )
+    return (
+        endless
+        if steps is None
+        else islice(endless, steps * plan.gradient_accumulation_steps)
+    )
 
 
 class MicroBatchLoader:
     """Micro-batches of a run, one optimizer step at a time; every rank calls it at the same steps."""
 
-    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
-        self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
+    def __init__(
+        self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks
+    ) -> None:
+        self._dataset, self._config, self._plan, self._ranks = (
+            dataset,
+            config,
+            plan,
+            ranks,
+        )
         self._source = MicroBatchSource(dataset, config, plan)
         self._loader: Iterator[MicroBatch] = iter(())
         self._processes: list[BaseProcess] = []
@@ -205,12 +281,16 @@ class MicroBatchLoader:
         """Start loading, or restart it, at a position."""
         self.close()
         self.position = position
-        plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
+        plans = micro_batch_plans(
+            self._dataset, self._config, self._plan, self._ranks.rank, position=position
+        )
         # Plans sent to the loader are kept until their micro-batches are used, to know the samples of a step.
         plans, self._upcoming = itertools.tee(plans)
         others = set(multiprocessing.active_children())
         self._loader = make_loader(self._source, self._config, plans)
-        self._processes = [one for one in multiprocessing.active_children() if one not in others]
+        self._processes = [
+            one for one in multiprocessing.active_children() if one not in others
+        ]
 
     def wait_for_first(self) -> list[MicroBatch]:
         """Return this rank's part of the next step without taking it; empty at the end of the data."""
@@ -221,11 +301,18 @@ class MicroBatchLoader:
     def compare_first(self) -> None:
         """Raise ``BadConfig`` if two ranks share samples in the next step; call ``wait_for_first`` before."""
         self._upcoming, first = itertools.tee(self._upcoming)
-        segments = [plan.segments for plan in islice(first, self._plan.gradient_accumulation_steps)]
-        numbers = np.concatenate([one.epochs * len(self._dataset) + one.samples for one in segments])
+        segments = [
+            plan.segments
+            for plan in islice(first, self._plan.gradient_accumulation_steps)
+        ]
+        numbers = np.concatenate(
+            [one.epochs * len(self._dataset) + one.samples for one in segments]
+        )
         compare_data(self._ranks.all_gather_object(numbers))
 
-    def next_step(self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]) -> list[MicroBatch]:
+    def next_step(
+        self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
+    ) -> list[MicroBatch]:
         """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
         empty_rows = 0
         while True:
@@ -235,7 +322,9 @@ class MicroBatchLoader:
             assert plans[-1].after is not None
             self.position = plans[-1].after
             own_tokens = sum(one.non_padding_tokens for one in batches)
-            if self._config.max_epochs is None or any(self._ranks.all_reduce_sum(own_tokens)):
+            if self._config.max_epochs is None or any(
+                self._ranks.all_reduce_sum(own_tokens)
+            ):
                 return batches
             # Lanes alternate and end one by one: all have ended after as many empty sequences as there are lanes.
             empty_rows += self._config.global_batch_size
@@ -286,7 +375,9 @@ class DataWait:
         """Return the seconds waited since the last call; if a GPU ran out of work, wait until it passed that point."""
         for _, came in self._gaps:
             came.wait()
-        waited_s = self._waited_s + sum(max(0.0, came.seconds_since(ended)) for ended, came in self._gaps)
+        waited_s = self._waited_s + sum(
+            max(0.0, came.seconds_since(ended)) for ended, came in self._gaps
+        )
         self._waited_s, self._gaps = 0.0, []
         return waited_s
 
@@ -301,4 +392,7 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
             message = f"ranks {other} and {rank} received {common} samples in common in their first step"
             next_step = "This is a bug of the trainer, or ranks were started with the same RANK: check those."
             raise BadConfig(message, next_step=next_step)
-    raise BadConfig("a rank received a sample twice in its first step", next_step="This is a bug of the trainer.")
+    raise BadConfig(
+        "a rank received a sample twice in its first step",
+        next_step="This is a bug of the trainer.",
+    )

@@ -33,14 +33,23 @@ def head_slots(places: int, probability: float) -> int:
     """Return the fixed number of slots for tokens to predict in this many positions, so that the head's shapes stay."""
     mean = places * probability
     slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
-    return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
+    return min(
+        -(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE,
+        -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE,
+    )
 
 
 class Masker:
     """Random choice of the tokens to predict and their replacements, never ``special_ids``; tables without a state."""
 
     def __init__(
-        self, *, vocab_size: int, mask_id: int, special_ids: tuple[int, ...], probability: float, seed: int
+        self,
+        *,
+        vocab_size: int,
+        mask_id: int,
+        special_ids: tuple[int, ...],
+        probability: float,
+        seed: int,
     ) -> None:
         self._mask_id, self._seed = mask_id, seed
         self._ordinary = np.ones(vocab_size, dtype=bool)
@@ -48,10 +57,15 @@ class Masker:
         self._ordinary_ids = np.flatnonzero(self._ordinary)
         edge = min(int(probability * 2**16), 2**16 - 2)
         share_at_edge = min(probability * 2**16 - edge, 1 - 2.0**-53)
-        self._edge, self._share_at_edge = np.uint16(edge), np.uint64(int(share_at_edge * 2**64))
+        self._edge, self._share_at_edge = (
+            np.uint16(edge),
+            np.uint64(int(share_at_edge * 2**64)),
+        )
         self._counters = np.zeros(0, dtype=np.uint64)
 
-    def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
+    def corrupt(
+        self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64
+    ) -> tuple[Int64, Ids]:
         """Mask samples in ``ids``, which have ``tokens`` ids from position ``places`` on, special tokens not counted.
 
         Each pass over the data (``epochs``) has its own masks; all shapes but that of ``ids`` are (N,). Return the
@@ -60,11 +74,18 @@ class Masker:
         """
         drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
         quads = (tokens + 3) >> 2
-        predicted = drawn + np.repeat(places - 4 * (np.cumsum(quads) - quads), quads)[drawn >> 2]
+        predicted = (
+            drawn
+            + np.repeat(places - 4 * (np.cumsum(quads) - quads), quads)[drawn >> 2]
+        )
         originals = ids[predicted]
         ordinary = self._ordinary.take(originals)
         if not ordinary.all():
-            predicted, originals, words = predicted[ordinary], originals[ordinary], words[ordinary]
+            predicted, originals, words = (
+                predicted[ordinary],
+                originals[ordinary],
+                words[ordinary],
+            )
         ids[predicted] = self._replacements(originals, words)
         return predicted, originals
 
@@ -78,13 +99,17 @@ class Masker:
         """
         quads = (tokens + 3) >> 2
         ends = np.cumsum(quads)
-        of_quads = self._generate(keys - (ends - quads).astype(np.uint64) * GOLDEN, quads)
+        of_quads = self._generate(
+            keys - (ends - quads).astype(np.uint64) * GOLDEN, quads
+        )
         bits = of_quads.view("<u2").copy()
         for absent in (1, 2, 3):  # the last quad of a sample may hold fewer tokens
             bits[(4 * ends - absent)[4 * quads - tokens >= absent]] = _NEVER
         drawn = np.flatnonzero(bits <= self._edge)
         at_edge = np.flatnonzero(bits[drawn] == self._edge)
-        unlucky = mix(_own_words(of_quads, drawn[at_edge]) + GOLDEN) >= self._share_at_edge
+        unlucky = (
+            mix(_own_words(of_quads, drawn[at_edge]) + GOLDEN) >= self._share_at_edge
+        )
         if unlucky.any():
             drawn = np.delete(drawn, at_edge[unlucky])
         return drawn, _own_words(of_quads, drawn)
@@ -108,10 +133,17 @@ class Masker:
 
     def _replacements(self, originals: Ids, words: Uint64) -> Ids:
         """Return the replacements: 80 % [MASK], 10 % an ordinary id, 10 % the original."""
-        result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._mask_id), originals)
+        result: Ids = np.where(
+            words < _EIGHT_TENTHS, originals.dtype.type(self._mask_id), originals
+        )
         random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
-        units = (mix(words[random] - GOLDEN) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
-        result[random] = self._ordinary_ids[(units * len(self._ordinary_ids)).astype(np.int64)]
+        # In [0, 1).
+        units = (mix(words[random] - GOLDEN) >> np.uint64(11)).astype(
+            np.float64
+        ) * 2.0**-53
+        result[random] = self._ordinary_ids[
+            (units * len(self._ordinary_ids)).astype(np.int64)
+        ]
         return result
 
 

@@ -40,9 +40,15 @@ class Position(StrictTable):
 def join_positions(positions: list[Position]) -> Position:
     """Join the positions of ranks after the same step; raise ``ValueError`` if steps differ or a lane is missing."""
     first = positions[0]
-    if any((position.steps, position.rows) != (first.steps, first.rows) for position in positions):
+    if any(
+        (position.steps, position.rows) != (first.steps, first.rows)
+        for position in positions
+    ):
         raise ValueError("positions of different steps")
-    lanes = tuple(max(places) for places in zip(*(position.lanes for position in positions), strict=True))
+    lanes = tuple(
+        max(places)
+        for places in zip(*(position.lanes for position in positions), strict=True)
+    )
     if UNKNOWN in lanes:
         raise ValueError(f"no rank follows lane {lanes.index(UNKNOWN)}")
     return Position(steps=first.steps, rows=first.rows, lanes=lanes)
@@ -66,15 +72,31 @@ class SequenceSampler:
     """
 
     def __init__(
-        self, plan: BatchPlan, index: TokenDataset, rank: int, position: Position | None = None, *, ahead: bool = False
+        self,
+        plan: BatchPlan,
+        index: TokenDataset,
+        rank: int,
+        position: Position | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self._plan, self._rank = plan, rank
-        self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.sequences_per_micro_batch
+        self._lanes_of_job, self._rows_of_micro_batch = (
+            plan.lanes,
+            plan.sequences_per_micro_batch,
+        )
         self._position = position or Position.start(plan)
         # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
-        packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer") if ahead else None
+        packer = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer")
+            if ahead
+            else None
+        )
         places = self._position.lanes
-        self._lanes = {lane: _Lane(plan, index, lane, places[lane], packer) for lane in plan.lanes_of(rank)}
+        self._lanes = {
+            lane: _Lane(plan, index, lane, places[lane], packer)
+            for lane in plan.lanes_of(rank)
+        }
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
         steps = 1  # so that the first batch does not wait for others
@@ -85,11 +107,18 @@ class SequenceSampler:
     def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
         plan = self._plan
         # The numbers of these sequences in the order of the whole job begin at ``position.rows``; here they begin at 0.
-        taken = {number: self._take(number, lane, steps) for number, lane in self._lanes.items()}
+        taken = {
+            number: self._take(number, lane, steps)
+            for number, lane in self._lanes.items()
+        }
         segments = Segments.join([rows for rows, _ in taken.values()])
         step, in_step = np.divmod(segments.rows, plan.global_batch_size)
         mine = in_step % plan.world_size == self._rank
-        segments, step, in_rank = segments[mine], step[mine], in_step[mine] // plan.world_size
+        segments, step, in_rank = (
+            segments[mine],
+            step[mine],
+            in_step[mine] // plan.world_size,
+        )
         if plan.layout == "bucketed":
             # Sequences of like length get neighbouring numbers, so the same micro-batch. Those of a step stay the same.
             by_length = np.lexsort((segments.tokens, step))
@@ -99,25 +128,39 @@ class SequenceSampler:
         micro_batch = step * plan.gradient_accumulation_steps + part
         segments.rows[:] = row
         order = np.lexsort((segments.columns, row, micro_batch))
-        edges = np.searchsorted(micro_batch[order], np.arange(steps * plan.gradient_accumulation_steps + 1)).tolist()
+        edges = np.searchsorted(
+            micro_batch[order], np.arange(steps * plan.gradient_accumulation_steps + 1)
+        ).tolist()
         segments = segments[order]
         before_last = [None] * (plan.gradient_accumulation_steps - 1)
         after: list[Position | None] = []
         for number in range(steps):
-            self._position = Position.model_construct(  # as a check costs a fifth of a small step's plan
-                steps=self._position.steps + 1, rows=self._position.rows + plan.global_batch_size,
-                lanes=tuple(taken[lane][1][number] if lane in taken else UNKNOWN for lane in range(self._lanes_of_job)),
-            )  # fmt: skip
+            # As a check costs a fifth of a small step's plan.
+            self._position = Position.model_construct(
+                steps=self._position.steps + 1,
+                rows=self._position.rows + plan.global_batch_size,
+                lanes=tuple(
+                    taken[lane][1][number] if lane in taken else UNKNOWN
+                    for lane in range(self._lanes_of_job)
+                ),
+            )
             after += [*before_last, self._position]
         pairs = zip(itertools.pairwise(edges), after, strict=True)
-        return [MicroBatchPlan(segments=segments[first:end], after=position) for (first, end), position in pairs]
+        return [
+            MicroBatchPlan(segments=segments[first:end], after=position)
+            for (first, end), position in pairs
+        ]
 
-    def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
+    def _take(
+        self, number: int, lane: "_Lane", steps: int
+    ) -> tuple[Segments, list[int]]:
         """Return a lane's sequences of the next steps, numbered from 0 over all lanes in turn, and its positions."""
         rows, lanes = self._plan.global_batch_size, self._lanes_of_job
         first = (number - self._position.rows) % lanes
         before = lane.place
-        counts = [max(0, -(-((step + 1) * rows - first) // lanes)) for step in range(steps)]
+        counts = [
+            max(0, -(-((step + 1) * rows - first) // lanes)) for step in range(steps)
+        ]
         segments, places = lane.take(counts[-1])
         segments.rows[:] = first + lanes * segments.rows
         known = [before, *places.tolist()]
@@ -128,9 +171,18 @@ class SequenceSampler:
 class _Lane:
     """Sequences of one lane, block after block, with the next block packed ahead."""
 
-    def __init__(self, plan: BatchPlan, index: TokenDataset, lane: int, place: int, packer: Executor | None) -> None:
+    def __init__(
+        self,
+        plan: BatchPlan,
+        index: TokenDataset,
+        lane: int,
+        place: int,
+        packer: Executor | None,
+    ) -> None:
         if place == UNKNOWN:
-            raise ValueError(f"the position says nothing of lane {lane}, which holds rows of this rank")
+            raise ValueError(
+                f"the position says nothing of lane {lane}, which holds rows of this rank"
+            )
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
         self._block_samples = plan.block_samples
         self._block, self._row = divmod(place, self._block_samples)
@@ -163,7 +215,9 @@ class _Lane:
             if self._row == self._rows:
                 self._block, self._row, self._segments = self._block + 1, 0, None
                 places[-1][-1] = self.place
-        return Segments.join(taken), np.concatenate([np.zeros(0, dtype=np.int64), *places])
+        return Segments.join(taken), np.concatenate(
+            [np.zeros(0, dtype=np.int64), *places]
+        )
 
     def _current(self) -> Segments | None:
         """Return the block that holds the next sequence, or None after the last epoch."""
@@ -173,7 +227,9 @@ class _Lane:
             self._segments = self._next()
             self._rows = int(self._segments.rows[-1]) + 1 if len(self._segments) else 0
             if self._row > self._rows:
-                raise ValueError(f"row {self._row} of a block of {self._rows} rows: the position is of another plan")
+                raise ValueError(
+                    f"row {self._row} of a block of {self._rows} rows: the position is of another plan"
+                )
             self._next = self._pack(self._block + 1)
             if not self._rows:
                 self._block, self._segments = self._block + 1, None
@@ -186,5 +242,9 @@ class _Lane:
         # A cold disk fetches this lane's lengths while others are packed, or while earlier sequences are in use.
         self._index.announce(lambda: self._plan.samples_of(self._lane, block)[1])
         if self._packer is None:
-            return functools.partial(lay_out, self._plan, self._lane, block, self._index)
-        return self._packer.submit(lay_out, self._plan, self._lane, block, self._index).result
+            return functools.partial(
+                lay_out, self._plan, self._lane, block, self._index
+            )
+        return self._packer.submit(
+            lay_out, self._plan, self._lane, block, self._index
+        ).result

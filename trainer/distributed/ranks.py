@@ -17,22 +17,39 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its stubs
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.train_config import GradientDtype, TrainConfig, gradient_accumulation_steps
+from trainer.config.train_config import (
+    GradientDtype,
+    TrainConfig,
+    gradient_accumulation_steps,
+)
 from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 ValueT = TypeVar("ValueT")
-DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[GradientDtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 TORCHS_BUCKET_CAP_MIB = 25
 _MOST_COMPILE_THREADS = 8
 _GROUP_LATER_S = 60.0
-_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
+_OF_THIS_RANK = re.compile(
+    r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)"
+)
 """NCCL error codes that are not caused by the death of a peer."""
-_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
+_CUT_OFF = re.compile(
+    r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out"
+)
 _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
 
@@ -73,13 +90,17 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Start an asynchronous copy to the host; it is complete once the device reaches an event marked afterwards."""
     if tensor.device.type != "cuda":
         return tensor.clone()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )
 
 
 def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
     """Start an asynchronous copy of numbers to a device, in fp64."""
     pinned = device.type == "cuda"
-    return torch.tensor(values, dtype=torch.float64, pin_memory=pinned).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.float64, pin_memory=pinned).to(
+        device, non_blocking=True
+    )
 
 
 class GradientTraffic:
@@ -89,7 +110,12 @@ class GradientTraffic:
     ``parameter.grad`` and the optimizer stay in 32 bits.
     """
 
-    def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: DistributedDataParallel,
+        dtype: GradientDtype,
+        device: torch.device,
+    ) -> None:
         self._dtype = DTYPES[dtype]
         self._device = device
         self._square = torch.zeros((), device=device)
@@ -104,7 +130,9 @@ class GradientTraffic:
         departed, self._departed = self._departed, None
         return square, departed
 
-    def _send(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _send(
+        self, _: object, bucket: GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         gradient = bucket.buffer()
         self._square += gradient.dot(gradient)  # no temporary
         self._departed = mark(self._device)
@@ -112,7 +140,9 @@ class GradientTraffic:
         averages = self.synchronise and self._device.type == "cuda"
         if not averages:
             gradient.div_(dist.get_world_size())
-        travelling = gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
+        travelling = (
+            gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
+        )
 
         def arrived(future: torch.futures.Future[Any]) -> torch.Tensor:
             (reduced,) = future.value()
@@ -147,12 +177,20 @@ class Ranks:
     @property
     def device_name(self) -> str:
         """Name of the GPU, or ``cpu``."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return (
+            torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else "cpu"
+        )
 
     @property
     def device_memory_bytes(self) -> int | None:
         """Total GPU memory as torch reports it, in bytes; None on a CPU."""
-        return int(torch.cuda.get_device_properties(self.device).total_memory) if self.device.type == "cuda" else None
+        return (
+            int(torch.cuda.get_device_properties(self.device).total_memory)
+            if self.device.type == "cuda"
+            else None
+        )
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sums over all ranks, in double precision; this blocks the host, but waits for no device."""
@@ -164,7 +202,9 @@ class Ranks:
 
     def all_gather_float(self, value: float) -> list[float]:
         """Return every rank's value, by rank; otherwise like ``all_reduce_sum``."""
-        return self.all_reduce_sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
+        return self.all_reduce_sum(
+            *(value if rank == self.rank else 0.0 for rank in range(self.world_size))
+        )
 
     def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's enum
         if self.world_size == 1:
@@ -194,11 +234,17 @@ class Ranks:
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start to sum a tensor over all ranks, overwriting it; return a function that makes its device wait."""
-        return (lambda: None) if self.world_size == 1 else dist.all_reduce(tensor, async_op=True).wait
+        return (
+            (lambda: None)
+            if self.world_size == 1
+            else dist.all_reduce(tensor, async_op=True).wait
+        )
 
 
 def join_ranks(
-    config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: str | Path | None = None
+    config: TrainConfig,
+    environment: Mapping[str, str] = os.environ,
+    rendezvous: str | Path | None = None,
 ) -> Ranks:
     """Join the process group described by torchrun's environment variables; without them, return a single rank.
 
@@ -208,13 +254,18 @@ def join_ranks(
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
     ranks = Ranks(
-        rank=int(environment.get("RANK", "0")), local_rank=local_rank,
+        rank=int(environment.get("RANK", "0")),
+        local_rank=local_rank,
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-        world_size=int(environment.get("WORLD_SIZE", "1")), device=device, cpus_before_binding=cpus,
-    )  # fmt: skip
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        device=device,
+        cpus_before_binding=cpus,
+    )
     if device.type == "cuda":
         gpu: Any = torch.cuda.get_device_properties(device)
-        bind_to_nearest_cpus(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+        bind_to_nearest_cpus(
+            f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        )
     else:
         # torchrun limits every rank to one thread unless you set OMP_NUM_THREADS.
         torch.set_num_threads(max(1, cpus // ranks.local_world_size))
@@ -224,7 +275,13 @@ def join_ranks(
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
         store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timeout,
+        )
     return ranks
 
 
@@ -245,7 +302,13 @@ def open_libraries(ranks: Ranks) -> None:
 
 def longest_join_s(config: TrainConfig) -> float:
     """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
-    return max(config.parallel.timeout_s, 0 if config.data.stage_to is None else DEFAULT_TIMEOUT_S) + _GROUP_LATER_S
+    return (
+        max(
+            config.parallel.timeout_s,
+            0 if config.data.stage_to is None else DEFAULT_TIMEOUT_S,
+        )
+        + _GROUP_LATER_S
+    )
 
 
 def leave_ranks(*, together: bool) -> None:
@@ -269,7 +332,9 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
         return _CUT_OFF.search(told) is not None
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(name in told for name in ("gloo", "NCCL", "TCPStore"))
+    return isinstance(error, RuntimeError) and any(
+        name in told for name in ("gloo", "NCCL", "TCPStore")
+    )
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
@@ -280,13 +345,20 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     many as CPUs in every rank, share the CPUs. Call this before CUDA is first used.
     """
     together = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    threads = max(1, min(_MOST_COMPILE_THREADS, len(os.sched_getaffinity(0)) // together))
+    threads = max(
+        1, min(_MOST_COMPILE_THREADS, len(os.sched_getaffinity(0)) // together)
+    )
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
+    name = next(
+        (name for name in _ALLOCATOR_SETTINGS if name in environment),
+        "PYTORCH_ALLOC_CONF",
+    )
     settings = environment.get(name, "")
     if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
-        environment[name] = ",".join(filter(None, (settings, "expandable_segments:True")))
+        environment[name] = ",".join(
+            filter(None, (settings, "expandable_segments:True"))
+        )
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
@@ -296,7 +368,9 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     set_cuda_defaults(os.environ)
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        message = f"process {local_rank} of this node requires a GPU, but torch sees {found}"
+        message = (
+            f"process {local_rank} of this node requires a GPU, but torch sees {found}"
+        )
         next_step = "Start one process per GPU (--nproc-per-node), or use --set train.device=cpu"
         raise DeviceMissing(message, next_step=next_step)
     device = torch.device("cuda", local_rank)
@@ -322,7 +396,9 @@ class SharedModule:
         return contextlib.nullcontext()
 
 
-def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
+def share_module(
+    module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks
+) -> SharedModule:
     """Wrap a module for its parallel strategy; with a single rank, leave it unchanged.
 
     ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
@@ -334,16 +410,27 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     if parallel.strategy == "fsdp2":
         return SharedModule(module=_shard(module, layers, config, ranks), traffic=None)
     # The older name warns if torch has the newer one.
-    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    unchanged_buffers: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+    newer = (
+        "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    )
+    unchanged_buffers: dict[str, Any] = {
+        "forward_sync_buffers" if newer else "broadcast_buffers": False
+    }
     wrapped = DistributedDataParallel(
-        module, device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        module,
+        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         # torch makes the first bucket small, to start gradient synchronisation early, only if no size is set.
-        bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
-        gradient_as_bucket_view=parallel.gradient_as_bucket_view, static_graph=parallel.static_graph,
+        bucket_cap_mb=None
+        if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB
+        else parallel.bucket_cap_mib,
+        gradient_as_bucket_view=parallel.gradient_as_bucket_view,
+        static_graph=parallel.static_graph,
         **unchanged_buffers,
-    )  # fmt: skip
-    return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
+    )
+    return SharedModule(
+        module=wrapped,
+        traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device),
+    )
 
 
 def give_up_gathered(module: nn.Module) -> None:
@@ -352,7 +439,9 @@ def give_up_gathered(module: nn.Module) -> None:
         module.reshard()
 
 
-def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> nn.Module:
+def _shard(
+    module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks
+) -> nn.Module:
     dtype = config.parallel.gradient_dtype
     if dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
         why = "cannot be used with fsdp2 and gradient accumulation, which would also be in 16 bits"
@@ -362,13 +451,23 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     copies, left = divmod(ranks.world_size, together)
     if left:
         message = f"parallel.shard_ranks = {together} must divide the number of ranks, {ranks.world_size}"
-        raise BadConfig(message, next_step="Use a divisor, such as the number of GPUs per node.")
+        raise BadConfig(
+            message, next_step="Use a divisor, such as the number of GPUs per node."
+        )
     # One dimension is FSDP; a second one for copies makes it HSDP.
-    shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
+    shape, names = (
+        ((together,), ("shard",))
+        if copies == 1
+        else ((copies, together), ("copy", "shard"))
+    )
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
-    of_layers = policy = MixedPrecisionPolicy(reduce_dtype=None if dtype == "fp32" else DTYPES[dtype])
+    of_layers = policy = MixedPrecisionPolicy(
+        reduce_dtype=None if dtype == "fp32" else DTYPES[dtype]
+    )
     if config.precision == "bf16":
-        of_layers = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=DTYPES[dtype], cast_forward_inputs=False)
+        of_layers = MixedPrecisionPolicy(
+            torch.bfloat16, reduce_dtype=DTYPES[dtype], cast_forward_inputs=False
+        )
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=of_layers)
     fully_shard(module, mesh=mesh, mp_policy=policy)

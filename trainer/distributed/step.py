@@ -61,15 +61,32 @@ class TrainStep:
     """Optimizer step of a module and its optimizer."""
 
     def __init__(
-        self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks, *,
+        self,
+        shared: SharedModule,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        ranks: Ranks,
+        *,
         weights_changed: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._shared, self._optimizer, self._config, self._ranks = shared, optimizer, config, ranks
+    ) -> None:
+        self._shared, self._optimizer, self._config, self._ranks = (
+            shared,
+            optimizer,
+            config,
+            ranks,
+        )
         self._weights_changed = weights_changed
-        self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
+        self.parameters = [
+            parameter
+            for parameter in shared.module.parameters()
+            if parameter.requires_grad
+        ]
         # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
         # fragment up to 5 % of GPU memory.
-        accumulates = config.device == "cuda" and gradient_accumulation_steps(config, ranks.world_size) > 1
+        accumulates = (
+            config.device == "cuda"
+            and gradient_accumulation_steps(config, ranks.world_size) > 1
+        )
         self.keeps_gradients = accumulates and config.parallel.strategy != "fsdp2"
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
@@ -90,9 +107,14 @@ class TrainStep:
         self._learning = False
 
     def run(
-        self, micro_batches: Sequence[MicroBatch], lr: float, *, part_of_it: bool = False, limits: Limits = NO_LIMITS,
+        self,
+        micro_batches: Sequence[MicroBatch],
+        lr: float,
+        *,
+        part_of_it: bool = False,
+        limits: Limits = NO_LIMITS,
         values: Sequence[float] = (),
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         """Take one optimizer step.
 
         The loss of every token has the same weight: each rank divides by the number of predicted tokens of all ranks
@@ -105,24 +127,43 @@ class TrainStep:
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
         sums = to_device([float(own_tokens), *values], device)
-        loss, partial, asked, counted = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
+        loss, partial, asked, counted = self._forward_and_backward(
+            batches, own_tokens, sums, part_of_it=part_of_it
+        )
         reduced = mark(device)
         departed = None
         if self._shared.traffic is not None:
             square, departed = self._shared.traffic.take()
             if self._learning and len(batches) > 1:
-                departed = None  # with several reductions, norm and waiting time are unknown
+                # With several reductions, norm and waiting time are unknown.
+                departed = None
             else:
-                partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
+                partial = PartialGradient(
+                    square=square, share=1 / self._ranks.world_size
+                )
         self._learning = False
         grad_norm, applied = self._update(lr, loss, limits)
         return StepResult(
-            loss=loss, grad_norm=grad_norm, applied=applied, sums=sums[1:], partial=partial, began=began,
-            asked=asked, counted=counted, departed=departed, reduced=reduced, updated=mark(device),
-        )  # fmt: skip
+            loss=loss,
+            grad_norm=grad_norm,
+            applied=applied,
+            sums=sums[1:],
+            partial=partial,
+            began=began,
+            asked=asked,
+            counted=counted,
+            departed=departed,
+            reduced=reduced,
+            updated=mark(device),
+        )
 
     def _forward_and_backward(
-        self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool
+        self,
+        batches: Sequence[MicroBatch],
+        own_tokens: int,
+        sums: torch.Tensor,
+        *,
+        part_of_it: bool,
     ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
         """Accumulate the gradients of all micro-batches and ranks.
 
@@ -145,22 +186,36 @@ class TrainStep:
                 loss_sum += loss.detach()
                 if last:
                     loss_sum *= weight
-                    all_summed = self._ranks.all_reduce_async(loss_sum)  # while the gradients are computed
+                    # While the gradients are computed.
+                    all_summed = self._ranks.all_reduce_async(loss_sum)
                 # DDP averages over ranks, but the loss is already divided by the predicted tokens of all ranks.
                 (loss * (weight * self._ranks.world_size)).backward()
             share = batch.predicted_tokens / max(1, own_tokens)
-            if part_of_it and number == 0 and not last and self._ranks.world_size == 1 and share:
+            if (
+                part_of_it
+                and number == 0
+                and not last
+                and self._ranks.world_size == 1
+                and share
+            ):
                 # Until here it is the part's contribution to the mean over the whole step.
-                partial = PartialGradient(square=(gradient_norm(self.parameters) / share).square(), share=share)
+                partial = PartialGradient(
+                    square=(gradient_norm(self.parameters) / share).square(),
+                    share=share,
+                )
         all_summed()
         return loss_sum, partial, asked, counted
 
-    def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    def _update(
+        self, lr: float, loss: torch.Tensor, limits: Limits
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; return the norm before clipping, and whether the update was applied."""
         norm = gradient_norm(self.parameters)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # No number that is not finite is below these.
-        fine = (loss <= min(limits.loss, _LARGEST)) & (norm <= min(limits.grad_norm, _LARGEST))
+        fine = (loss <= min(limits.loss, _LARGEST)) & (
+            norm <= min(limits.grad_norm, _LARGEST)
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         # As torch clips: a norm just below the limit is cut too.
@@ -176,8 +231,12 @@ class TrainStep:
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return the L2 norm of all gradients together, shape (); with sharded weights, a DTensor over all shards."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [
+        parameter.grad for parameter in parameters if parameter.grad is not None
+    ]
     if gradients[0].device.type == "cpu":
         # torch's norm of a million numbers on a CPU is off by 1e-4; row by row it is exact to rounding.
-        gradients = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients]
+        gradients = [
+            torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients
+        ]
     return nn.utils.get_total_norm(gradients)

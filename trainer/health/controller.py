@@ -22,19 +22,33 @@ from trainer.health.monitor import HealthMonitor
 from trainer.health.watchdog import SIGNALS
 
 
-def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
+def tell(
+    *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
+) -> list[float]:
     """Return a rank's requests as numbers to be summed over ranks."""
     signalled = signal_number is not None
-    return [float(signalled), float(signalled and rank), float(signal_number or 0), time_is_over, save_is_due]
+    return [
+        float(signalled),
+        float(signalled and rank),
+        float(signal_number or 0),
+        time_is_over,
+        save_is_due,
+    ]
 
 
 def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
     """Decode the sums over all ranks of ``tell``: return the reason to save and exit, if any, and whether to save."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
-    reason = "the time limit (train.stop_after_s, or the SLURM job's) is near" if time_is_over else None
+    reason = (
+        "the time limit (train.stop_after_s, or the SLURM job's) is near"
+        if time_is_over
+        else None
+    )
     if count:
         number, rest = divmod(numbers, count)
-        name = signal.Signals(number).name if not rest and number in SIGNALS else "signals"
+        name = (
+            signal.Signals(number).name if not rest and number in SIGNALS else "signals"
+        )
         reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
     return reason, bool(save_is_due)
 
@@ -61,25 +75,36 @@ class Verdict:
     @property
     def trouble(self) -> Diagnosis | None:
         """Finding that requires a rollback or giving up, if any."""
-        asks = self.worst is not None and self.worst.action in (Action.ROLL_BACK, Action.GIVE_UP)
+        asks = self.worst is not None and self.worst.action in (
+            Action.ROLL_BACK,
+            Action.GIVE_UP,
+        )
         return self.worst if asks else None
 
 
 class HealthController:
     """Controller of a run's health; every rank must call it at the same steps."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]
+    ) -> None:
         self._config, self._ranks, self._tell_event = config, ranks, tell_event
         self._in_flight: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
         self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
         in_step = gradient_accumulation_steps(config, ranks.world_size)
-        self._together = max(1, _MICRO_BATCHES_READ_TOGETHER[ranks.device.type] // in_step)
+        self._together = max(
+            1, _MICRO_BATCHES_READ_TOGETHER[ranks.device.type] // in_step
+        )
 
-    def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
+    def add(
+        self, step: int, result: StepResult, samples: npt.NDArray[np.int64]
+    ) -> None:
         """Start to copy a submitted step's numbers to the host; ``samples`` are indices of this rank's samples."""
-        fixed = (one.reshape(1) for one in (result.loss, result.grad_norm, result.applied))
+        fixed = (
+            one.reshape(1) for one in (result.loss, result.grad_norm, result.applied)
+        )
         numbers = to_host(torch.cat([*fixed, result.sums]))  # in fp64, as the sums
         self._in_flight.append((step, numbers, mark(self._ranks.device)))
         self._samples[step] = samples
@@ -98,24 +123,44 @@ class HealthController:
             step, numbers, _copied = self._in_flight.popleft()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
-            findings = self.health.look(step, loss=loss, grad_norm=grad_norm, applied=bool(applied))
+            findings = self.health.look(
+                step, loss=loss, grad_norm=grad_norm, applied=bool(applied)
+            )
             own = self._samples.pop(step)
             # All ranks reach the same decision at the same step, so all of them come here.
-            samples = sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist()) if findings else []
+            samples = (
+                sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist())
+                if findings
+                else []
+            )
             for one in findings:
                 self._tell_event(one.event(step, samples))
             found += [(step, one) for one in findings]
             reason, save_is_due = agreed(told)
-            stop_reason, save_asked_at = stop_reason or reason, step if save_is_due else save_asked_at
-        at_step, worst = max(found, key=lambda one: list(Action).index(one[1].action), default=(0, None))
-        return Verdict(worst=worst, at_step=at_step, stop_reason=stop_reason, save_asked_at=save_asked_at)
+            stop_reason, save_asked_at = (
+                stop_reason or reason,
+                step if save_is_due else save_asked_at,
+            )
+        at_step, worst = max(
+            found, key=lambda one: list(Action).index(one[1].action), default=(0, None)
+        )
+        return Verdict(
+            worst=worst,
+            at_step=at_step,
+            stop_reason=stop_reason,
+            save_asked_at=save_asked_at,
+        )
 
     def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
         """Restore the state from a checkpoint."""
-        self.health = HealthMonitor(self._config.health, self._config.max_grad_norm, saved)
+        self.health = HealthMonitor(
+            self._config.health, self._config.max_grad_norm, saved
+        )
         self.skipped_steps = skipped_steps
 
-    def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
+    def roll_back(
+        self, saved: Mapping[str, Any], *, at_step: int, to_step: int
+    ) -> None:
         """Discard pending steps and restore the history of a checkpoint; see ``HealthMonitor.roll_back``."""
         self._in_flight.clear()
         self._samples.clear()

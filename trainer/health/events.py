@@ -35,18 +35,31 @@ class EventRow(StrictTable):
 
 
 def happened(
-    step: int, kind: str, message: str, *, values: Mapping[str, float | int | str] | None = None,
+    step: int,
+    kind: str,
+    message: str,
+    *,
+    values: Mapping[str, float | int | str] | None = None,
     **more: Any,  # noqa: ANN401 - fields of the row
-) -> EventRow:  # fmt: skip
+) -> EventRow:
     """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
     numbers = (values or {}).items()
-    shown = {name: str(one) if isinstance(one, float) and not math.isfinite(one) else one for name, one in numbers}
-    return EventRow(step=step, utc=utc_now(), kind=kind, message=message, values=shown, **more)
+    shown = {
+        name: str(one) if isinstance(one, float) and not math.isfinite(one) else one
+        for name, one in numbers
+    }
+    return EventRow(
+        step=step, utc=utc_now(), kind=kind, message=message, values=shown, **more
+    )
 
 
 def utc_now() -> str:
     """Return the current UTC time in ISO 8601, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return (
+        datetime.datetime.now(datetime.UTC)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )
 
 
 class Kind(enum.StrEnum):
@@ -87,63 +100,91 @@ class Diagnosis:
 
     def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
         """Return the event for the run record."""
-        level = "error" if self.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning"
+        level = (
+            "error" if self.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning"
+        )
         causes, next_step = ADVICE[self.kind]
-        told = {"level": level, "action": self.action.value, "samples": list(samples), "causes": list(causes)}
-        return happened(step, self.kind.value, self.message, values=self.values, next_step=next_step, **told)
+        told = {
+            "level": level,
+            "action": self.action.value,
+            "samples": list(samples),
+            "causes": list(causes),
+        }
+        return happened(
+            step,
+            self.kind.value,
+            self.message,
+            values=self.values,
+            next_step=next_step,
+            **told,
+        )
 
 
 ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
     Kind.NON_FINITE: (
-        ("the learning rate is too high, and weights or activations overflowed",
-         "an overflow in low precision, or in gradients synchronised in 16 bits",
-         "a hardware fault, if it happens once and in no other run"),
+        (
+            "the learning rate is too high, and weights or activations overflowed",
+            "an overflow in low precision, or in gradients synchronised in 16 bits",
+            "a hardware fault, if it happens once and in no other run",
+        ),
         "If it happens again, lower train.learning_rate or increase train.warmup_steps; try train.precision = 'fp32' "
         "and train.parallel.gradient_dtype = 'fp32' to rule out an overflow.",
     ),
     Kind.SPIKE: (
-        ("the learning rate is too high for this phase of training",
-         "a batch of unusual data: broken text, another language, long repetitions",
-         "the optimizer's second moments are stale; a lower adam_beta2 updates them faster"),
+        (
+            "the learning rate is too high for this phase of training",
+            "a batch of unusual data: broken text, another language, long repetitions",
+            "the optimizer's second moments are stale; a lower adam_beta2 updates them faster",
+        ),
         "If spikes are frequent or the loss does not recover, lower train.learning_rate, increase train.warmup_steps "
         "or set train.adam_beta2 to 0.98; set train.health.on_spike to skip such batches ('skip') or to undo them "
         "('rollback').",
     ),
     Kind.EXPLOSION: (
-        ("the learning rate is too high, or the warm-up too short",
-         "a batch of unusual data",
-         "train.max_grad_norm is far below ordinary gradient norms"),
+        (
+            "the learning rate is too high, or the warm-up too short",
+            "a batch of unusual data",
+            "train.max_grad_norm is far below ordinary gradient norms",
+        ),
         "Increase train.warmup_steps or lower train.learning_rate; raise train.max_grad_norm if ordinary norms are far "
         "above it. Set train.health.on_explosion to skip such batches ('skip') or to undo them ('rollback').",
     ),
     Kind.PLATEAU: (
-        ("the learning rate is too high to improve further, or already decayed",
-         "the capacity of the model, or the data, is exhausted",
-         "early in a run: only token frequencies are learned so far, which passes"),
+        (
+            "the learning rate is too high to improve further, or already decayed",
+            "the capacity of the model, or the data, is exhausted",
+            "early in a run: only token frequencies are learned so far, which passes",
+        ),
         "Check the validation loss (train.evaluation.interval_steps). If it is flat as well, decay the learning rate "
         "(train.schedule, train.max_steps), change train.learning_rate, or stop here.",
     ),
     Kind.RISE: (
-        ("the learning rate is too high, and training diverges slowly",
-         "the data changed: another source, harder or longer samples"),
+        (
+            "the learning rate is too high, and training diverges slowly",
+            "the data changed: another source, harder or longer samples",
+        ),
         "Resume from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = 'rollback' "
         "does so automatically if the rise is sudden.",
     ),
     Kind.STARVED: (
-        ("too few DataLoader workers for the speed of the GPU",
-         "slow storage, such as a shared file system under load",
-         "other jobs use the CPU cores of that node"),
+        (
+            "too few DataLoader workers for the speed of the GPU",
+            "slow storage, such as a shared file system under load",
+            "other jobs use the CPU cores of that node",
+        ),
         "Find the number of DataLoader workers (train.data.num_workers): autotune workers PROFILE; on shared storage, "
         "stage the dataset on each node's local disk: --set train.data.stage_to='$TMPDIR'",
     ),
     Kind.STRAGGLER: (
-        ("that GPU is throttled by heat or a power cap",
-         "other processes use that GPU or the CPU cores of its node",
-         "that GPU is a slower model than the others",
-         "background services or the network slow down that node",
-         "uneven data: in layouts other than packed, some ranks get longer sequences"),
+        (
+            "that GPU is throttled by heat or a power cap",
+            "other processes use that GPU or the CPU cores of its node",
+            "that GPU is a slower model than the others",
+            "background services or the network slow down that node",
+            "uneven data: in layouts other than packed, some ranks get longer sequences",
+        ),
         "Run nvidia-smi -q -d PERFORMANCE on that rank's node; if it stays slow, exclude the node (SLURM: "
         "--exclude=NODE). If the slow rank varies, try train.layout = 'packed'.",
     ),
-}  # fmt: skip
+}
 """Likely causes, most likely first, and next step, by kind of finding."""

@@ -5,7 +5,13 @@ import re
 
 import torch
 
-from trainer.errors import HOST_OUT_OF_MEMORY, BadConfig, DeviceOutOfMemory, DiskTrouble, RanksLost
+from trainer.errors import (
+    HOST_OUT_OF_MEMORY,
+    BadConfig,
+    DeviceOutOfMemory,
+    DiskTrouble,
+    RanksLost,
+)
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
@@ -20,7 +26,9 @@ _REFUSED = re.compile(
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
-_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
+_PERHAPS = re.compile(
+    r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)"
+)
 """Errors that a lack of memory for a handle or a kernel can cause, but also any other kind of fault."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
@@ -52,27 +60,52 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     if "NCCL" in told or "CUDA" in told or "Cuda" in told:
         if "invalid usage" in told or "Duplicate GPU" in told:
             reason = f"NCCL initialisation failed: {_first_line(error)}"
-            return BadConfig.exit_code, reason, "start one process per GPU, with one torchrun per node"
+            return (
+                BadConfig.exit_code,
+                reason,
+                "start one process per GPU, with one torchrun per node",
+            )
         if "ECC" in told:
             reason = f"uncorrectable ECC error of a GPU: {_first_line(error)}"
             return RanksLost.exit_code, reason, f"{_AGAIN}; exclude this node"
     if lost:
-        return RanksLost.exit_code, f"lost connection to another rank: {_first_line(error)}", _AGAIN
+        return (
+            RanksLost.exit_code,
+            f"lost connection to another rank: {_first_line(error)}",
+            _AGAIN,
+        )
     if (code := _NCCL_CODE.search(told)) is not None:
         reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
-        return 70, reason, "run it again with NCCL_DEBUG=INFO to see the call that failed"
-    if "DataLoader worker (pid" in told:  # killed or crashed; errors in the data are reported otherwise
-        return REQUEUE, _first_line(error), f"{_AGAIN}; if memory was short, lower train.data.num_workers"
+        return (
+            70,
+            reason,
+            "run it again with NCCL_DEBUG=INFO to see the call that failed",
+        )
+    # Killed or crashed; errors in the data are reported otherwise.
+    if "DataLoader worker (pid" in told:
+        return (
+            REQUEUE,
+            _first_line(error),
+            f"{_AGAIN}; if memory was short, lower train.data.num_workers",
+        )
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
-        return DiskTrouble.exit_code, str(error), f"{_AGAIN}, once the file system is available"
+        return (
+            DiskTrouble.exit_code,
+            str(error),
+            f"{_AGAIN}, once the file system is available",
+        )
     if isinstance(error, OSError):
         return BadConfig.exit_code, str(error), "check that disk or file"
     return 70, f"{type(error).__name__}: {error}", "please report this bug"
 
 
 def _is_nearly_full() -> bool:
-    with contextlib.suppress(RuntimeError):  # a fault that ended CUDA in this process is unrelated to memory
-        return torch.cuda.is_initialized() and torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
+    # A fault that ended CUDA in this process is unrelated to memory.
+    with contextlib.suppress(RuntimeError):
+        return (
+            torch.cuda.is_initialized()
+            and torch.cuda.mem_get_info()[0] < _NEARLY_FULL_BYTES
+        )
     return False
 
 

@@ -41,7 +41,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Watchdog:
     """Watchdog for signals and progress; it has no effect until it is started."""
 
-    def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        record: Callable[[str, int, bool], None] = lambda *_: None,
+    ) -> None:
         """Set the timeout and ``record``, called with an exit's reason, finished steps, and if it is only likely."""
         self.timeout_s = timeout_s
         """Longest time without a heartbeat, in seconds."""
@@ -98,13 +103,16 @@ class Watchdog:
             if (now_s := time.monotonic()) - self._armed_s > _REARM_EVERY_S:
                 # Postpone faulthandler's exit, which acts even if the main thread keeps all others from running.
                 self._armed_s, after_s = now_s, self.timeout_s + _LAST_RESORT_S
-                faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr, exit=True)
+                faulthandler.dump_traceback_later(
+                    after_s, file=sys.__stderr__ or sys.stderr, exit=True
+                )
             ready, _, _ = select.select([self._sockets[0]], [], [], _LOOK_EVERY_S)
             if self._ends.is_set():
                 return
             before_s, looked_s = looked_s, time.monotonic()
             if looked_s - before_s > _STOPPED_S:
-                self._beat_s += looked_s - before_s  # suspended, for example by a scheduler: not a hang
+                # Suspended, for example by a scheduler: not a hang.
+                self._beat_s += looked_s - before_s
             if ready:
                 with contextlib.suppress(BlockingIOError):
                     for number in self._sockets[0].recv(64):
@@ -119,9 +127,13 @@ class Watchdog:
         name = signal.Signals(number).name
         if self._first is None:
             self._first = (number, now_s)
-            _say(f"{name}: saving a checkpoint after this step, then exiting; a second signal exits immediately")
+            _say(
+                f"{name}: saving a checkpoint after this step, then exiting; a second signal exits immediately"
+            )
         elif now_s - self._first[1] >= SAME_SIGNAL_S:
-            self._leave(f"second signal, {name}: exited without saving; the newest checkpoint is intact")
+            self._leave(
+                f"second signal, {name}: exited without saving; the newest checkpoint is intact"
+            )
 
     def _stop(self) -> None:
         """Suspend the process on SIGTSTP, which SLURM sends a moment before SIGSTOP, which cannot be caught."""
@@ -135,16 +147,34 @@ class Watchdog:
         if still_s > self.timeout_s:
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
             if self.traceback_file is not None:
-                with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
+                with (
+                    contextlib.suppress(OSError),
+                    self.traceback_file.open("w") as file,
+                ):
                     faulthandler.dump_traceback(file, all_threads=True)
-            where = "" if self.traceback_file is None else f"; traceback: {self.traceback_file.name}"
+            where = (
+                ""
+                if self.traceback_file is None
+                else f"; traceback: {self.traceback_file.name}"
+            )
             what = f"this rank hangs or waits for one that does{where}"
-            self._leave(f"no progress for {still_s:.0f} s after step {self.step}: {what}")
-        if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
+            self._leave(
+                f"no progress for {still_s:.0f} s after step {self.step}: {what}"
+            )
+        if (
+            self._first is not None
+            and not self._told
+            and not self.ending
+            and now_s - self._first[1] > PATIENCE_S
+        ):
             self._told = True
             name = signal.Signals(self._first[0]).name
             early = f"{name} before the first step; see the messages of other ranks"
-            reason = f"{name}: killed before the step ended, without saving" if self.step else early
+            reason = (
+                f"{name}: killed before the step ended, without saving"
+                if self.step
+                else early
+            )
             with contextlib.suppress(Exception):  # this thread must continue
                 self._record(reason, self.step, True)
 
@@ -156,7 +186,8 @@ class Watchdog:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the reader may have closed the stream
+    # The reader may have closed the stream.
+    with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"train: {text}\n")
         sys.stderr.flush()
 
@@ -164,7 +195,9 @@ def _say(text: str) -> None:
 def heard_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that request an exit; under ``nohup``, without SIGHUP."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(number for number in SIGNALS if not (nohup and number == signal.SIGHUP))
+    return tuple(
+        number for number in SIGNALS if not (nohup and number == signal.SIGHUP)
+    )
 
 
 def ignore_signals() -> None:
@@ -182,9 +215,16 @@ def end_with_parent() -> None:
 class TimeBudget:
     """Time limit of the run, and the time needed to save and exit, estimated from past steps and evaluations."""
 
-    def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
+    def __init__(
+        self,
+        stop_after_s: float | None,
+        started_s: float,
+        slurm_left_s: float | None = None,
+    ) -> None:
         own_end_s = math.inf if stop_after_s is None else started_s + stop_after_s
-        slurm_end_s = math.inf if slurm_left_s is None else time.monotonic() + slurm_left_s
+        slurm_end_s = (
+            math.inf if slurm_left_s is None else time.monotonic() + slurm_left_s
+        )
         self._end_s = min(own_end_s, slurm_end_s)
         self.step_s: deque[float] = deque(maxlen=20)
         """Durations of the last steps, in seconds, without evaluations."""
@@ -194,7 +234,10 @@ class TimeBudget:
         """Return whether to stop now to have enough time left for a save, and for an evaluation if one is due."""
         # Four steps, as numbers are read some steps later, a save that may take longer, and 2 s to exit.
         reserve_s = 4 * max(self.step_s, default=0.0) + 1.5 * save_s + 2.0
-        return time.monotonic() + reserve_s + evaluation_due * self.evaluation_s >= self._end_s
+        return (
+            time.monotonic() + reserve_s + evaluation_due * self.evaluation_s
+            >= self._end_s
+        )
 
 
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
@@ -207,7 +250,9 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
     # Older versions do not set the end in the environment.
     command = [squeue, "--noheader", "--job", job, "--format", "%L"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+        told = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=False
+        ).stdout
         return parse_slurm_time_s(told.strip())
     return None
 

@@ -14,13 +14,21 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model.sparse_last_layer import DocumentQueries, SequenceQueries, attend_documents
+from trainer.model.sparse_last_layer import (
+    DocumentQueries,
+    SequenceQueries,
+    attend_documents,
+)
 
 AttentionKind = Literal["varlen", "fa3", "sdpa", "row"]
 
@@ -63,49 +71,92 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
 
 
 def choose_attention(
-    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing | str
+    config: TrainConfig,
+    model_config: PretrainedConfig,
+    device: torch.device,
+    packing: Packing | str,
 ) -> ChosenAttention:
     """Return the attention to use after ``prove_packing``; raise ``BadConfig`` if the configured one is impossible."""
     if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
             what = f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}"
             settings = "--set train.layout=bucketed --set train.attention=auto"
-            raise BadConfig(what, next_step=f"Use {settings}, or a bert, roberta or modernbert model.")
-        return ChosenAttention(kind="row", reason=f"padding mask of {model_config.model_type}: {packing}")
+            raise BadConfig(
+                what,
+                next_step=f"Use {settings}, or a bert, roberta or modernbert model.",
+            )
+        return ChosenAttention(
+            kind="row", reason=f"padding mask of {model_config.model_type}: {packing}"
+        )
     if config.attention == "sdpa":
-        return ChosenAttention(kind="sdpa", reason="set by train.attention", packing=packing)
+        return ChosenAttention(
+            kind="sdpa", reason="set by train.attention", packing=packing
+        )
     against = _against_varlen(config, model_config, device, packing)
     if against is None:
         kind: AttentionKind = "fa3" if config.attention == "fa3" else "varlen"
-        return ChosenAttention(kind=kind, reason="no cross-document attention", packing=packing)
+        return ChosenAttention(
+            kind=kind, reason="no cross-document attention", packing=packing
+        )
     if config.attention == "auto":
         return ChosenAttention(kind="sdpa", reason=against[0], packing=packing)
-    raise BadConfig(f"train.attention = {config.attention!r} cannot be used: {against[0]}", next_step=against[1])
+    raise BadConfig(
+        f"train.attention = {config.attention!r} cannot be used: {against[0]}",
+        next_step=against[1],
+    )
 
 
 def _against_varlen(
-    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, packing: Packing
+    config: TrainConfig,
+    model_config: PretrainedConfig,
+    device: torch.device,
+    packing: Packing,
 ) -> tuple[str, str] | None:
     """Return the reason why varlen cannot be used and the next step, or None if it can."""
     if packing.against_varlen is not None:
-        return f"with varlen {packing.against_varlen}", "Use --set train.attention=sdpa."
-    if config.device != "cuda":  # not the device's type: a model that is traced without a GPU is on no device
+        return (
+            f"with varlen {packing.against_varlen}",
+            "Use --set train.attention=sdpa.",
+        )
+    # Not the device's type: a model that is traced without a GPU is on no device.
+    if config.device != "cuda":
         return "varlen requires a GPU", "Use --set train.attention=sdpa."
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return f"varlen requires an Ampere or newer GPU, not {name}", "Use --set train.attention=sdpa."
+        return (
+            f"varlen requires an Ampere or newer GPU, not {name}",
+            "Use --set train.attention=sdpa.",
+        )
     if config.precision != "bf16":
-        return "varlen requires bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
+        return (
+            "varlen requires bf16",
+            "Use --set train.precision=bf16, or --set train.attention=sdpa.",
+        )
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
         next_step = "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa."
-        return f"varlen does not support attention dropout, and the model's is {dropout:g}", next_step
+        return (
+            f"varlen does not support attention dropout, and the model's is {dropout:g}",
+            next_step,
+        )
     head_dimensions = getattr(model_config, "head_dim", None)
-    head_dimensions = head_dimensions or model_config.hidden_size // model_config.num_attention_heads
+    head_dimensions = (
+        head_dimensions or model_config.hidden_size // model_config.num_attention_heads
+    )
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
-        return f"varlen does not support a head dimension of {head_dimensions}", "Use --set train.attention=sdpa."
-    if config.attention == "fa3" and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != 9:
-        return f"fa3 requires a Hopper GPU, not {torch.cuda.get_device_name(device)}", "Use --set train.attention=auto."
+        return (
+            f"varlen does not support a head dimension of {head_dimensions}",
+            "Use --set train.attention=sdpa.",
+        )
+    if (
+        config.attention == "fa3"
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] != 9
+    ):
+        return (
+            f"fa3 requires a Hopper GPU, not {torch.cuda.get_device_name(device)}",
+            "Use --set train.attention=auto.",
+        )
     return None
 
 
@@ -115,7 +166,11 @@ def pin_kernels(kind: AttentionKind) -> None:
     # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
     # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
     cuda.enable_cudnn_sdp(False)
-    for enable in (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp):
+    for enable in (
+        cuda.enable_flash_sdp,
+        cuda.enable_mem_efficient_sdp,
+        cuda.enable_math_sdp,
+    ):
         enable(True)  # explicit weights only for heads that neither kernel supports
     if current_flash_attention_impl() is not None:
         restore_flash_attention_impl()
@@ -129,24 +184,45 @@ def pin_kernels(kind: AttentionKind) -> None:
 
 
 def attend_within_documents(
-    module: nn.Module, query_BHSE: torch.Tensor, key_BHSE: torch.Tensor, value_BHSE: torch.Tensor,
-    attention_mask: torch.Tensor | None, *, cu_seq_lens_q: torch.Tensor, max_length_q: int,
-    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
+    module: nn.Module,
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
     attend: Callable[..., torch.Tensor] = attend_documents,
     **_: Any,  # noqa: ANN401 - other arguments from transformers
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+) -> tuple[torch.Tensor, None]:
     """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention supports neither dropout nor masks")
-    if (heads_per_key := query_BHSE.shape[1] // key_BHSE.shape[1]) > 1:  # grouped queries share keys and values
-        key_BHSE, value_BHSE = (tensor.repeat_interleave(heads_per_key, 1) for tensor in (key_BHSE, value_BHSE))
-    query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
+    # Grouped queries share keys and values.
+    if (heads_per_key := query_BHSE.shape[1] // key_BHSE.shape[1]) > 1:
+        key_BHSE, value_BHSE = (
+            tensor.repeat_interleave(heads_per_key, 1)
+            for tensor in (key_BHSE, value_BHSE)
+        )
+    query_THE, key_THE, value_THE = (
+        tensor.squeeze(0).transpose(0, 1)
+        for tensor in (query_BHSE, key_BHSE, value_BHSE)
+    )
     attended_THE = attend(
-        query_THE, key_THE, value_THE, query_edges=cu_seq_lens_q, key_edges=cu_seq_lens_q,
-        longest_query=max_length_q, longest_key=max_length_q, scale=scaling,
+        query_THE,
+        key_THE,
+        value_THE,
+        query_edges=cu_seq_lens_q,
+        key_edges=cu_seq_lens_q,
+        longest_query=max_length_q,
+        longest_key=max_length_q,
+        scale=scaling,
         # transformers counts the token itself
         window_tokens=None if sliding_window is None else sliding_window - 1,
-    )  # fmt: skip
+    )
     return attended_THE.unsqueeze(0), None
 
 
@@ -160,10 +236,14 @@ def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     # Positions before the first document belong to a document 0 without tokens.
     none = torch.zeros(1, dtype=torch.int64, device=device)
     start_T = torch.cat([none, starts_N]).index_select(0, number_T)
-    tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(0, number_T)
+    tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(
+        0, number_T
+    )
     place_T = torch.arange(len(number_T), device=device) - start_T
     real_T = place_T < tokens_T
-    return torch.where(real_T, number_T, 0).reshape(shape), torch.where(real_T, place_T, 0).reshape(shape)
+    return torch.where(real_T, number_T, 0).reshape(shape), torch.where(
+        real_T, place_T, 0
+    ).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +258,15 @@ class EncoderInputs:
 
 
 def encoder_inputs(
-    batch: MicroBatch, kind: AttentionKind, packing: Packing, model: PreTrainedModel, *, dtype: torch.dtype,
-    window_tokens: int | None, segments: int = 0,
-) -> EncoderInputs:  # fmt: skip
+    batch: MicroBatch,
+    kind: AttentionKind,
+    packing: Packing,
+    model: PreTrainedModel,
+    *,
+    dtype: torch.dtype,
+    window_tokens: int | None,
+    segments: int = 0,
+) -> EncoderInputs:
     """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
     ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers. ``segments`` is
@@ -188,24 +274,35 @@ def encoder_inputs(
     """
     ids_BS = batch.wide_ids_BS()
     if kind == "row":
-        return EncoderInputs(arguments={"input_ids": ids_BS, "attention_mask": batch.attention_BS()})
+        return EncoderInputs(
+            arguments={"input_ids": ids_BS, "attention_mask": batch.attention_BS()}
+        )
     if kind in ("varlen", "fa3"):
         edges = document_edges(batch, segments if kind == "varlen" else 0)
-        if kind == "fa3":  # its backward pass hangs on empty segments: flash-attention #1254
+        # Its backward pass hangs on empty segments: flash-attention #1254.
+        if kind == "fa3":
             edges = edges[: len(batch.starts_N) + batch.padded_sequences + 1]
             torch._dynamo.maybe_mark_dynamic(edges, 0)
         place_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
-        begin_T = edges.index_select(0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1)
+        begin_T = edges.index_select(
+            0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1
+        )
         # In each segment, padding included, which nothing else attends to.
         position_T = (place_T - begin_T + packing.first_position).to(torch.int64)
-        arguments: dict[str, Any] = {"input_ids": ids_BS.reshape(1, -1), "position_ids": position_T.unsqueeze(0)}
+        arguments: dict[str, Any] = {
+            "input_ids": ids_BS.reshape(1, -1),
+            "position_ids": position_T.unsqueeze(0),
+        }
         if packing.embeds_first:
             document_BS = document_places(batch)[0].reshape(1, -1)
             arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
         arguments |= {"cu_seq_lens_q": edges, "max_length_q": ids_BS.shape[1]}
         return EncoderInputs(arguments=arguments, edges=edges)
     document_BS, position_BS = document_places(batch)
-    arguments = {"input_ids": ids_BS, "position_ids": position_BS + packing.first_position}
+    arguments = {
+        "input_ids": ids_BS,
+        "position_ids": position_BS + packing.first_position,
+    }
     if packing.embeds_first:
         arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
     mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
@@ -213,14 +310,23 @@ def encoder_inputs(
     if window_tokens is not None:
         place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
         near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
-        mask = {"full_attention": mask, "sliding_attention": _additive(mask_BSS & near_SS, dtype)}
-    return EncoderInputs(arguments=arguments | {"attention_mask": mask}, document_BS=document_BS)
+        mask = {
+            "full_attention": mask,
+            "sliding_attention": _additive(mask_BSS & near_SS, dtype),
+        }
+    return EncoderInputs(
+        arguments=arguments | {"attention_mask": mask}, document_BS=document_BS
+    )
 
 
 def _embedded(
-    model: PreTrainedModel, document_BS: torch.Tensor, documents: int, *,
-    input_ids: torch.Tensor, position_ids: torch.Tensor,
-) -> dict[str, torch.Tensor | None]:  # fmt: skip
+    model: PreTrainedModel,
+    document_BS: torch.Tensor,
+    documents: int,
+    *,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> dict[str, torch.Tensor | None]:
     """Return the encoder's arguments with embeddings instead of ids.
 
     ESM's token dropout zeroes the embeddings of mask tokens and scales the others by their share of the document, which
@@ -229,10 +335,15 @@ def _embedded(
     encoder: Any = model.base_model
     embeds_BSD = encoder.get_input_embeddings()(input_ids)
     if getattr(model.config, "token_dropout", False):
-        masked_BS, number_T = input_ids == model.config.mask_token_id, document_BS.flatten()
+        masked_BS, number_T = (
+            input_ids == model.config.mask_token_id,
+            document_BS.flatten(),
+        )
         counts_N2 = embeds_BSD.new_zeros((documents + 1, 2), dtype=torch.float32)
         ones_BS = torch.ones_like(masked_BS)
-        counts_N2.index_add_(0, number_T, torch.stack([masked_BS, ones_BS], -1).flatten(0, 1).float())
+        counts_N2.index_add_(
+            0, number_T, torch.stack([masked_BS, ones_BS], -1).flatten(0, 1).float()
+        )
         share_BS = (counts_N2[:, 0] / counts_N2[:, 1])[document_BS]
         scale_BS = torch.where(masked_BS, 0.0, (1 - 0.15 * 0.8) / (1 - share_BS))
         embeds_BSD = (embeds_BSD * scale_BS.unsqueeze(-1)).to(embeds_BSD.dtype)
@@ -241,7 +352,10 @@ def _embedded(
 
 
 def document_queries(
-    inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor, kind: AttentionKind
+    inputs: EncoderInputs,
+    batch: MicroBatch,
+    position_K: torch.Tensor,
+    kind: AttentionKind,
 ) -> DocumentQueries:
     """Return the queries of the sparse last layer by document; ``position_K`` is ascending."""
     assert inputs.edges is not None
@@ -252,13 +366,21 @@ def document_queries(
     # Unused slots are spread evenly, so no document gets more of them than it has positions.
     most_queries = min(slots, (2 + slots // batch.ids_BS.numel()) * most_keys)
     return DocumentQueries(
-        position_K=position_K, query_edges=query_edges, key_edges=inputs.edges, most_queries=most_queries,
+        position_K=position_K,
+        query_edges=query_edges,
+        key_edges=inputs.edges,
+        most_queries=most_queries,
         most_keys=most_keys,
-    )  # fmt: skip
+    )
 
 
 def sequence_queries(
-    inputs: EncoderInputs, batch: MicroBatch, position_K: torch.Tensor, *, sequence_slots: int, dtype: torch.dtype
+    inputs: EncoderInputs,
+    batch: MicroBatch,
+    position_K: torch.Tensor,
+    *,
+    sequence_slots: int,
+    dtype: torch.dtype,
 ) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
@@ -271,11 +393,19 @@ def sequence_queries(
     number_K = torch.arange(len(position_K), device=position_K.device)
     counts_K = number_K < batch.predicted_tokens
     row_K = position_K // width
-    first_of_row_K = torch.searchsorted(torch.where(counts_K, position_K, rows * width), row_K * width)
-    slot_K = torch.where(counts_K, row_K * sequence_slots + number_K - first_of_row_K, rows * sequence_slots)
+    first_of_row_K = torch.searchsorted(
+        torch.where(counts_K, position_K, rows * width), row_K * width
+    )
+    slot_K = torch.where(
+        counts_K,
+        row_K * sequence_slots + number_K - first_of_row_K,
+        rows * sequence_slots,
+    )
     # An unused slot attends as its sequence's first position does, as a softmax over nothing would be NaN.
     none = document_BS.new_zeros(1)
-    asking = torch.cat([document_BS[:, :1].expand(rows, sequence_slots).flatten(), none])
+    asking = torch.cat(
+        [document_BS[:, :1].expand(rows, sequence_slots).flatten(), none]
+    )
     asking = asking.index_copy(0, slot_K, document_BS.flatten()[position_K])
     asking_BR = asking[:-1].unflatten(0, (rows, sequence_slots))
     mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
@@ -301,7 +431,9 @@ def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
     places, documents = rows * width, len(batch.starts_N)
     begin_B = torch.arange(rows, dtype=torch.int32, device=batch.ids_BS.device) * width
     row_N = (batch.starts_N // width).to(torch.int64)
-    padding_B = begin_B.scatter_reduce(0, row_N, batch.starts_N + batch.tokens_N, "amax")
+    padding_B = begin_B.scatter_reduce(
+        0, row_N, batch.starts_N + batch.tokens_N, "amax"
+    )
     padding_B.masked_fill_(padding_B >= begin_B + width, places)
     ends = begin_B.new_full((max(segments - documents - rows, 0) + 1,), places)
     return torch.cat([batch.starts_N, padding_B, ends]).sort().values

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer as _Layer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -23,9 +29,16 @@ VOCAB_MULTIPLE = 64
 
 # These count positions from pad_token_id + 1, so a sequence of S tokens needs S + pad_token_id + 1 positions.
 _POSITIONS_START_AFTER_PAD = {
-    "camembert", "data2vec-text", "esm", "luke", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "luke",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
     "xmod",
-}  # fmt: skip
+}
 
 
 def window_tokens(config: PretrainedConfig) -> int | None:
@@ -36,8 +49,19 @@ def window_tokens(config: PretrainedConfig) -> int | None:
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     """Return the layers of the encoder; empty if they are not a list of transformers' own kind of layer."""
-    lists = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
-    return next((list(one) for one in lists if one and all(isinstance(part, _Layer) for part in one)), ())
+    lists = [
+        module
+        for module in model.base_model.modules()
+        if isinstance(module, nn.ModuleList)
+    ]
+    return next(
+        (
+            list(one)
+            for one in lists
+            if one and all(isinstance(part, _Layer) for part in one)
+        ),
+        (),
+    )
 
 
 def model_head(model: PreTrainedModel) -> list[nn.Module]:
@@ -45,7 +69,9 @@ def model_head(model: PreTrainedModel) -> list[nn.Module]:
     return [part for part in model.children() if part is not model.base_model]
 
 
-def head_inputs(model: PreTrainedModel, position_K: torch.Tensor | None) -> AbstractContextManager[Any]:
+def head_inputs(
+    model: PreTrainedModel, position_K: torch.Tensor | None
+) -> AbstractContextManager[Any]:
     """Return a context in which the head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
 
     def select(_: nn.Module, __: object, output: Any) -> Any:  # noqa: ANN401 - transformers' output
@@ -58,9 +84,13 @@ def head_inputs(model: PreTrainedModel, position_K: torch.Tensor | None) -> Abst
 
 
 def build_config(
-    settings: ModelSettings, *, vocab_size: int, special_ids: SpecialIds, seq_length_tokens: int,
+    settings: ModelSettings,
+    *,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
     attention_dropout: float | None = None,
-) -> PretrainedConfig:  # fmt: skip
+) -> PretrainedConfig:
     """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
 
     Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the positions or that dropout.
@@ -69,22 +99,42 @@ def build_config(
     model_type = shape.pop("model_type")
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
-        next_step = f"Did you mean {match!r}?" if match else "Choose an encoder such as bert, roberta or modernbert."
-        raise BadConfig(f"transformers has no masked-LM model of type {model_type!r}", next_step=next_step)
+        next_step = (
+            f"Did you mean {match!r}?"
+            if match
+            else "Choose an encoder such as bert, roberta or modernbert."
+        )
+        raise BadConfig(
+            f"transformers has no masked-LM model of type {model_type!r}",
+            next_step=next_step,
+        )
     try:
         config = AutoConfig.for_model(
-            model_type, **shape, vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-            pad_token_id=special_ids.pad, bos_token_id=special_ids.cls, eos_token_id=special_ids.sep,
-            cls_token_id=special_ids.cls, sep_token_id=special_ids.sep, mask_token_id=special_ids.mask,
-        )  # fmt: skip
+            model_type,
+            **shape,
+            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            pad_token_id=special_ids.pad,
+            bos_token_id=special_ids.cls,
+            eos_token_id=special_ids.sep,
+            cls_token_id=special_ids.cls,
+            sep_token_id=special_ids.sep,
+            mask_token_id=special_ids.mask,
+        )
     except (TypeError, ValueError, StrictDataclassError) as error:
         what = f"transformers rejects the config of {settings.name!r}: {error}"
         raise BadConfig(what, next_step="Correct the config.") from error
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
-        raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
+    if getattr(config, "is_encoder_decoder", False) or getattr(
+        config, "is_decoder", False
+    ):
+        raise BadConfig(
+            f"{model_type!r} is not an encoder",
+            next_step="Choose an encoder such as bert or modernbert.",
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:  # relative positions have no limit
-        usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
+        usable = positions - (
+            special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0
+        )
         if seq_length_tokens > usable:
             what = f"sequence length {seq_length_tokens} exceeds the {usable} positions of this {model_type}"
             next_step = f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config."
@@ -93,13 +143,17 @@ def build_config(
         key = dropout_key(config)
         if key is None:
             what = f"train.attention_dropout cannot be used with {model_type!r}, which has no such setting"
-            next_step = "Remove train.attention_dropout, and set dropout in the model's config."
+            next_step = (
+                "Remove train.attention_dropout, and set dropout in the model's config."
+            )
             raise BadConfig(what, next_step=next_step)
         setattr(config, key, attention_dropout)
     return config
 
 
-def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
+def build_model(
+    config: PretrainedConfig, device: torch.device, implementation: str = "sdpa"
+) -> PreTrainedModel:
     """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match."""
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
@@ -107,7 +161,9 @@ def build_model(config: PretrainedConfig, device: torch.device, implementation: 
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
         # Parameters that the loss does not depend on, such as ESM's contact head, are frozen: DDP would wait for them.
         ids_BS = torch.arange(16, device=device).reshape(2, 8) % config.vocab_size
-        model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
+        model(
+            input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)
+        ).logits.float().sum().backward()
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.grad is not None)
         model.zero_grad(set_to_none=True)
@@ -122,13 +178,18 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
     try:
         with torch.device(device):
             try:
-                model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+                model = AutoModelForMaskedLM.from_config(
+                    config, attn_implementation="sdpa", dtype=torch.float32
+                )
             except ValueError as error:
                 # transformers' error for an architecture without SDPA, which uses eager attention.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
-                model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not match
+                model = AutoModelForMaskedLM.from_config(
+                    config, attn_implementation="eager", dtype=torch.float32
+                )
+    # Sizes that do not match.
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         what = f"transformers cannot build the model: {error}"
         raise BadConfig(what, next_step="Correct the sizes in the config.") from error
     return model

@@ -14,6 +14,8 @@ _PACKED_ONLY = (
 )
 _LIKE_BERT = "bert camembert data2vec-text ernie roberta xlm-roberta"
 FAMILIES: dict[str, LayerLayout | None] = {
-    **dict.fromkeys(_PACKED_ONLY.split()), **dict.fromkeys(_LIKE_BERT.split(), "bert"), "modernbert": "modernbert",
-}  # fmt: skip
+    **dict.fromkeys(_PACKED_ONLY.split()),
+    **dict.fromkeys(_LIKE_BERT.split(), "bert"),
+    "modernbert": "modernbert",
+}
 """Layout of the layers by transformers' model type; None if the last layer cannot be sparse."""

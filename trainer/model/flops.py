@@ -38,14 +38,18 @@ class ModelWork:
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""
         tokens = float(lengths.sum())
-        matmuls = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
+        matmuls = (
+            self.weights_per_token * tokens
+            + self.weights_per_predicted_token * float(predicted)
+        )
         pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
         if self.last_layer_narrow and tokens:
             # In expectation, as every token is equally likely to be predicted.
             pairs[-1] *= predicted / tokens
         # Queries with keys, and weights with values.
         attention = 2 * self.attention_width * sum(pairs)
-        return 3 * 2 * (matmuls + attention)  # forward and backward, each a multiplication and an addition
+        # Forward and backward, each a multiplication and an addition.
+        return 3 * 2 * (matmuls + attention)
 
 
 def attended_pairs(lengths: Int64, reach: int | None) -> float:
@@ -54,7 +58,13 @@ def attended_pairs(lengths: Int64, reach: int | None) -> float:
     if reach is None:
         return float(np.square(wide).sum())
     # In a longer document every token sees 2 * reach + 1, less what lies beyond its two ends.
-    return float(np.where(wide > reach, wide * (2 * reach + 1) - reach * (reach + 1.0), np.square(wide)).sum())
+    return float(
+        np.where(
+            wide > reach,
+            wide * (2 * reach + 1) - reach * (reach + 1.0),
+            np.square(wide),
+        ).sum()
+    )
 
 
 class Peak(NamedTuple):
@@ -89,32 +99,228 @@ _PARTS = {"MIG", "Laptop", "D"}
 # Left out for lack of a data sheet with a dense figure: A10G (sources say 62.5, 70 and 125 TFLOP/s in bf16), and
 # RTX PRO 6000 Server Edition (same chip, other clocks and power).
 PEAKS = (
-    Peak("H100 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 3.9 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, NVL"),
-    Peak("H100 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 2 * TERA, 600 * GIGA, "NVIDIA H100 data sheet, PCIe"),
-    Peak("H100", 989 * TERA, 494 * TERA, 67 * TERA, 3.35 * TERA, 900 * GIGA, "NVIDIA H100 data sheet, SXM"),
-    Peak("H200 NVL", 835 * TERA, 417 * TERA, 60 * TERA, 4.8 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, NVL"),
-    Peak("H200", 989 * TERA, 494 * TERA, 67 * TERA, 4.8 * TERA, 900 * GIGA, "NVIDIA H200 data sheet, SXM"),
-    Peak("GH200", 989 * TERA, 494 * TERA, 67 * TERA, 4 * TERA, 900 * GIGA, "NVIDIA GH200 data sheet"),
-    Peak("H800 PCIe", 756 * TERA, 378 * TERA, 51 * TERA, 2 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, PCIe"),
-    Peak("H800", 989 * TERA, 494 * TERA, 67 * TERA, 3.35 * TERA, 400 * GIGA, "NVIDIA H800 data sheet, SXM"),
-    Peak("H20", 148 * TERA, 74 * TERA, 44 * TERA, 4 * TERA, 900 * GIGA, "specifications that sellers print"),
-    Peak("B200", 2250 * TERA, 1100 * TERA, 75 * TERA, 8 * TERA, 1800 * GIGA, "NVIDIA HGX B200 data sheet"),
-    Peak("GB200", 2500 * TERA, 1250 * TERA, 80 * TERA, 8 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB200 NVL72's"),
-    Peak("B300", 2250 * TERA, 1125 * TERA, 75 * TERA, 8 * TERA, 1800 * GIGA, "an 8th of NVIDIA HGX B300's"),
-    Peak("GB300", 2500 * TERA, 1250 * TERA, 80 * TERA, 8 * TERA, 1800 * GIGA, "a 72nd of NVIDIA GB300 NVL72's"),
-    Peak("A100 40GB", 312 * TERA, 156 * TERA, 19.5 * TERA, 1.555 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
-    Peak("A100", 312 * TERA, 156 * TERA, 19.5 * TERA, 2.039 * TERA, 600 * GIGA, "NVIDIA A100 data sheet"),
-    Peak("A800", 312 * TERA, 156 * TERA, 19.5 * TERA, 2.039 * TERA, 400 * GIGA, "NVIDIA A800 data sheet"),
-    Peak("A40", 150 * TERA, 75 * TERA, 37 * TERA, 696 * GIGA, 112.5 * GIGA, "NVIDIA A40 data sheet"),
-    Peak("A30", 165 * TERA, 82 * TERA, 10.3 * TERA, 933 * GIGA, 200 * GIGA, "NVIDIA A30 data sheet"),
-    Peak("A10", 125 * TERA, 62.5 * TERA, 31 * TERA, 600 * GIGA, 64 * GIGA, "NVIDIA A10 data sheet"),
-    Peak("L40S", 362 * TERA, 183 * TERA, 91.6 * TERA, 864 * GIGA, 64 * GIGA, "NVIDIA L40S data sheet"),
-    Peak("L40", 181 * TERA, 90.5 * TERA, 90.5 * TERA, 864 * GIGA, 64 * GIGA, "NVIDIA L40 data sheet"),
-    Peak("RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 960 * GIGA, 64 * GIGA, _ADA),
-    Peak("RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 1.008 * TERA, 64 * GIGA, _ADA),
-    Peak("RTX PRO 6000 Max Q", 438 * TERA, 219 * TERA, 110 * TERA, 1.792 * TERA, 128 * GIGA, _PRO_MAX_Q),
-    Peak("RTX PRO 6000 Workstation", 504 * TERA, 252 * TERA, 126 * TERA, 1.792 * TERA, 128 * GIGA, _PRO),
-    Peak("L4", 121 * TERA, 60 * TERA, 30 * TERA, 300 * GIGA, 64 * GIGA, "NVIDIA L4 data sheet"),
+    Peak(
+        "H100 NVL",
+        835 * TERA,
+        417 * TERA,
+        60 * TERA,
+        3.9 * TERA,
+        600 * GIGA,
+        "NVIDIA H100 data sheet, NVL",
+    ),
+    Peak(
+        "H100 PCIe",
+        756 * TERA,
+        378 * TERA,
+        51 * TERA,
+        2 * TERA,
+        600 * GIGA,
+        "NVIDIA H100 data sheet, PCIe",
+    ),
+    Peak(
+        "H100",
+        989 * TERA,
+        494 * TERA,
+        67 * TERA,
+        3.35 * TERA,
+        900 * GIGA,
+        "NVIDIA H100 data sheet, SXM",
+    ),
+    Peak(
+        "H200 NVL",
+        835 * TERA,
+        417 * TERA,
+        60 * TERA,
+        4.8 * TERA,
+        900 * GIGA,
+        "NVIDIA H200 data sheet, NVL",
+    ),
+    Peak(
+        "H200",
+        989 * TERA,
+        494 * TERA,
+        67 * TERA,
+        4.8 * TERA,
+        900 * GIGA,
+        "NVIDIA H200 data sheet, SXM",
+    ),
+    Peak(
+        "GH200",
+        989 * TERA,
+        494 * TERA,
+        67 * TERA,
+        4 * TERA,
+        900 * GIGA,
+        "NVIDIA GH200 data sheet",
+    ),
+    Peak(
+        "H800 PCIe",
+        756 * TERA,
+        378 * TERA,
+        51 * TERA,
+        2 * TERA,
+        400 * GIGA,
+        "NVIDIA H800 data sheet, PCIe",
+    ),
+    Peak(
+        "H800",
+        989 * TERA,
+        494 * TERA,
+        67 * TERA,
+        3.35 * TERA,
+        400 * GIGA,
+        "NVIDIA H800 data sheet, SXM",
+    ),
+    Peak(
+        "H20",
+        148 * TERA,
+        74 * TERA,
+        44 * TERA,
+        4 * TERA,
+        900 * GIGA,
+        "specifications that sellers print",
+    ),
+    Peak(
+        "B200",
+        2250 * TERA,
+        1100 * TERA,
+        75 * TERA,
+        8 * TERA,
+        1800 * GIGA,
+        "NVIDIA HGX B200 data sheet",
+    ),
+    Peak(
+        "GB200",
+        2500 * TERA,
+        1250 * TERA,
+        80 * TERA,
+        8 * TERA,
+        1800 * GIGA,
+        "a 72nd of NVIDIA GB200 NVL72's",
+    ),
+    Peak(
+        "B300",
+        2250 * TERA,
+        1125 * TERA,
+        75 * TERA,
+        8 * TERA,
+        1800 * GIGA,
+        "an 8th of NVIDIA HGX B300's",
+    ),
+    Peak(
+        "GB300",
+        2500 * TERA,
+        1250 * TERA,
+        80 * TERA,
+        8 * TERA,
+        1800 * GIGA,
+        "a 72nd of NVIDIA GB300 NVL72's",
+    ),
+    Peak(
+        "A100 40GB",
+        312 * TERA,
+        156 * TERA,
+        19.5 * TERA,
+        1.555 * TERA,
+        600 * GIGA,
+        "NVIDIA A100 data sheet",
+    ),
+    Peak(
+        "A100",
+        312 * TERA,
+        156 * TERA,
+        19.5 * TERA,
+        2.039 * TERA,
+        600 * GIGA,
+        "NVIDIA A100 data sheet",
+    ),
+    Peak(
+        "A800",
+        312 * TERA,
+        156 * TERA,
+        19.5 * TERA,
+        2.039 * TERA,
+        400 * GIGA,
+        "NVIDIA A800 data sheet",
+    ),
+    Peak(
+        "A40",
+        150 * TERA,
+        75 * TERA,
+        37 * TERA,
+        696 * GIGA,
+        112.5 * GIGA,
+        "NVIDIA A40 data sheet",
+    ),
+    Peak(
+        "A30",
+        165 * TERA,
+        82 * TERA,
+        10.3 * TERA,
+        933 * GIGA,
+        200 * GIGA,
+        "NVIDIA A30 data sheet",
+    ),
+    Peak(
+        "A10",
+        125 * TERA,
+        62.5 * TERA,
+        31 * TERA,
+        600 * GIGA,
+        64 * GIGA,
+        "NVIDIA A10 data sheet",
+    ),
+    Peak(
+        "L40S",
+        362 * TERA,
+        183 * TERA,
+        91.6 * TERA,
+        864 * GIGA,
+        64 * GIGA,
+        "NVIDIA L40S data sheet",
+    ),
+    Peak(
+        "L40",
+        181 * TERA,
+        90.5 * TERA,
+        90.5 * TERA,
+        864 * GIGA,
+        64 * GIGA,
+        "NVIDIA L40 data sheet",
+    ),
+    Peak(
+        "RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 960 * GIGA, 64 * GIGA, _ADA
+    ),
+    Peak(
+        "RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 1.008 * TERA, 64 * GIGA, _ADA
+    ),
+    Peak(
+        "RTX PRO 6000 Max Q",
+        438 * TERA,
+        219 * TERA,
+        110 * TERA,
+        1.792 * TERA,
+        128 * GIGA,
+        _PRO_MAX_Q,
+    ),
+    Peak(
+        "RTX PRO 6000 Workstation",
+        504 * TERA,
+        252 * TERA,
+        126 * TERA,
+        1.792 * TERA,
+        128 * GIGA,
+        _PRO,
+    ),
+    Peak(
+        "L4",
+        121 * TERA,
+        60 * TERA,
+        30 * TERA,
+        300 * GIGA,
+        64 * GIGA,
+        "NVIDIA L4 data sheet",
+    ),
 )
 
 

@@ -15,21 +15,29 @@ from trainer.data.masking import IGNORED_LABEL
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
     """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
-    return functional.cross_entropy(_wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum")
+    return functional.cross_entropy(
+        _wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum"
+    )
 
 
-def cross_entropy_in_place(compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+def cross_entropy_in_place(
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
     """Return ``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
 
     A step's memory peaks where logits, its largest tensor, and their gradient are held. ``compiled`` compiles a
     function into one kernel. Backward raises ``RuntimeError`` if anything else kept the logits for its own gradient.
     """
-    return functools.partial(_InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient))
+    return functools.partial(
+        _InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient)
+    )
 
 
 class _InPlace(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, loss_and_norm: Any, write_gradient: Any, logits_KV: Any, labels_K: Any) -> Any:  # noqa: ANN401
+    def forward(
+        ctx: Any, loss_and_norm: Any, write_gradient: Any, logits_KV: Any, labels_K: Any
+    ) -> Any:  # noqa: ANN401
         loss, norm_K1 = loss_and_norm(logits_KV, labels_K)
         ctx.save_for_backward(logits_KV, labels_K, norm_K1)
         ctx.write_gradient = write_gradient
@@ -42,20 +50,32 @@ class _InPlace(torch.autograd.Function):
         return None, None, logits_KV, None
 
 
-def _loss_and_norm(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss_and_norm(
+    logits_KV: torch.Tensor, labels_K: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss, and the logarithm of the sum of exponentials of each row."""
     wide_KV = _wide(logits_KV)
     largest_K1 = wide_KV.amax(1, keepdim=True)
     norm_K1 = largest_K1 + (wide_KV - largest_K1).exp().sum(1, keepdim=True).log()
     losses_K1 = norm_K1 - wide_KV.gather(1, labels_K.clamp_min(0).unsqueeze(1))
-    return losses_K1.masked_fill(labels_K.unsqueeze(1) == IGNORED_LABEL, 0).sum(), norm_K1
+    return losses_K1.masked_fill(
+        labels_K.unsqueeze(1) == IGNORED_LABEL, 0
+    ).sum(), norm_K1
 
 
 def _write_gradient(
-    logits_KV: torch.Tensor, labels_K: torch.Tensor, norm_K1: torch.Tensor, gradient: torch.Tensor
+    logits_KV: torch.Tensor,
+    labels_K: torch.Tensor,
+    norm_K1: torch.Tensor,
+    gradient: torch.Tensor,
 ) -> None:
-    ids_V, label_K1 = torch.arange(logits_KV.shape[1], device=logits_KV.device), labels_K.unsqueeze(1)
-    gradient_KV = ((_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1).float()) * gradient
+    ids_V, label_K1 = (
+        torch.arange(logits_KV.shape[1], device=logits_KV.device),
+        labels_K.unsqueeze(1),
+    )
+    gradient_KV = (
+        (_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1).float()
+    ) * gradient
     logits_KV.copy_(gradient_KV.masked_fill(label_K1 == IGNORED_LABEL, 0))
 
 
@@ -65,12 +85,21 @@ def _wide(logits_KV: torch.Tensor) -> torch.Tensor:
 
 
 def liger_cross_entropy(
-    hidden_KD: torch.Tensor, weight_VD: torch.Tensor, labels_K: torch.Tensor, bias_V: torch.Tensor | None
+    hidden_KD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_K: torch.Tensor,
+    bias_V: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     loss: torch.Tensor = liger_fused_linear_cross_entropy(
-        hidden_KD, weight_VD, labels_K, bias_V, ignore_index=IGNORED_LABEL, reduction="sum", accum_dtype=torch.float32
+        hidden_KD,
+        weight_VD,
+        labels_K,
+        bias_V,
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        accum_dtype=torch.float32,
     )
     return loss

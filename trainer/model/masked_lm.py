@@ -18,10 +18,20 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.loader import MicroBatch
 from trainer.data.masking import IGNORED_LABEL, SLOTS_MULTIPLE, head_slots
 from trainer.model import precision
-from trainer.model.attention import ChosenAttention, EncoderInputs, document_queries, encoder_inputs, sequence_queries
+from trainer.model.attention import (
+    ChosenAttention,
+    EncoderInputs,
+    document_queries,
+    encoder_inputs,
+    sequence_queries,
+)
 from trainer.model.encoder import head_inputs, model_head, model_layers, window_tokens
 from trainer.model.families import FAMILIES
-from trainer.model.loss import cross_entropy, cross_entropy_in_place, liger_cross_entropy
+from trainer.model.loss import (
+    cross_entropy,
+    cross_entropy_in_place,
+    liger_cross_entropy,
+)
 from trainer.model.packing import prove_copies
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
@@ -37,7 +47,9 @@ class MaskedLM(nn.Module):
     and a micro-batch with more tokens uses a multiple of it and is counted. So it is with segments of varlen attention.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention
+    ) -> None:
         super().__init__()
         self.model = model
         self.attention = attention
@@ -48,15 +60,23 @@ class MaskedLM(nn.Module):
         self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
         self._dtype = torch.bfloat16 if self._bf16 else model.dtype
-        self.residual_dtype = torch.bfloat16 if self._bf16 and config.residual_dtype == "bf16" else torch.float32
+        self.residual_dtype = (
+            torch.bfloat16
+            if self._bf16 and config.residual_dtype == "bf16"
+            else torch.float32
+        )
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None
         """Segments of varlen attention that micro-batches hardly exceed, from the documents of one."""
         self.loss: Callable[..., torch.Tensor] = cross_entropy
         if config.compiled:
-            self.loss = cross_entropy_in_place(functools.partial(torch.compile, dynamic=False))
-        self._replays_graphs = config.compiled and config.compile_mode == "reduce-overhead"
+            self.loss = cross_entropy_in_place(
+                functools.partial(torch.compile, dynamic=False)
+            )
+        self._replays_graphs = (
+            config.compiled and config.compile_mode == "reduce-overhead"
+        )
         self.fused_loss: Callable[..., torch.Tensor] | None = None
         """Loss from hidden states, weight, labels and bias of the head's last layer, without logits."""
         if config.fused_cross_entropy:
@@ -65,13 +85,22 @@ class MaskedLM(nn.Module):
         static = config.compiled or config.device == "cuda"
         places = config.micro_batch_size * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
-        self._sequence_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self._sequence_slots = (
+            head_slots(config.seq_length_tokens, config.masking_probability)
+            if static
+            else None
+        )
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """Context manager in which encoder and head are computed, by the type of device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
         wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
         layout = FAMILIES.get(model.config.model_type)
-        self.narrow = wanted and attention.kind != "row" and layout is not None and kinds[-1] == "full_attention"
+        self.narrow = (
+            wanted
+            and attention.kind != "row"
+            and layout is not None
+            and kinds[-1] == "full_attention"
+        )
         """True if the last layer is computed at the positions to predict only."""
         if self.narrow and layout is not None:
             make_sparse_layer(self.layers[-1], layout)
@@ -81,7 +110,11 @@ class MaskedLM(nn.Module):
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
         if self._bf16:
             # The last layer's queries have another input than its keys.
-            last = [self.layers[-1].get_submodule("attention.self.query")] if self.narrow and layout == "bert" else ()
+            last = (
+                [self.layers[-1].get_submodule("attention.self.query")]
+                if self.narrow and layout == "bert"
+                else ()
+            )
             self._compute_in_bf16(config, alone=last)
         if config.float8 != "none":
             precision.check_float8(config, model.device, copies=self.copies is not None)
@@ -91,17 +124,24 @@ class MaskedLM(nn.Module):
                 part.forward = functools.partial(_first_row, part)
 
     def _compute_in_bf16(self, config: TrainConfig, alone: Sequence[nn.Module]) -> None:
-        sharded = config.parallel.strategy == "fsdp2"  # gathers weights in bf16, those of layer norms too
+        # Gathers weights in bf16, those of layer norms too.
+        sharded = config.parallel.strategy == "fsdp2"
         if sharded or self.residual_dtype == torch.bfloat16:
             precision.set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
             # Embeddings may end without a layer norm.
-            self.layers[0].register_forward_pre_hook(lambda _, args: (args[0].bfloat16(), *args[1:]))
+            self.layers[0].register_forward_pre_hook(
+                lambda _, args: (args[0].bfloat16(), *args[1:])
+            )
         if config.compiled:
             precision.keep_norms_in_bf16(self.layers, self.residual_dtype)
         if not sharded:
             self.against_copies = prove_copies(self.model.config)
-            self.copies = precision.WorkingCopies(self.model, alone) if self.against_copies is None else None
+            self.copies = (
+                precision.WorkingCopies(self.model, alone)
+                if self.against_copies is None
+                else None
+            )
 
     def weights_changed(self) -> None:
         """Cast the weights again; call this after every change of them."""
@@ -111,18 +151,23 @@ class MaskedLM(nn.Module):
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast rejects the meta device, which computes nothing.
         on = self._bf16 and device_type != "meta"
-        return torch.autocast(device_type if on else "cpu", dtype=torch.bfloat16, enabled=on)
+        return torch.autocast(
+            device_type if on else "cpu", dtype=torch.bfloat16, enabled=on
+        )
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
         if self._replays_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # the results of earlier micro-batches may be overwritten
+            # The results of earlier micro-batches may be overwritten.
+            torch.compiler.cudagraph_mark_step_begin()
         if self.fused_loss is None:
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
         hidden_KD, labels_K = self._hidden(batch)
         of_layer = precision.weights_of(self._decoder)
-        weight_VD, bias_V = (None if one is None else one.to(self._dtype) for one in of_layer)
+        weight_VD, bias_V = (
+            None if one is None else one.to(self._dtype) for one in of_layer
+        )
         return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,9 +175,14 @@ class MaskedLM(nn.Module):
         if self.fused_loss is None:
             return _loss_and_hits(*self._predict(batch))
         # All logits at once would take the memory that training saves.
-        parts = zip(*(one.split(EVALUATED_TOGETHER) for one in self._hidden(batch)), strict=True)
+        parts = zip(
+            *(one.split(EVALUATED_TOGETHER) for one in self._hidden(batch)), strict=True
+        )
         with self.autocast(batch.ids_BS.device.type):
-            found = [_loss_and_hits(self._decoder(hidden_KD), labels_K) for hidden_KD, labels_K in parts]
+            found = [
+                _loss_and_hits(self._decoder(hidden_KD), labels_K)
+                for hidden_KD, labels_K in parts
+            ]
         losses, hits = zip(*found, strict=True)
         return torch.stack(losses).sum(), torch.stack(hits).sum()
 
@@ -153,29 +203,49 @@ class MaskedLM(nn.Module):
         segments = self._enough_segments(batch) if self.attention.by_document else 0
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
-                batch, self.attention.kind, self.attention.packing, self.model,
-                dtype=self._dtype, window_tokens=self._window_tokens, segments=segments,
-            )  # fmt: skip
+                batch,
+                self.attention.kind,
+                self.attention.packing,
+                self.model,
+                dtype=self._dtype,
+                window_tokens=self._window_tokens,
+                segments=segments,
+            )
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             begins_N, fixed = batch.starts_N[:0], self._slots
-            if self.narrow and self.attention.kind == "fa3" and inputs.edges is not None:
-                begins_N = inputs.edges[:-1]  # each segment needs a query, as the backward pass hangs on empty ones
-                fixed = fixed and fixed + -(-segments // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+            if (
+                self.narrow
+                and self.attention.kind == "fa3"
+                and inputs.edges is not None
+            ):
+                # Each segment needs a query, as the backward pass hangs on empty ones.
+                begins_N = inputs.edges[:-1]
+                fixed = (
+                    fixed and fixed + -(-segments // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+                )
             slots = _enough(fixed, batch.predicted_tokens + len(begins_N))
             self.overflows += fixed is not None and slots > fixed
-            position_K, labels_K = _slots(batch, slots, begins_N, ascending=self.attention.by_document)
+            position_K, labels_K = _slots(
+                batch, slots, begins_N, ascending=self.attention.by_document
+            )
             return self._logits_at(position_K, inputs, batch), labels_K
 
-    def _logits_at(self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
+    def _logits_at(
+        self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
+    ) -> torch.Tensor:
         if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
         asked: dict[str, LastLayerQueries] = {}
         if self.narrow and self.attention.by_document:
-            asked["asked"] = document_queries(inputs, batch, position_K, self.attention.kind)
+            asked["asked"] = document_queries(
+                inputs, batch, position_K, self.attention.kind
+            )
         elif self.narrow:
             slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
-            asked["asked"] = sequence_queries(inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype)
+            asked["asked"] = sequence_queries(
+                inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype
+            )
         with head_inputs(self.model, None if self.narrow else position_K):
             return self._all_logits(inputs, **asked)
 
@@ -183,7 +253,9 @@ class MaskedLM(nn.Module):
         """Reserve segments for micro-batches that are packed as unevenly as ``batch``, which is on the CPU."""
         rows, width = batch.ids_BS.shape
         by_sequence = torch.bincount(batch.starts_N // width, minlength=rows).float()
-        self._segments = self._most_segments(batch, float(by_sequence.std(correction=0)))
+        self._segments = self._most_segments(
+            batch, float(by_sequence.std(correction=0))
+        )
 
     def _most_segments(self, batch: MicroBatch, deviation: float) -> int:
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
@@ -201,13 +273,19 @@ class MaskedLM(nn.Module):
         self.overflows += segments > self._segments
         return segments
 
-    def _all_logits(self, inputs: EncoderInputs, **asked: LastLayerQueries) -> torch.Tensor:
+    def _all_logits(
+        self, inputs: EncoderInputs, **asked: LastLayerQueries
+    ) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
         return logits.flatten(0, 1)
 
 
-def _loss_and_hits(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
+def _loss_and_hits(
+    logits_KV: torch.Tensor, labels_K: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return cross_entropy(logits_KV, labels_K), (
+        logits_KV.argmax(dim=1) == labels_K
+    ).sum()
 
 
 def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -218,7 +296,9 @@ def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 def _enough(slots: int | None, needed: int) -> int:
     """Return a multiple of the fixed number of slots; without one, the number needed."""
-    return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
+    return (
+        max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
+    )
 
 
 def _slots(
@@ -227,9 +307,15 @@ def _slots(
     """Return positions and labels, shapes (K,): those to predict, then unused slots, or both sorted by position."""
     places, unused = batch.ids_BS.numel(), slots - batch.predicted_tokens
     # At the given positions, and spread evenly over the sequences.
-    spread = torch.linspace(0, places - 1, unused - len(begins_N), dtype=torch.int64, device=begins_N.device)
-    position_K = torch.cat([batch.predicted_P.to(torch.int64), begins_N.to(torch.int64), spread])
-    labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
+    spread = torch.linspace(
+        0, places - 1, unused - len(begins_N), dtype=torch.int64, device=begins_N.device
+    )
+    position_K = torch.cat(
+        [batch.predicted_P.to(torch.int64), begins_N.to(torch.int64), spread]
+    )
+    labels_K = functional.pad(
+        batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL
+    )
     if not ascending:
         return position_K, labels_K
     order_K = position_K.argsort(stable=True)
@@ -240,11 +326,33 @@ def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
     """Raise ``BadConfig`` if the head's last layer and the loss cannot be computed in one function."""
     decoder = model.get_output_embeddings()
     ids = (model.config.vocab_size,)
-    biases = [one for part in model_head(model) for one in part.parameters() if one.shape == ids]
+    biases = [
+        one
+        for part in model_head(model)
+        for one in part.parameters()
+        if one.shape == ids
+    ]
     last = isinstance(decoder, nn.Linear) and all(one is decoder.bias for one in biases)
-    precision.require("fused_cross_entropy=false", "liger_kernel", "liger", (
-        (config.device == "cuda", "requires a GPU", ""),
-        (config.mlm_head == "sparse", "requires a sparse MLM head", "mlm_head=sparse"),
-        (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
-        (last, f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer", ""),
-    ))  # fmt: skip
+    precision.require(
+        "fused_cross_entropy=false",
+        "liger_kernel",
+        "liger",
+        (
+            (config.device == "cuda", "requires a GPU", ""),
+            (
+                config.mlm_head == "sparse",
+                "requires a sparse MLM head",
+                "mlm_head=sparse",
+            ),
+            (
+                config.parallel.strategy != "fsdp2",
+                "cannot be used with fsdp2",
+                "parallel.strategy=zero1",
+            ),
+            (
+                last,
+                f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer",
+                "",
+            ),
+        ),
+    )

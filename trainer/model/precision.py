@@ -22,7 +22,11 @@ from trainer.errors import BadConfig
 COMPILER_KEEPS_LITTLE = torch.__version__ >= "2.13"
 """False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits, and dropout's mask beside its
 seed: a step of BERT took 3 % longer on an H100."""
-_SIBLINGS = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
+_SIBLINGS = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+)
 """Names that transformers gives to linear layers of the same input, in the order of their calls."""
 _ALIGNED = 64
 """Multiple to which copies are padded, as kernels load aligned memory faster."""
@@ -35,13 +39,27 @@ _AT_ONCE = 2**63 - 1
 class WorkingCopies:
     """Working copies, of ``dtype``, of a model's linear layers; those in ``alone`` are not computed with others."""
 
-    def __init__(self, model: nn.Module, alone: Sequence[nn.Module] = (), dtype: torch.dtype = torch.bfloat16) -> None:
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        parts = (*itertools.chain(*lists), *model.children())  # layers, what else the encoder has, and the head
-        links = [_Link(found, dtype) for part in parts if (found := _computed_together(part, alone))]
+    def __init__(
+        self,
+        model: nn.Module,
+        alone: Sequence[nn.Module] = (),
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        lists = [
+            module for module in model.modules() if isinstance(module, nn.ModuleList)
+        ]
+        # Layers, what else the encoder has, and the head.
+        parts = (*itertools.chain(*lists), *model.children())
+        links = [
+            _Link(found, dtype)
+            for part in parts
+            if (found := _computed_together(part, alone))
+        ]
         self.memory = [link.memory for link in links]
         self._copies = [copy for link in links for copy in link.views(link.copies)]
-        self._parameters = [parameter for link in links for parameter in link.parameters]
+        self._parameters = [
+            parameter for link in links for parameter in link.parameters
+        ]
         self.refresh()
 
     @torch.no_grad()
@@ -53,10 +71,14 @@ class WorkingCopies:
 
 def weights_of(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the weight and bias that a linear layer computes with."""
-    return getattr(linear, "compute_weight", linear.weight), getattr(linear, "compute_bias", linear.bias)
+    return getattr(linear, "compute_weight", linear.weight), getattr(
+        linear, "compute_bias", linear.bias
+    )
 
 
-def project(linear: nn.Linear, input: torch.Tensor, features: slice | None = None) -> torch.Tensor:
+def project(
+    linear: nn.Linear, input: torch.Tensor, features: slice | None = None
+) -> torch.Tensor:
     """Return a linear layer's result as it computes it, or only some of its output features."""
     weight, bias = weights_of(linear)
     if features is not None:
@@ -71,17 +93,40 @@ def project(linear: nn.Linear, input: torch.Tensor, features: slice | None = Non
 def check_float8(config: TrainConfig, device: torch.device, *, copies: bool) -> None:
     """Raise ``BadConfig`` if linear layers cannot compute in float8; ``copies`` is true if they have working copies."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
-    require("float8=none", "torchao", "fp8", (
-        (config.device == "cuda" and not old, "requires float8 Tensor Cores: an Ada, Hopper or newer GPU", ""),
-        (config.precision == "bf16", "requires bf16", "precision=bf16"),
-        (config.compiled, "requires compiled layers, which fuse its casts", "compile=true"),
-        # It gathers weights in bf16 itself, without working copies.
-        (config.parallel.strategy != "fsdp2", "cannot be used with fsdp2", "parallel.strategy=zero1"),
-        (copies, f"cannot be used with {config.model.config['model_type']!r}, which has no working copies", ""),
-    ))  # fmt: skip
+    require(
+        "float8=none",
+        "torchao",
+        "fp8",
+        (
+            (
+                config.device == "cuda" and not old,
+                "requires float8 Tensor Cores: an Ada, Hopper or newer GPU",
+                "",
+            ),
+            (config.precision == "bf16", "requires bf16", "precision=bf16"),
+            (
+                config.compiled,
+                "requires compiled layers, which fuse its casts",
+                "compile=true",
+            ),
+            # It gathers weights in bf16 itself, without working copies.
+            (
+                config.parallel.strategy != "fsdp2",
+                "cannot be used with fsdp2",
+                "parallel.strategy=zero1",
+            ),
+            (
+                copies,
+                f"cannot be used with {config.model.config['model_type']!r}, which has no working copies",
+                "",
+            ),
+        ),
+    )
 
 
-def require(off: str, library: str, extra: str, conditions: Iterable[tuple[bool, str, str]]) -> None:
+def require(
+    off: str, library: str, extra: str, conditions: Iterable[tuple[bool, str, str]]
+) -> None:
     """Raise ``BadConfig`` unless a setting's conditions are fulfilled, and its library is installed by ``extra``.
 
     ``off`` turns it off. A condition has the reason if it is not fulfilled, and the setting that fulfils it, if any.
@@ -92,10 +137,18 @@ def require(off: str, library: str, extra: str, conditions: Iterable[tuple[bool,
             steps = " or ".join(f"--set train.{one}" for one in (setting, off) if one)
             raise BadConfig(f"train.{name} {reason}", next_step=f"Use {steps}")
     if find_spec(library) is None:
-        raise BadConfig(f"train.{name} requires {library}", next_step=f"Install it: pip install '.[{extra}]'")
+        raise BadConfig(
+            f"train.{name} requires {library}",
+            next_step=f"Install it: pip install '.[{extra}]'",
+        )
 
 
-def use_float8(layers: Iterable[nn.Module], recipe: Literal["tensorwise", "rowwise"], *, emulate: bool = False) -> None:
+def use_float8(
+    layers: Iterable[nn.Module],
+    recipe: Literal["tensorwise", "rowwise"],
+    *,
+    emulate: bool = False,
+) -> None:
     """Let linear layers with copies compute in float8 by a recipe of torchao; ``emulate`` rounds, on any device."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
@@ -103,22 +156,36 @@ def use_float8(layers: Iterable[nn.Module], recipe: Literal["tensorwise", "rowwi
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     # Converting a layer also replaces code of Inductor from which Triton generates wrong stores of float8.
     any_layer = nn.Linear(_FLOAT8_MULTIPLE, _FLOAT8_MULTIPLE, device="meta")
-    ways = [convert_to_float8_training(any_layer, config=replace(config, pad_inner_dim=pad)) for pad in (False, True)]
+    ways = [
+        convert_to_float8_training(any_layer, config=replace(config, pad_inner_dim=pad))
+        for pad in (False, True)
+    ]
     aligned, padded = (one.linear_mm_config for one in ways)
 
     def matmul(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        inner = input.numel() // input.shape[-1]  # dimension of the weight gradient's matmul
+        # Dimension of the weight gradient's matmul.
+        inner = input.numel() // input.shape[-1]
         how = padded if inner % _FLOAT8_MULTIPLE else aligned
-        result: torch.Tensor = matmul_with_hp_or_float8_args.apply(input, weight.t(), how, config)
+        result: torch.Tensor = matmul_with_hp_or_float8_args.apply(
+            input, weight.t(), how, config
+        )
         return result
 
     for part in (part for layer in layers for part in layer.modules()):
-        if isinstance(part, Linear) and not any(size % _FLOAT8_MULTIPLE for size in (part.in_features, *part.sizes)):
+        if isinstance(part, Linear) and not any(
+            size % _FLOAT8_MULTIPLE for size in (part.in_features, *part.sizes)
+        ):
             vars(part)["float8_matmul"] = matmul
 
 
-def _computed_together(part: nn.Module, alone: Sequence[nn.Module]) -> list[list[nn.Linear]]:
-    linears = [one for one in part.modules() if type(one) is nn.Linear and one.weight.requires_grad]
+def _computed_together(
+    part: nn.Module, alone: Sequence[nn.Module]
+) -> list[list[nn.Linear]]:
+    linears = [
+        one
+        for one in part.modules()
+        if type(one) is nn.Linear and one.weight.requires_grad
+    ]
     found: list[list[nn.Linear]] = []
     for module, names in itertools.product(part.modules(), _SIBLINGS):
         siblings = [getattr(module, name, None) for name in names]
@@ -133,17 +200,28 @@ def _computed_together(part: nn.Module, alone: Sequence[nn.Module]) -> list[list
 class _Link:
     """Link of a part's working copies to its parameters; ``groups`` are linear layers that are computed together."""
 
-    def __init__(self, groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype
+    ) -> None:
         owners = [(linears, name) for linears in groups for name in ("weight", "bias")]
-        owners = [(linears, name) for linears, name in owners if getattr(linears[0], name) is not None]
+        owners = [
+            (linears, name)
+            for linears, name in owners
+            if getattr(linears[0], name) is not None
+        ]
         pieces = [[getattr(one, name) for one in linears] for linears, name in owners]
         self.parameters: list[torch.Tensor] = list(itertools.chain(*pieces))
-        shapes = [(sum(len(one) for one in of_one), *of_one[0].shape[1:]) for of_one in pieces]
+        shapes = [
+            (sum(len(one) for one in of_one), *of_one[0].shape[1:]) for of_one in pieces
+        ]
         padded = [-(-math.prod(shape) // _ALIGNED) * _ALIGNED for shape in shapes]
         device = self.parameters[0].device
         self.memory = torch.zeros(sum(padded), dtype=dtype, device=device)
         blocks = self.memory.split(padded)
-        self.copies = [block[: math.prod(shape)].view(shape) for block, shape in zip(blocks, shapes, strict=True)]
+        self.copies = [
+            block[: math.prod(shape)].view(shape)
+            for block, shape in zip(blocks, shapes, strict=True)
+        ]
         self._rows = [[len(one) for one in of_one] for of_one in pieces]
         linked = _Widen.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
         linked[0].grad_fn._set_sequence_nr(_AT_ONCE)
@@ -151,7 +229,11 @@ class _Link:
             linears[0].register_buffer("compute_bias", None, persistent=False)
             results: dict[int, torch.Tensor] = {}
             for number, one in enumerate(linears):
-                vars(one).update(number=number, results=results, sizes=[each.out_features for each in linears])
+                vars(one).update(
+                    number=number,
+                    results=results,
+                    sizes=[each.out_features for each in linears],
+                )
                 one.__class__ = Linear
         for (linears, name), copy in zip(owners, linked, strict=True):
             linears[0].register_buffer(f"compute_{name}", copy, persistent=False)
@@ -159,7 +241,9 @@ class _Link:
     def views(self, copies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return each parameter's rows of tensors shaped as the copies."""
         pairs = zip(copies, self._rows, strict=True)
-        return list(itertools.chain.from_iterable(copy.split(rows) for copy, rows in pairs))
+        return list(
+            itertools.chain.from_iterable(copy.split(rows) for copy, rows in pairs)
+        )
 
 
 class _Widen(torch.autograd.Function):
@@ -174,8 +258,13 @@ class _Widen(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
         link: _Link = ctx.link
         sizes = [one.numel() for one in link.parameters]
-        blocks = torch.empty(sum(sizes), dtype=link.parameters[0].dtype, device=link.memory.device).split(sizes)
-        wide = [block.view_as(one) for block, one in zip(blocks, link.parameters, strict=True)]
+        blocks = torch.empty(
+            sum(sizes), dtype=link.parameters[0].dtype, device=link.memory.device
+        ).split(sizes)
+        wide = [
+            block.view_as(one)
+            for block, one in zip(blocks, link.parameters, strict=True)
+        ]
         torch._foreach_copy_(wide, link.views(gradients))
         return None, *wide
 
@@ -230,11 +319,17 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalised input, of the same shape."""
-        weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
+        weight, bias = (
+            None if one is None else one.float() for one in (self.weight, self.bias)
+        )
         if self.keeps_bf16 and torch.is_grad_enabled():
-            result: torch.Tensor = _Normalize.apply(input.float(), weight, bias, self.eps)  # type: ignore[no-untyped-call]
+            result: torch.Tensor = _Normalize.apply(
+                input.float(), weight, bias, self.eps
+            )  # type: ignore[no-untyped-call]
         else:
-            result = functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
+            result = functional.layer_norm(
+                input.float(), self.normalized_shape, weight, bias, self.eps
+            )
         return result.to(self.result_dtype)
 
 
@@ -242,7 +337,9 @@ class _Normalize(torch.autograd.Function):
     """Layer norm over the last dimension in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, input: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:  # noqa: ANN401 - torch's own
+    def forward(
+        ctx: Any, input: Any, weight: Any, bias: Any, eps: float
+    ) -> torch.Tensor:  # noqa: ANN401 - torch's own
         variance, mean = torch.var_mean(input, -1, correction=0, keepdim=True)
         scale = torch.rsqrt(variance + eps)
         normal = (input - mean) * scale
@@ -260,4 +357,9 @@ class _Normalize(torch.autograd.Function):
         of_weight = None if weight is None else (gradient * normal).sum(tokens)
         inner = gradient if weight is None else gradient * weight
         along = (inner * normal).mean(-1, keepdim=True)
-        return (inner - inner.mean(-1, keepdim=True) - normal * along) * scale, of_weight, of_bias, None
+        return (
+            (inner - inner.mean(-1, keepdim=True) - normal * along) * scale,
+            of_weight,
+            of_bias,
+            None,
+        )

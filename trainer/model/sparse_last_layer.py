@@ -20,15 +20,26 @@ from torch.nn.attention.varlen import varlen_attn
 from trainer.model.families import LayerLayout
 from trainer.model.precision import project
 
-_UNSPLIT: dict[str, Any] = {"num_splits": 1} if "num_splits" in inspect.signature(varlen_attn).parameters else {}
+_UNSPLIT: dict[str, Any] = (
+    {"num_splits": 1}
+    if "num_splits" in inspect.signature(varlen_attn).parameters
+    else {}
+)
 """Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of each part; not in torch 2.11."""
 
 
 def attend_documents(
-    query_THE: torch.Tensor, key_UHE: torch.Tensor, value_UHE: torch.Tensor, *, query_edges: torch.Tensor,
-    key_edges: torch.Tensor, longest_query: int, longest_key: int, window_tokens: int | None = None,
+    query_THE: torch.Tensor,
+    key_UHE: torch.Tensor,
+    value_UHE: torch.Tensor,
+    *,
+    query_edges: torch.Tensor,
+    key_edges: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    window_tokens: int | None = None,
     scale: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
     Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and values, and the last one's end;
@@ -42,9 +53,17 @@ def attend_documents(
     reach = max(longest_query, longest_key) if window_tokens is None else window_tokens
     named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
     attended = varlen_attn(
-        query_THE, key_UHE, value_UHE, query_edges, key_edges, longest_query, longest_key, window_size=(reach, reach),
-        scale=scale if named else None, **(_UNSPLIT if current_flash_attention_impl() == "FA3" else {}),
-    )  # fmt: skip
+        query_THE,
+        key_UHE,
+        value_UHE,
+        query_edges,
+        key_edges,
+        longest_query,
+        longest_key,
+        window_size=(reach, reach),
+        scale=scale if named else None,
+        **(_UNSPLIT if current_flash_attention_impl() == "FA3" else {}),
+    )
     assert isinstance(attended, torch.Tensor)
     return attended
 
@@ -61,17 +80,29 @@ class SequenceQueries:
     """Additive mask, shape (B, 1, R, S)."""
 
     def attend(
-        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+        self,
+        query_KHE: torch.Tensor,
+        key_BSHE: torch.Tensor,
+        value_BSHE: torch.Tensor,
+        *,
+        dropout: float,
     ) -> torch.Tensor:
         """Return attention of the query positions over their documents; shape (K, H, E)."""
         rows, _, slots, _ = self.mask_BRS.shape
         spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
-        query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(0, (rows, slots))
+        query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(
+            0, (rows, slots)
+        )
         attended_BHRE = functional.scaled_dot_product_attention(
-            query_BRHE.transpose(1, 2), key_BSHE.transpose(1, 2), value_BSHE.transpose(1, 2), attn_mask=self.mask_BRS,
+            query_BRHE.transpose(1, 2),
+            key_BSHE.transpose(1, 2),
+            value_BSHE.transpose(1, 2),
+            attn_mask=self.mask_BRS,
             dropout_p=dropout,
-        )  # fmt: skip
-        attended = functional.pad(attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1))
+        )
+        attended = functional.pad(
+            attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1)
+        )
         return attended.index_select(0, self.slot_K)
 
 
@@ -89,14 +120,24 @@ class DocumentQueries:
     most_keys: int
 
     def attend(
-        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+        self,
+        query_KHE: torch.Tensor,
+        key_BSHE: torch.Tensor,
+        value_BSHE: torch.Tensor,
+        *,
+        dropout: float,
     ) -> torch.Tensor:
         """Return attention of the query positions over their documents; shape (K, H, E)."""
         assert not dropout, "varlen does not support dropout"
         return attend_documents(
-            query_KHE, key_BSHE.flatten(0, 1), value_BSHE.flatten(0, 1), query_edges=self.query_edges,
-            key_edges=self.key_edges, longest_query=self.most_queries, longest_key=self.most_keys,
-        )  # fmt: skip
+            query_KHE,
+            key_BSHE.flatten(0, 1),
+            value_BSHE.flatten(0, 1),
+            query_edges=self.query_edges,
+            key_edges=self.key_edges,
+            longest_query=self.most_queries,
+            longest_key=self.most_keys,
+        )
 
 
 LastLayerQueries = SequenceQueries | DocumentQueries
@@ -110,53 +151,81 @@ def make_sparse_layer(layer: nn.Module, layout: LayerLayout) -> None:
 
 
 def _forward(
-    layer: Any, answer: Callable[..., torch.Tensor], hidden_BSD: torch.Tensor, *others: Any,  # noqa: ANN401 - transformers'
-    asked: LastLayerQueries | None = None, **more: Any,  # noqa: ANN401 - passed by transformers
-) -> Any:  # noqa: ANN401 - what its layer returns  # fmt: skip
+    layer: Any,
+    answer: Callable[..., torch.Tensor],
+    hidden_BSD: torch.Tensor,
+    *others: Any,  # noqa: ANN401 - transformers'
+    asked: LastLayerQueries | None = None,
+    **more: Any,  # noqa: ANN401 - passed by transformers
+) -> Any:  # noqa: ANN401 - what its layer returns
     if asked is None:
         return type(layer).forward(layer, hidden_BSD, *others, **more)
-    narrow = functools.partial(answer, layer, asked, position_embeddings=more.get("position_embeddings"))
+    narrow = functools.partial(
+        answer, layer, asked, position_embeddings=more.get("position_embeddings")
+    )
     # transformers checkpoints activations in the forward that is replaced here; earlier ones did in ``__call__``.
-    if layer.gradient_checkpointing and layer.training and type(layer).__call__ is nn.Module.__call__:
+    if (
+        layer.gradient_checkpointing
+        and layer.training
+        and type(layer).__call__ is nn.Module.__call__
+    ):
         return layer._gradient_checkpointing_func(narrow, hidden_BSD)
     return narrow(hidden_BSD)
 
 
 def _bert_answer(
-    layer: Any, asked: LastLayerQueries, hidden_BSD: torch.Tensor, *,  # noqa: ANN401 - a layer of transformers
+    layer: Any,
+    asked: LastLayerQueries,
+    hidden_BSD: torch.Tensor,
+    *,  # noqa: ANN401 - a layer of transformers
     position_embeddings: None,  # BERT adds its positions to the embeddings
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     attention = layer.attention.self
     heads = (-1, attention.attention_head_size)
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
     attended_KHE = asked.attend(
-        attention.query(asked_KD).unflatten(-1, heads), attention.key(hidden_BSD).unflatten(-1, heads),
-        attention.value(hidden_BSD).unflatten(-1, heads), dropout=attention.dropout.p if layer.training else 0.0,
-    )  # fmt: skip
+        attention.query(asked_KD).unflatten(-1, heads),
+        attention.key(hidden_BSD).unflatten(-1, heads),
+        attention.value(hidden_BSD).unflatten(-1, heads),
+        dropout=attention.dropout.p if layer.training else 0.0,
+    )
     answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
     fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
     return fed_KD.unsqueeze(0)
 
 
 def _modernbert_answer(
-    layer: Any, asked: LastLayerQueries, hidden_BSD: torch.Tensor, *,  # noqa: ANN401 - a layer of transformers
+    layer: Any,
+    asked: LastLayerQueries,
+    hidden_BSD: torch.Tensor,
+    *,  # noqa: ANN401 - a layer of transformers
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     attention = layer.attn
     heads, hidden = (-1, attention.head_dim), hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
     asked_normed_KD = normed_BSD.flatten(0, 1).index_select(0, asked.position_K)
     query_KD = project(attention.Wqkv, asked_normed_KD, slice(hidden))
-    key_BSD, value_BSD = project(attention.Wqkv, normed_BSD, slice(hidden, None)).chunk(2, dim=-1)
-    cos_BSE, sin_BSE = (table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings)
-    cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.position_K) for table in (cos_BSE, sin_BSE))
+    key_BSD, value_BSD = project(attention.Wqkv, normed_BSD, slice(hidden, None)).chunk(
+        2, dim=-1
+    )
+    cos_BSE, sin_BSE = (
+        table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings
+    )
+    cos_KE, sin_KE = (
+        table.flatten(0, 1).index_select(0, asked.position_K)
+        for table in (cos_BSE, sin_BSE)
+    )
     attended_KHE = asked.attend(
         _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
         _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
-        value_BSD.unflatten(-1, heads), dropout=attention.attention_dropout if layer.training else 0.0,
-    )  # fmt: skip
+        value_BSD.unflatten(-1, heads),
+        dropout=attention.attention_dropout if layer.training else 0.0,
+    )
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
-    answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
+    answered_KD = asked_KD + attention.out_drop(
+        attention.Wo(attended_KHE.flatten(1, 2))
+    )
     fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))
     return fed_KD.unsqueeze(0)
 
@@ -165,4 +234,6 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E), (…, E)."""
     first, second = heads.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(heads.dtype)
+    return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(
+        heads.dtype
+    )

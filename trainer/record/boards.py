@@ -10,14 +10,23 @@ from trainer.config.tables import canonical_sha256
 from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
 from trainer.health.events import EventRow, happened
-from trainer.record.run_record import RUN_FILE, TENSORBOARD_DIRECTORY, WANDB_DIRECTORY, RunHeader, read_first_header
+from trainer.record.run_record import (
+    RUN_FILE,
+    TENSORBOARD_DIRECTORY,
+    WANDB_DIRECTORY,
+    RunHeader,
+    read_first_header,
+)
 from trainer.record.writer import Board, board_failed
 
 Tell = Callable[[EventRow], None]
 
 _WANDB_DEFAULTS: Mapping[str, Any] = {
-    "project": "encoder-autotune", "console": "off", "init_timeout": 30.0, "finish_timeout": 10.0,
-}  # fmt: skip
+    "project": "encoder-autotune",
+    "console": "off",
+    "init_timeout": 30.0,
+    "finish_timeout": 10.0,
+}
 """Settings of W&B that are not in its environment variables. Without a server, its own timeouts take minutes."""
 
 
@@ -25,12 +34,21 @@ def check_installed(log_to: Sequence[Logger] | None) -> None:
     """Raise ``BadConfig`` if a logger that you named is not installed."""
     for name in log_to or ():
         if not _installed(name):
-            next_step = f"Install it: pip install '.[{name}]'; or name others in train.log_to"
-            raise BadConfig(f"train.log_to requires {name}, which is not installed", next_step=next_step)
+            next_step = (
+                f"Install it: pip install '.[{name}]'; or name others in train.log_to"
+            )
+            raise BadConfig(
+                f"train.log_to requires {name}, which is not installed",
+                next_step=next_step,
+            )
 
 
 def open_boards(
-    log_to: Sequence[Logger] | None, directory: Path, header: RunHeader, attempt: int, tell: Tell
+    log_to: Sequence[Logger] | None,
+    directory: Path,
+    header: RunHeader,
+    attempt: int,
+    tell: Tell,
 ) -> list[Board]:
     """Open the boards of a run, by default TensorBoard if it is installed; ``tell`` receives events of failures."""
     default: tuple[Logger, ...] = ("tensorboard",) if _installed("tensorboard") else ()
@@ -56,7 +74,9 @@ class TensorBoardBoard:
 
         # Hides points of an earlier start for steps that are repeated.
         again = header.resumed_step + 1 if attempt > 1 else None
-        self._writer: Any = SummaryWriter(log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=again)
+        self._writer: Any = SummaryWriter(
+            log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=again
+        )
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers at a step."""
@@ -76,25 +96,52 @@ class WandbBoard:
     def __init__(self, directory: Path, header: RunHeader, tell: Tell) -> None:
         import wandb
 
-        unset = {name: value for name, value in _WANDB_DEFAULTS.items() if f"WANDB_{name.upper()}" not in os.environ}
-        first = read_first_header(directory) if (directory / RUN_FILE).exists() else header
+        unset = {
+            name: value
+            for name, value in _WANDB_DEFAULTS.items()
+            if f"WANDB_{name.upper()}" not in os.environ
+        }
+        first = (
+            read_first_header(directory) if (directory / RUN_FILE).exists() else header
+        )
         # The same for all starts of a run.
-        own_id = canonical_sha256([directory.absolute().name, first.started_utc, first.hosts, first.config_sha256])[:16]
+        own_id = canonical_sha256(
+            [
+                directory.absolute().name,
+                first.started_utc,
+                first.hosts,
+                first.config_sha256,
+            ]
+        )[:16]
         options: dict[str, Any] = {
-            "dir": directory, "id": os.environ.get("WANDB_RUN_ID", own_id), "resume": "allow",
-            "name": os.environ.get("WANDB_NAME", directory.absolute().name), "settings": wandb.Settings(**unset),
-            "config": {"train": header.config} | header.model_dump(mode="json", exclude={"config", "sources"}),
+            "dir": directory,
+            "id": os.environ.get("WANDB_RUN_ID", own_id),
+            "resume": "allow",
+            "name": os.environ.get("WANDB_NAME", directory.absolute().name),
+            "settings": wandb.Settings(**unset),
+            "config": {"train": header.config}
+            | header.model_dump(mode="json", exclude={"config", "sources"}),
             "reinit": "create_new",  # any other W&B run of this process stays separate
-        }  # fmt: skip
+        }
         try:
             # Without an API key, W&B would ask for one at a terminal, and fail elsewhere.
-            keyless = wandb.setup().settings.mode == "online" and not wandb.login(prompt=False)
+            keyless = wandb.setup().settings.mode == "online" and not wandb.login(
+                prompt=False
+            )
             self._run = wandb.init(mode="offline" if keyless else None, **options)
         except wandb.Error as error:
             why = str(error).partition("\n")[0]
             message = f"cannot log to wandb online: {why}; its files are written to the run directory"
             next_step = f"Upload them after the run: wandb sync {directory / WANDB_DIRECTORY}/offline-run-*"
-            tell(happened(header.resumed_step, "board_failed", message, level="warning", next_step=next_step))
+            tell(
+                happened(
+                    header.resumed_step,
+                    "board_failed",
+                    message,
+                    level="warning",
+                    next_step=next_step,
+                )
+            )
             wandb.teardown()  # releases the id
             self._run = wandb.init(mode="offline", **options)
 

@@ -44,7 +44,9 @@ def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
         yield update
 
 
-def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
+def _left(
+    told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None
+) -> str:
     """Return the estimated time left, as text, from the rate of the last lines; empty if unknown."""
     (first_s, first), (last_s, last) = told[0], told[-1]
     if ends_s is not None and last_s > ends_s:
@@ -58,12 +60,29 @@ def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: floa
 @contextlib.contextmanager
 def _bar(title: str) -> Iterator[Callable[..., None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    texts = [TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[left]", "fields[note]")]
-    columns = (SpinnerColumn(), texts[0], BarColumn(bar_width=24), TimeElapsedColumn(), *texts[1:])
+    texts = [
+        TextColumn(f"{{task.{name}}}", markup=False)
+        for name in ("description", "fields[left]", "fields[note]")
+    ]
+    columns = (
+        SpinnerColumn(),
+        texts[0],
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        *texts[1:],
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield functools.partial(bar.update, bar.add_task(title, total=None, note="", left=""))
+        yield functools.partial(
+            bar.update, bar.add_task(title, total=None, note="", left="")
+        )
 
 
 class _Forgiving:
@@ -90,7 +109,9 @@ def ignore_closed_streams() -> None:
     sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
 
 
-def show_row(update: Update, steps: int, row: RunHeader | StepRow | EvaluationRow | EventRow) -> None:
+def show_row(
+    update: Update, steps: int, row: RunHeader | StepRow | EvaluationRow | EventRow
+) -> None:
     """Advance the bar for a logged step of ``steps``; write lines for the header of a run and all other rows."""
     if isinstance(row, StepRow):
         mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
@@ -102,7 +123,9 @@ def show_row(update: Update, steps: int, row: RunHeader | StepRow | EvaluationRo
         batch = f"{row.global_batch_size} {row.layout} sequences per step"
         lines = [f"train: {batch}; attention: {row.attention} ({row.attention_reason})"]
         if row.config["compile"]:
-            lines.append("train: compiling layers before the first step; this takes minutes")
+            lines.append(
+                "train: compiling layers before the first step; this takes minutes"
+            )
         lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
     elif isinstance(row, EvaluationRow):
         said = f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
@@ -110,6 +133,9 @@ def show_row(update: Update, steps: int, row: RunHeader | StepRow | EvaluationRo
     elif row.level == "info":
         lines = [f"train: {row.message}"]
     else:
-        lines = [f"{row.level}: {row.message}", *(f"  likely: {cause}" for cause in row.causes[:2])]
+        lines = [
+            f"{row.level}: {row.message}",
+            *(f"  likely: {cause}" for cause in row.causes[:2]),
+        ]
         lines += [f"  next: {row.next_step}"] if row.next_step else []
     sys.stderr.write("".join(f"{line}\n" for line in lines))

@@ -38,13 +38,23 @@ def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
     """Return the SHA-256 of all Python sources below a directory, by default the trainer's."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+        digest.update(
+            str(path.relative_to(package)).encode() + b"\0" + path.read_bytes()
+        )
     return digest.hexdigest()
 
 
 RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
-MODEL_DIRECTORY, TENSORBOARD_DIRECTORY, WANDB_DIRECTORY = "model", "tensorboard", "wandb"
-EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
+MODEL_DIRECTORY, TENSORBOARD_DIRECTORY, WANDB_DIRECTORY = (
+    "model",
+    "tensorboard",
+    "wandb",
+)
+EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = (
+    "evaluations.jsonl",
+    "events.jsonl",
+    "startup.json",
+)
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
 RUN_SCHEMA_VERSION: Literal[5] = 5
 
@@ -209,12 +219,16 @@ class Run:
 def read_run(directory: Path) -> Run:
     """Read a run record, without a torn last line; raise ``BadConfig`` if missing, invalid or of another schema."""
     return Run(
-        directory=directory, header=read_header(directory),
+        directory=directory,
+        header=read_header(directory),
         steps=_last_of_each_step(_rows(directory / STEPS_FILE, StepRow)),
-        evaluations=_last_of_each_step(_rows(directory / EVALUATIONS_FILE, EvaluationRow)),
-        events=_rows(directory / EVENTS_FILE, EventRow), startup=_optional(directory / STARTUP_FILE, StartUp),
+        evaluations=_last_of_each_step(
+            _rows(directory / EVALUATIONS_FILE, EvaluationRow)
+        ),
+        events=_rows(directory / EVENTS_FILE, EventRow),
+        startup=_optional(directory / STARTUP_FILE, StartUp),
         end=_optional(directory / EXIT_FILE, RunExit),
-    )  # fmt: skip
+    )
 
 
 def read_header(directory: Path) -> RunHeader:
@@ -222,16 +236,22 @@ def read_header(directory: Path) -> RunHeader:
     path = directory / RUN_FILE
     if not path.is_file():
         next_step = "Pass a run directory, such as runs/NAME."
-        raise BadConfig(f"{directory} is not a run: {RUN_FILE} not found", next_step=next_step)
+        raise BadConfig(
+            f"{directory} is not a run: {RUN_FILE} not found", next_step=next_step
+        )
     return parse_table(RunHeader, read_json(path), where=str(path))
 
 
 def read_first_header(directory: Path) -> RunHeader:
     """Read the ``run.json`` of a run's first start; raise ``BadConfig`` as ``read_header`` does."""
     # A start may end before its header.
-    earlier = (path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}"))
+    earlier = (
+        path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")
+    )
     numbered = [path for path in earlier if path.name.isdecimal()]
-    return read_header(min(numbered, key=lambda path: int(path.name), default=directory))
+    return read_header(
+        min(numbered, key=lambda path: int(path.name), default=directory)
+    )
 
 
 def read_exit(directory: Path) -> RunExit | None:
@@ -240,7 +260,9 @@ def read_exit(directory: Path) -> RunExit | None:
 
 
 def _optional(path: Path, kind: type[RowT]) -> RowT | None:
-    return parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
+    return (
+        parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
+    )
 
 
 StepT = TypeVar("StepT", StepRow, EvaluationRow)
@@ -264,16 +286,33 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
         try:
             row = kind.model_validate_json(line)
         except ValidationError as error:
-            why = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            why = error.errors(
+                include_url=False, include_context=False, include_input=False
+            )[0]["msg"]
             next_step = "The run record is corrupt. Restore the file, or remove the lines from there on."
-            raise BadConfig(f"{path}, line {number}: {why}", next_step=next_step) from error
+            raise BadConfig(
+                f"{path}, line {number}: {why}", next_step=next_step
+            ) from error
         # The trainer writes finite numbers only.
-        if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):
+        if all(
+            math.isfinite(value)
+            for value in row.model_dump().values()
+            if isinstance(value, float)
+        ):
             rows.append(row)
     return tuple(rows)
 
 
-Phase = Literal["import", "staging", "process_group", "build", "restore", "first_batch", "compile", "first_step"]
+Phase = Literal[
+    "import",
+    "staging",
+    "process_group",
+    "build",
+    "restore",
+    "first_batch",
+    "compile",
+    "first_step",
+]
 
 
 class StartClock:
@@ -302,12 +341,19 @@ class StartClock:
         """Return the seconds since the start."""
         return time.time() - self._began_s
 
-    def exit(self, code: int, reason: str, steps: int, checkpoint: str | None) -> RunExit:
+    def exit(
+        self, code: int, reason: str, steps: int, checkpoint: str | None
+    ) -> RunExit:
         """Return the content of ``exit.json`` for a run that ends now."""
         return RunExit(
-            exit_code=code, reason=reason, requeue=code == REQUEUE, steps=steps, checkpoint=checkpoint,
-            seconds=self.total_s(), finished_utc=utc_now(),
-        )  # fmt: skip
+            exit_code=code,
+            reason=reason,
+            requeue=code == REQUEUE,
+            steps=steps,
+            checkpoint=checkpoint,
+            seconds=self.total_s(),
+            finished_utc=utc_now(),
+        )
 
     def startup(self) -> StartUp:
         """Return the time of all phases; 0 for those that did not happen."""

@@ -13,15 +13,25 @@ from trainer.errors import BadConfig
 from trainer.files import LockHeld, append_whole, open_locked, write_atomically
 from trainer.health.events import EventRow, happened
 from trainer.record import run_record
-from trainer.record.run_record import EXIT_FILE, RUN_FILE, EvaluationRow, RunExit, RunHeader, StartUp, StepRow
+from trainer.record.run_record import (
+    EXIT_FILE,
+    RUN_FILE,
+    EvaluationRow,
+    RunExit,
+    RunHeader,
+    StartUp,
+    StepRow,
+)
 
 Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]
 """Callback on rank 0 that shows the run header, and then each row."""
 
 _FILES: Mapping[type[Row], str] = {
-    StepRow: run_record.STEPS_FILE, EvaluationRow: run_record.EVALUATIONS_FILE, EventRow: run_record.EVENTS_FILE,
-}  # fmt: skip
+    StepRow: run_record.STEPS_FILE,
+    EvaluationRow: run_record.EVALUATIONS_FILE,
+    EventRow: run_record.EVENTS_FILE,
+}
 _LOCK_TIMEOUT_S = 30.0
 
 
@@ -60,10 +70,14 @@ class RunWriter:
             raise BadConfig(f"{directory} already contains a run", next_step=next_step)
         directory.mkdir(parents=True, exist_ok=True)
         try:  # DataLoader workers of a killed process hold its lock for a moment
-            self.lock = open_locked(directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+            self.lock = open_locked(
+                directory / run_record.LOCK_FILE, _LOCK_TIMEOUT_S, needed=False
+            )
         except LockHeld as error:
             next_step = "Wait until it ends, or choose another --out."
-            raise BadConfig(f"another process is using {directory}", next_step=next_step) from error
+            raise BadConfig(
+                f"another process is using {directory}", next_step=next_step
+            ) from error
         # The exit.json of a start that ended before its run.json counts as a start too.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
@@ -71,7 +85,10 @@ class RunWriter:
     def _put_earlier_aside(self) -> None:
         place = self.directory / run_record.EARLIER_DIRECTORY
         place.mkdir(exist_ok=True)
-        self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
+        self.attempt = 2 + max(
+            (int(path.name) for path in place.iterdir() if path.name.isdecimal()),
+            default=0,
+        )
         earlier = place / str(self.attempt - 1)
         earlier.mkdir()
         # Copied, not moved, as run.json marks the directory as a run.
@@ -83,10 +100,18 @@ class RunWriter:
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
         for name in _FILES.values():  # end a partial last line
-            with contextlib.suppress(FileNotFoundError), (self.directory / name).open("rb+") as file:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                (self.directory / name).open("rb+") as file,
+            ):
                 file.truncate(file.read().rfind(b"\n") + 1)
 
-    def start(self, header: RunHeader, show: Show = lambda row: None, boards: Sequence[Board] = ()) -> None:
+    def start(
+        self,
+        header: RunHeader,
+        show: Show = lambda row: None,
+        boards: Sequence[Board] = (),
+    ) -> None:
         """Write ``run.json``; from now on, show rows with ``show`` and draw their numbers on ``boards``."""
         if self._active:
             self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
@@ -110,7 +135,9 @@ class RunWriter:
         if not self._active:
             return
         name = _FILES[type(row)]
-        self._waiting[name] = self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
+        self._waiting[name] = (
+            self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
+        )
         self.trouble = None
         for waiting in list(self._waiting):
             try:
@@ -120,16 +147,33 @@ class RunWriter:
                 self.trouble = error.strerror or str(error)
         if self.trouble not in (None, self._told_trouble):
             message = f"cannot write to {self.directory}: {self.trouble}; training continues with metrics in memory"
-            next_step = "Free disk space or raise the quota; the metrics are then written."
-            self._show(happened(row.step, "record_waits", message, level="error", next_step=next_step))
+            next_step = (
+                "Free disk space or raise the quota; the metrics are then written."
+            )
+            self._show(
+                happened(
+                    row.step,
+                    "record_waits",
+                    message,
+                    level="error",
+                    next_step=next_step,
+                )
+            )
         self._told_trouble = self.trouble
         self._show(row)
         if not isinstance(row, EventRow):
             self._draw(row)
 
     def _draw(self, row: StepRow | EvaluationRow) -> None:
-        group, figures = "train" if isinstance(row, StepRow) else "validation", row.model_dump(exclude_none=True)
-        numbers = {f"{group}/{figure}": value for figure, value in figures.items() if figure != "step"}
+        group, figures = (
+            "train" if isinstance(row, StepRow) else "validation",
+            row.model_dump(exclude_none=True),
+        )
+        numbers = {
+            f"{group}/{figure}": value
+            for figure, value in figures.items()
+            if figure != "step"
+        }
         for board in list(self._boards):
             try:
                 board.add(row.step, numbers)
@@ -150,7 +194,13 @@ class RunWriter:
 def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
     """Return the event of a board that failed, after which training continues without it."""
     message = f"cannot log to {name}: {error}; training continues without it"
-    return happened(step, "board_failed", message, level="warning", next_step="The run record has the same numbers.")
+    return happened(
+        step,
+        "board_failed",
+        message,
+        level="warning",
+        next_step="The run record has the same numbers.",
+    )
 
 
 def default_run_directory(name: str) -> Path:

@@ -17,7 +17,13 @@ import numpy as np
 
 from trainer.data import dataset as disk
 from trainer.data.batch_plan import permute
-from trainer.data.dataset import MANIFEST_NAME, TOKENIZER_NAME, Manifest, TokenDataset, read_manifest
+from trainer.data.dataset import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    TokenDataset,
+    read_manifest,
+)
 from trainer.errors import BadConfig
 from trainer.files import sync
 from trainer.record.progress import Update
@@ -34,7 +40,11 @@ _MEASURED_TOKENS = 512
 
 
 def in_threads(
-    work: Callable[[Item], Result], items: Sequence[Item], threads: int, *, stop: Callable[[], None] = lambda: None
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    threads: int,
+    *,
+    stop: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """Run ``work`` on each item in threads, and return the results in the order of the items.
 
@@ -104,9 +114,16 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     """Return a dataset's files, the manifest last; raise ``BadConfig`` if one is missing or not a regular file."""
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
-        hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
+        hashes |= {
+            shard.tokens_file: shard.tokens_sha256,
+            shard.offsets_file: shard.offsets_sha256,
+        }
     hashes[TOKENIZER_NAME] = manifest.tokenizer_sha256
-    hashes |= {name: None for name in (disk.REJECTS_NAME, disk.PREPARED_NAME) if (source / name).is_file()}
+    hashes |= {
+        name: None
+        for name in (disk.REJECTS_NAME, disk.PREPARED_NAME)
+        if (source / name).is_file()
+    }
     hashes[MANIFEST_NAME] = None
     files = []
     for name, sha256 in hashes.items():
@@ -133,16 +150,35 @@ def is_intact(directory: Path, manifest: Manifest) -> bool:
             return False
         for shard in (*manifest.train.shards, *manifest.validation.shards):
             # One at a time, as a large dataset may exceed the limit on open files.
-            os.close(disk.open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
-            os.close(disk.open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
+            os.close(
+                disk.open_npy(
+                    directory / shard.tokens_file,
+                    np.dtype(manifest.dtype),
+                    shard.tokens,
+                )[0]
+            )
+            os.close(
+                disk.open_npy(
+                    directory / shard.offsets_file,
+                    np.dtype("uint64"),
+                    shard.samples + 1,
+                )[0]
+            )
         with (directory / TOKENIZER_NAME).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == manifest.tokenizer_sha256
+            return (
+                hashlib.file_digest(file, "sha256").hexdigest()
+                == manifest.tokenizer_sha256
+            )
     except (BadConfig, OSError):
         return False
 
 
 def copy_files(
-    files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
+    files: Sequence[DatasetFile],
+    source: Path,
+    target: Path,
+    manifest: Manifest,
+    update: Update,
 ) -> CopyFigures:
     """Copy a dataset's files into an empty directory, verify their hashes, and sync them to disk.
 
@@ -160,15 +196,24 @@ def copy_files(
             update(done_bytes, total_bytes, f"{rate:,.0f} MiB/s")
         return stop.is_set()
 
-    taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
+    taken = in_threads(
+        lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set
+    )
     if read_manifest(target) != manifest:
         raise _corrupt(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
-    seconds, (read_s, write_s) = time.perf_counter() - started_s, map(sum, zip(*taken, strict=True))
-    return CopyFigures(size_bytes=total_bytes, seconds=seconds, read_s=read_s, write_s=write_s)
+    seconds, (read_s, write_s) = (
+        time.perf_counter() - started_s,
+        map(sum, zip(*taken, strict=True)),
+    )
+    return CopyFigures(
+        size_bytes=total_bytes, seconds=seconds, read_s=read_s, write_s=write_s
+    )
 
 
-def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]) -> tuple[float, float]:
+def _copy(
+    file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]
+) -> tuple[float, float]:
     """Copy one file, unless ``copied`` returns True to stop; return the seconds of reading and of writing."""
     hashed = hashlib.sha256()
     read_s = write_s = 0.0
@@ -201,7 +246,11 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
         write_s += time.perf_counter() - begun_s
     sha256 = hashed.hexdigest()
     if file.sha256 not in (None, sha256):
-        raise _corrupt(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+        raise _corrupt(
+            source,
+            file.name,
+            f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…",
+        )
     if size_bytes != file.size_bytes:
         raise _corrupt(source, file.name, "became shorter while it was copied")
     return read_s, write_s
@@ -213,7 +262,9 @@ def seconds_per_sample(directory: Path) -> float | None:
         count = min(_MEASURED_SAMPLES, len(dataset))
         if not count:
             return None
-        samples = permute(np.arange(count, dtype=np.uint64), len(dataset), 1, 0).astype(np.int64)
+        samples = permute(np.arange(count, dtype=np.uint64), len(dataset), 1, 0).astype(
+            np.int64
+        )
         dataset.forget()
         started_s = time.perf_counter()
         for sample in samples.tolist():

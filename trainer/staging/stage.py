@@ -25,7 +25,14 @@ from trainer.data.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
-from trainer.staging.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_intact, seconds_per_sample
+from trainer.staging.copying import (
+    CopyFigures,
+    DatasetFile,
+    copy_files,
+    dataset_files,
+    is_intact,
+    seconds_per_sample,
+)
 
 DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
@@ -49,12 +56,18 @@ class CacheDirectory:
     def prepare(self) -> None:
         """Create the user's directory; raise ``BadConfig`` if the disk does not exist, or it is not yours."""
         if not self._local.is_dir():
-            raise BadConfig(f"{self._local} not found", next_step="Pass a directory on the node's local disk.")
+            raise BadConfig(
+                f"{self._local} not found",
+                next_step="Pass a directory on the node's local disk.",
+            )
         with contextlib.suppress(FileExistsError):
             self.root.mkdir(mode=0o700)
         status = self.root.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise BadConfig(f"{self.root} is not a directory that you own", next_step="Remove it, or use another disk.")
+            raise BadConfig(
+                f"{self.root} is not a directory that you own",
+                next_step="Remove it, or use another disk.",
+            )
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
 
@@ -65,7 +78,11 @@ class CacheDirectory:
             self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
             if match := _PARTIAL.match(path.name):
-                lock = contextlib.nullcontext() if match[1] == self._name else locked(self.root / f"{match[1]}.lock")
+                lock = (
+                    contextlib.nullcontext()
+                    if match[1] == self._name
+                    else locked(self.root / f"{match[1]}.lock")
+                )
                 with contextlib.suppress(LockHeld), lock:
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -73,20 +90,32 @@ class CacheDirectory:
         """Return a new path for a copy in progress."""
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
 
-    def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
+    def check_room(
+        self, files: Sequence[DatasetFile], *, filled_up: bool = False
+    ) -> None:
         """Raise ``BadConfig`` with the space needed and free if the files do not fit, or the disk ``filled_up``."""
         disk = os.statvfs(self.root)
-        free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
+        free_bytes, size_bytes = (
+            disk.f_bavail * disk.f_frsize,
+            sum(file.size_bytes for file in files),
+        )
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
         if filled_up or missing_bytes > 0:
-            told = f"Free {_mib(missing_bytes)} there," if missing_bytes > 0 else "There is space again: try again,"
+            told = (
+                f"Free {_mib(missing_bytes)} there,"
+                if missing_bytes > 0
+                else "There is space again: try again,"
+            )
             needs = f"the dataset requires {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to spare"
             what = f"{self._local} has {_mib(free_bytes)} free; {needs}"
             raise BadConfig(what, next_step=f"{told} or pass another disk.")
         missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
         if disk.f_files and missing_inodes > 0:
             what = f"{self._local} has inodes for {disk.f_favail:,} more files; the dataset has {len(files):,}"
-            raise BadConfig(what, next_step=f"Remove {missing_inodes:,} files there, or pass another disk.")
+            raise BadConfig(
+                what,
+                next_step=f"Remove {missing_inodes:,} files there, or pass another disk.",
+            )
 
     @contextlib.contextmanager
     def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
@@ -127,14 +156,26 @@ class Staged:
     @property
     def break_even_epochs(self) -> float | None:
         """Number of epochs after which the copy has saved its own time; None if never, or if not measured."""
-        if self.copied is None or self.source_s_per_sample is None or self.local_s_per_sample is None:
+        if (
+            self.copied is None
+            or self.source_s_per_sample is None
+            or self.local_s_per_sample is None
+        ):
             return None
-        saved_s_per_epoch = self.samples * (self.source_s_per_sample - self.local_s_per_sample)
-        return self.copied.seconds / saved_s_per_epoch if saved_s_per_epoch > 0 else None
+        saved_s_per_epoch = self.samples * (
+            self.source_s_per_sample - self.local_s_per_sample
+        )
+        return (
+            self.copied.seconds / saved_s_per_epoch if saved_s_per_epoch > 0 else None
+        )
 
 
 def stage(
-    source: Path, local: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, update: Update = lambda done, total, note: None
+    source: Path,
+    local: Path,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    update: Update = lambda done, total, note: None,
 ) -> Staged:
     """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
 
@@ -143,15 +184,25 @@ def stage(
     """
     manifest = read_manifest(source)
     place = CacheDirectory(local, manifest)
-    found = Staged(directory=place.directory, dataset_hash=manifest.dataset_hash, samples=manifest.train.samples)
+    found = Staged(
+        directory=place.directory,
+        dataset_hash=manifest.dataset_hash,
+        samples=manifest.train.samples,
+    )
     with place.writing():
         place.prepare()
         try:
             with locked(place.lock, timeout_s):
-                return found if is_intact(place.directory, place.manifest) else _copy(place, source, found, update)
+                return (
+                    found
+                    if is_intact(place.directory, place.manifest)
+                    else _copy(place, source, found, update)
+                )
         except LockHeld as error:
             what = f"another process is still copying this dataset to {place.root} after {timeout_s:g} s"
-            raise BadConfig(what, next_step="Check that process, or wait longer.") from error
+            raise BadConfig(
+                what, next_step="Check that process, or wait longer."
+            ) from error
 
 
 def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) -> Staged:
@@ -162,8 +213,12 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
     try:
         source_s = seconds_per_sample(source)
     except (BadConfig, OSError) as error:
-        unreadable = f"cannot read {source}: {getattr(error, 'strerror', None) or error}"
-        raise BadConfig(getattr(error, "message", unreadable), next_step=verify) from error
+        unreadable = (
+            f"cannot read {source}: {getattr(error, 'strerror', None) or error}"
+        )
+        raise BadConfig(
+            getattr(error, "message", unreadable), next_step=verify
+        ) from error
     partial = place.new_partial()
     with place.writing(files):
         try:
@@ -174,13 +229,16 @@ def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) ->
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     local_s = seconds_per_sample(place.directory)
-    return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
+    return replace(
+        found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s
+    )
 
 
 def stage_data(
-    resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ,
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
-) -> ResolvedConfig:  # fmt: skip
+) -> ResolvedConfig:
     """Return the configuration, its dataset staged if ``stage_to`` is set; raise ``BadConfig`` as ``stage`` does."""
     wanted = resolved.config.data.stage_to
     if wanted is None:
@@ -188,6 +246,13 @@ def stage_data(
     try:
         place = Path(string.Template(wanted).substitute(environment))
     except (KeyError, ValueError) as error:
-        what = f"train.data.stage_to = {wanted!r}: environment variable {error} is not set"
-        raise BadConfig(what, next_step="Set it, or pass a directory: --set train.data.stage_to=/local") from error
-    return replace(resolved, data_dir=stage(resolved.data_dir, place, update=update).directory)
+        what = (
+            f"train.data.stage_to = {wanted!r}: environment variable {error} is not set"
+        )
+        raise BadConfig(
+            what,
+            next_step="Set it, or pass a directory: --set train.data.stage_to=/local",
+        ) from error
+    return replace(
+        resolved, data_dir=stage(resolved.data_dir, place, update=update).directory
+    )

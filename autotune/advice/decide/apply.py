@@ -11,12 +11,19 @@ from trainer.config.train_config import TrainConfig, dotted
 from trainer.errors import BadConfig
 
 
-def safe_changes(train: TrainConfig, advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
+def safe_changes(
+    train: TrainConfig, advice: Iterable[Advice]
+) -> tuple[SettingChange, ...]:
     """Return the changes of safe advice that differ from these settings, the first one for each key."""
     settings = dotted(train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
-    found = {change.key: replace(change, old=settings[change.key]) for change in reversed(wishes)}
-    return tuple(change for change in reversed(found.values()) if change.old != change.new)
+    found = {
+        change.key: replace(change, old=settings[change.key])
+        for change in reversed(wishes)
+    }
+    return tuple(
+        change for change in reversed(found.values()) if change.old != change.new
+    )
 
 
 def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
@@ -38,9 +45,13 @@ _WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
 """Prefixes of settings that do not change the compute of a micro-batch."""
 
 
-def apply_advice(profile: Profile, changes: Sequence[SettingChange], created_utc: str) -> Profile:
+def apply_advice(
+    profile: Profile, changes: Sequence[SettingChange], created_utc: str
+) -> Profile:
     """Return the profile with these changes and without the evidence that they invalidate, or raise ``BadInput``."""
-    other = [change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)]
+    other = [
+        change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)
+    ]
     without = ("explore", "workers", "network") if other else ()
     evidence, probe = dict[str, object](), profile.evidence.probe
     if other and probe is not None:

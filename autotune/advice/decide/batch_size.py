@@ -8,12 +8,21 @@ from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.interval import Interval
-from autotune.base.model_work import HIDDEN_SIZE, attention_dropout, count_of_model, position_share
+from autotune.base.model_work import (
+    HIDDEN_SIZE,
+    attention_dropout,
+    count_of_model,
+    position_share,
+)
 from autotune.base.statistics import difference, of_bounds
 from autotune.base.units import percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
-from autotune.profiles.decide.batch_split import choose_micro_batch, split_global_batch, with_headroom
+from autotune.profiles.decide.batch_split import (
+    choose_micro_batch,
+    split_global_batch,
+    with_headroom,
+)
 
 WORTH_RATIO = 1.02
 NOISE_ROWS, NOISE_STEPS = 8, 1000
@@ -44,11 +53,25 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
         claim=f"micro-batch size {rows} {'runs out of memory' if oom else 'was not verified to fit'}: "
         f"{probe.feasible_max} is the largest that ran",
         evidence=(
-            figure("largest micro-batch that ran", probe.feasible_max, "sequences", _PROBE),
-            figure("its peak memory", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
+            figure(
+                "largest micro-batch that ran", probe.feasible_max, "sequences", _PROBE
+            ),
+            figure(
+                "its peak memory",
+                probe.feasible_peak_bytes,
+                "bytes",
+                _PROBE,
+                known=known,
+            ),
         ),
         cost="none: the global batch stays the same, with more gradient accumulation steps",
-        changes=(SettingChange(key="micro_batch_size", old=rows, new=with_headroom(probe.feasible_max, limit)),),
+        changes=(
+            SettingChange(
+                key="micro_batch_size",
+                old=rows,
+                new=with_headroom(probe.feasible_max, limit),
+            ),
+        ),
         would_change="more memory than on the probed machine",
         safe=True,
     )
@@ -56,7 +79,9 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
 
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
     size, fits = now.global_batch_size, probe.feasible_max
-    return choose_micro_batch(probe.curve, fits, global_batch_size=size, ranks=now.ranks).micro_batch_size
+    return choose_micro_batch(
+        probe.curve, fits, global_batch_size=size, ranks=now.ranks
+    ).micro_batch_size
 
 
 def beyond_knee(now: TrainingContext) -> Advice | None:
@@ -65,10 +90,14 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
-    if now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes]) or rows > probe.feasible_max:
+    if (
+        now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes])
+        or rows > probe.feasible_max
+    ):
         return None
     here, there = _at(now, probe, rows), now.point(chosen)
-    if now.evidence.network is not None or here is None or there is None:  # network tuning chose this size
+    # Network tuning chose this size.
+    if now.evidence.network is not None or here is None or there is None:
         return None
     speed = difference(of_bounds(here), of_bounds(there.padded_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
@@ -76,7 +105,9 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput no longer grows",
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
-        gain=Gain(of="GPU memory", ratio=after / before, known="measured") if before and after else None,
+        gain=Gain(of="GPU memory", ratio=after / before, known="measured")
+        if before and after
+        else None,
         cost="none measured; the freed memory has room for longer sequences or a larger model",
         changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
         would_change="a slow network: the last micro-batch overlaps more of the synchronisation if it is larger",
@@ -90,10 +121,17 @@ def below_knee(now: TrainingContext) -> Advice | None:
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
     chosen = _chosen(now, probe)
-    rows, then = now.split_micro_batch_size(now.train.micro_batch_size), now.split_micro_batch_size(chosen)
+    rows, then = (
+        now.split_micro_batch_size(now.train.micro_batch_size),
+        now.split_micro_batch_size(chosen),
+    )
     here, there = _at(now, probe, rows), now.point(chosen)
     # A smaller size than the setting's was limited by the global batch, or split by network tuning.
-    if not now.train.micro_batch_size <= rows < min(then, chosen) or here is None or there is None:
+    if (
+        not now.train.micro_batch_size <= rows < min(then, chosen)
+        or here is None
+        or there is None
+    ):
         return None
     ratio = difference(of_bounds(here), of_bounds(there.padded_rate))
     known = here.low is not None and there.padded_rate.low is not None
@@ -101,13 +139,20 @@ def below_knee(now: TrainingContext) -> Advice | None:
         return None
     gain = Gain.measured(ratio)
     shared = faster_with(now, rows, then)
-    if now.global_batch_size > rows * now.ranks and shared is not None:  # accumulation shares each optimizer step
+    # Accumulation shares each optimizer step.
+    if now.global_batch_size > rows * now.ranks and shared is not None:
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
         claim=f"micro-batch size {rows} leaves the device partly idle: {chosen} fits and is faster",
         evidence=(
             figure(f"tokens/s with {rows} sequences", here, "tokens/s", _PROBE),
-            figure(f"tokens/s with {chosen} sequences", there.padded_rate, "tokens/s", _PROBE, n=there.timed_steps),
+            figure(
+                f"tokens/s with {chosen} sequences",
+                there.padded_rate,
+                "tokens/s",
+                _PROBE,
+                n=there.timed_steps,
+            ),
         ),
         gain=gain,
         cost="memory, verified to suffice; the global batch stays the same, with fewer accumulation steps",
@@ -127,21 +172,41 @@ def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | Non
     if not 0 < place < len(curve):
         return None
     one, other = curve[place - 1 : place + 1]
-    part = (rows - one.micro_batch_size) / (other.micro_batch_size - one.micro_batch_size)
+    part = (rows - one.micro_batch_size) / (
+        other.micro_batch_size - one.micro_batch_size
+    )
     step_s = one.step_s + part * (other.step_s - one.step_s)
-    return Interval(value=one.padded_tokens_per_s * one.step_s / one.micro_batch_size * rows / step_s)
+    return Interval(
+        value=one.padded_tokens_per_s
+        * one.step_s
+        / one.micro_batch_size
+        * rows
+        / step_s
+    )
 
 
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018)."""
     run, train = now.run, now.train
-    if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
+    if (
+        run is None
+        or train is None
+        or not run.steps
+        or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps)
+    ):
         return None
     rows = steps_of_this_start(run)
-    scales = sorted(one for row in rows[len(rows) // 2 :] if (one := row.gradient_noise_scale_tokens) is not None)
+    scales = sorted(
+        one
+        for row in rows[len(rows) // 2 :]
+        if (one := row.gradient_noise_scale_tokens) is not None
+    )
     if len(scales) < NOISE_ROWS:
         return None
-    noise, batch = statistics.median(scales), statistics.median(row.non_padding_tokens for row in rows)
+    noise, batch = (
+        statistics.median(scales),
+        statistics.median(row.non_padding_tokens for row in rows),
+    )
     low, high = scales[len(scales) // 4], scales[-1 - len(scales) // 4]
     if batch <= BEYOND_NOISE_RATIO * high:
         return None
@@ -149,20 +214,40 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
     # For the same loss, a batch B needs 1 + B / B_noise times the tokens of the smallest.
-    needed, least, most = ((1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high))
+    needed, least, most = (
+        (1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high)
+    )
     change = SettingChange(key="global_batch_size", old=before, new=fewer)
     if train.global_batch_tokens is not None:
-        change = SettingChange(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
+        change = SettingChange(
+            key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller)
+        )
     elif train.global_batch_samples is not None:
         samples = train.global_batch_samples
-        change = SettingChange(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
+        change = SettingChange(
+            key="global_batch_samples",
+            old=samples,
+            new=max(1, round(samples * fewer / before)),
+        )
     scale = Interval(value=noise, low=low, high=high)
     return Advice(
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
         "its tokens hardly improve the gradient",
         evidence=(
-            figure("global batch", batch, "tokens", f"run {run.directory.name}", n=len(rows)),
-            figure("gradient noise scale", scale, "tokens", f"run {run.directory.name}", n=len(scales)),
+            figure(
+                "global batch",
+                batch,
+                "tokens",
+                f"run {run.directory.name}",
+                n=len(rows),
+            ),
+            figure(
+                "gradient noise scale",
+                scale,
+                "tokens",
+                f"run {run.directory.name}",
+                n=len(scales),
+            ),
         ),
         gain=Gain(of="tokens to the same loss", ratio=needed, low=least, high=most),
         cost=f"a change of recipe: more and smaller steps, the learning rate times {math.sqrt(smaller / batch):.2f} "
@@ -175,7 +260,11 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
 def padding(now: TrainingContext) -> Advice | None:
     """Find padding, which costs as much compute as other tokens."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
-    if train is None or lost is None or (lost := lost.scaled(1 - _empty(now)[1])).share < PADDING_SHARE:
+    if (
+        train is None
+        or lost is None
+        or (lost := lost.scaled(1 - _empty(now)[1])).share < PADDING_SHARE
+    ):
         return None
     evidence = (now.part_figure(lost, "compute on padding"),)
     if train.layout == "packed":
@@ -193,24 +282,44 @@ def padding(now: TrainingContext) -> Advice | None:
         return None
     # The part counts matmuls only. Other kernels run at every position too; at most, all costs follow positions.
     most = 1 / position_share(train, now.parameters)
-    low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
+    low, high = (
+        lost.share if bound is None else bound for bound in (lost.low, lost.high)
+    )
     left = PACKED_LEAVES if layout == "packed" else 0.5
-    lost_there = replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most)
+    lost_there = replace(
+        lost, share=lost.share * (1 + most) / 2, low=low, high=high * most
+    )
     gain = without(lost_there, (0.0, left, left + 0.15))
     if layout == "packed" and train.device == "cuda" and attention_dropout(train) == 0:
         # Packed sequences attend within documents, padded ones over all positions.
-        length, hidden = train.seq_length_tokens, count_of_model(train, "hidden_size", HIDDEN_SIZE)
+        length, hidden = (
+            train.seq_length_tokens,
+            count_of_model(train, "hidden_size", HIDDEN_SIZE),
+        )
         share = length / (6 * hidden + length)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
     changes = [SettingChange(key="layout", old=train.layout, new=layout)]
-    if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
+    if (
+        layout == "packed"
+        and now.run is not None
+        and not train.global_batch_tokens
+        and not train.global_batch_samples
+    ):
         # Keep the tokens of a batch; one that is given in tokens or samples stays the same.
         tokens = statistics.median(row.non_padding_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
-        changes.append(SettingChange(key="global_batch_size", old=train.global_batch_size, new=rows))
+        changes.append(
+            SettingChange(
+                key="global_batch_size", old=train.global_batch_size, new=rows
+            )
+        )
     return Advice(
         claim=f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
-        + ("documents without cross-document attention" if layout == "packed" else "samples of similar length"),
+        + (
+            "documents without cross-document attention"
+            if layout == "packed"
+            else "samples of similar length"
+        ),
         evidence=evidence,
         gain=gain,
         cost="another probe of the micro-batch, as attention needs different memory; the global batch keeps its "
@@ -252,7 +361,11 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
     header = now.run.header
-    places = header.gradient_accumulation_steps * header.sequences_per_micro_batch * header.world_size
+    places = (
+        header.gradient_accumulation_steps
+        * header.sequences_per_micro_batch
+        * header.world_size
+    )
     empty = max(0.0, 1 - header.global_batch_size / places) if places else 0.0
     full = statistics.median(row.packing_efficiency for row in now.run.steps)
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
@@ -261,21 +374,42 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
 def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     """Find weights, gradients and optimizer state whose sharding would allow a larger micro-batch."""
     probe, profile, train = now.evidence.probe, now.profile, now.train
-    if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
+    if (
+        train is None
+        or probe is None
+        or profile is None
+        or train.parallel.strategy != "ddp"
+    ):
         return None
-    terms, budget_bytes, fit = probe.traced_terms_bytes, profile.constraints.memory_budget_bytes, probe.feasible_max
-    state_bytes = sum(terms.get(name, 0) for name in (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER))
-    ranks = now.nodes * max(profile.local_ranks, profile.fingerprint.gpu_count) if now.run is None else now.ranks
+    terms, budget_bytes, fit = (
+        probe.traced_terms_bytes,
+        profile.constraints.memory_budget_bytes,
+        probe.feasible_max,
+    )
+    state_bytes = sum(
+        terms.get(name, 0) for name in (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER)
+    )
+    ranks = (
+        now.nodes * max(profile.local_ranks, profile.fingerprint.gpu_count)
+        if now.run is None
+        else now.ranks
+    )
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
     state = state_of_terms(terms)
-    layer_bytes = state.parameters_bytes // 8  # gathered at once: the embeddings are the largest unit of most encoders
+    # Gathered at once: the embeddings are the largest unit of most encoders.
+    layer_bytes = state.parameters_bytes // 8
     row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)
     taken = {
-        name: zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
+        name: zero_share(
+            state, stage, ranks, largest_layer_bytes=layer_bytes
+        ).total_bytes
         for name, stage in (("ddp", 0), ("zero1", 1), ("fsdp2", 3))
     }
-    rows = {name: max(1, int(fit + (budget_bytes - size) / row_bytes)) for name, size in taken.items()}
+    rows = {
+        name: max(1, int(fit + (budget_bytes - size) / row_bytes))
+        for name, size in taken.items()
+    }
     best = "zero1" if rows["zero1"] >= 0.9 * rows["fsdp2"] else "fsdp2"
     speed = faster_with(now, rows["ddp"], rows[best])
     gain = Gain(of="GPU memory", ratio=taken[best] / taken["ddp"])
@@ -286,7 +420,13 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
         claim=f"weights, gradients and optimizer state take {percent(state_bytes / budget_bytes)} of each rank's "
         f"memory: {best} over {ranks} ranks allows micro-batches of {rows[best]} sequences instead of {rows['ddp']}",
         evidence=tuple(
-            figure(f"memory of {fit} sequences with {name}", size, "bytes", "traced memory", known="predicted")
+            figure(
+                f"memory of {fit} sequences with {name}",
+                size,
+                "bytes",
+                "traced memory",
+                known="predicted",
+            )
             for name, size in sizes.items()
         ),
         gain=gain,

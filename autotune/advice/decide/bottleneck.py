@@ -5,10 +5,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.advice.decide.gpu_counters import Counters, counters_of, data_share, with_counters
+from autotune.advice.decide.gpu_counters import (
+    Counters,
+    counters_of,
+    data_share,
+    with_counters,
+)
 from autotune.advice.values import Bottleneck, Cause, StepPart
 from autotune.base.model_work import position_share
-from autotune.base.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
+from autotune.base.statistics import (
+    Estimate,
+    block_count,
+    blocks,
+    of_blocks,
+    of_steps,
+    of_windows,
+)
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
@@ -34,88 +46,163 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
     train = settings_of(run.header.config)
-    parts = parts_of_steps(rows, source, 1.0 if train is None else position_share(train, run.header.parameters))
+    parts = parts_of_steps(
+        rows,
+        source,
+        1.0 if train is None else position_share(train, run.header.parameters),
+    )
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
-        untold.append("gradient synchronisation (counted as compute, because this strategy hides it)")
+        untold.append(
+            "gradient synchronisation (counted as compute, because this strategy hides it)"
+        )
     mfus = [row.mfu for row in rows if row.mfu is not None]
     if counters is not None:
         parts, launching = with_counters(parts, counters, uneven_share(rows))
     elif mfus:
-        untold.append("kernel launches and GPU memory bandwidth (autotune workers measures them)")
+        untold.append(
+            "kernel launches and GPU memory bandwidth (autotune workers measures them)"
+        )
     mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
-    return _weigh(parts, source, len(rows), untold, mfu, train=train, launching=launching)
+    return _weigh(
+        parts, source, len(rows), untold, mfu, train=train, launching=launching
+    )
 
 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
     """Return the steps since the last start, which may have changed settings, without its slow first step."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
     # Figures of all ranks lag behind: the first row that has any describes the first step.
-    if first := next((number for number, row in enumerate(rows) if row.longest_data_wait_s is not None), 0):
-        told = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
+    if first := next(
+        (
+            number
+            for number, row in enumerate(rows)
+            if row.longest_data_wait_s is not None
+        ),
+        0,
+    ):
+        told = (
+            "slowest_rank",
+            "slowest_rank_ratio",
+            "longest_data_wait_s",
+            "longest_data_wait_rank",
+        )
         rows[first] = rows[first].model_copy(update=dict.fromkeys(told))
     return tuple(rows)[1:]
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """Return the bottleneck during tuning; None if the profile's number of DataLoader workers was not measured."""
-    workers, probe, train = profile.evidence.workers, profile.evidence.probe, profile.train
-    rows = [] if workers is None else [one for one in workers.rows if one.num_workers == train.data.num_workers]
+    workers, probe, train = (
+        profile.evidence.workers,
+        profile.evidence.probe,
+        profile.train,
+    )
+    rows = (
+        []
+        if workers is None
+        else [one for one in workers.rows if one.num_workers == train.data.num_workers]
+    )
     if workers is None or not rows:
         return None
     row, source = rows[0], f"timed windows with num_workers={train.data.num_workers}"
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
-    untold = ["optimizer step and time between steps (counted as compute; a training run measures them)"]
+    untold = [
+        "optimizer step and time between steps (counted as compute; a training run measures them)"
+    ]
     gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
-        shares |= {"network": keeps_up * travelling, "straggler": keeps_up * (waiting - travelling)}
+        shares |= {
+            "network": keeps_up * travelling,
+            "straggler": keeps_up * (waiting - travelling),
+        }
     elif workers.local_ranks > 1 and network is None:
         untold.append("gradient synchronisation (autotune network measures it)")
     if train.layout in TRIMMED_LAYOUTS:
-        untold.append("padding (the width of batches varies; a training run measures it)")
+        untold.append(
+            "padding (the width of batches varies; a training run measures it)"
+        )
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
-        shares["padding"] = position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
-    parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
+        shares["padding"] = (
+            position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
+        )
+    parts = [
+        StepPart(cause=cause, share=share, source=source)
+        for cause, share in shares.items()
+    ]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
         jitter_share = network.compute.jitter_share if network is not None else 0.0
         # Compute times that vary from step to step on equal sequences come from late kernel launches.
         is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
-        parts, launching = with_counters(parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0)
+        parts, launching = with_counters(
+            parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0
+        )
     elif train.device == "cuda":
-        untold.append("kernel launches and GPU memory bandwidth (this GPU has no hardware counters)")
+        untold.append(
+            "kernel launches and GPU memory bandwidth (this GPU has no hardware counters)"
+        )
     if shares.get("network", 0.0) >= MATTERS_SHARE:
-        launching = 0.0  # steps without synchronisation were shorter: launches were not late
+        # Steps without synchronisation were shorter: launches were not late.
+        launching = 0.0
     gpu, peak = profile.fingerprint.gpu_name, None
-    if gpu is not None and train.device == "cuda":  # per window, the share of the dense peak for non-padding tokens
+    # Per window, the share of the dense peak for non-padding tokens.
+    if gpu is not None and train.device == "cuda":
         peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
-    mfus = [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
+    mfus = (
+        []
+        if peak is None
+        else [flops / peak for flops in row.model_flops_per_s_per_rank]
+    )
     mfu = of_windows(mfus, scale="linear") if mfus else None
-    return _weigh(parts, source, len(row.padded_tokens_per_s), untold, mfu, train=train, launching=launching)
+    return _weigh(
+        parts,
+        source,
+        len(row.padded_tokens_per_s),
+        untold,
+        mfu,
+        train=train,
+        launching=launching,
+    )
 
 
 def _weigh(
-    parts: Sequence[StepPart], source: str, steps: int, untold: Sequence[str], mfu: Estimate | None, *,
-    train: TrainConfig | None, launching: float,
-) -> Bottleneck:  # fmt: skip
+    parts: Sequence[StepPart],
+    source: str,
+    steps: int,
+    untold: Sequence[str],
+    mfu: Estimate | None,
+    *,
+    train: TrainConfig | None,
+    launching: float,
+) -> Bottleneck:
     """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
     Data loading ahead of the device and late kernel launches (``launching``, a share of the step) take precedence: they
     run concurrently with the GPU, so if other parts shrink, the wait for them grows by as much.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
-    every = sorted([*parts, StepPart(cause="compute", share=rest, source=source)], key=lambda one: -one.share)
+    every = sorted(
+        [*parts, StepPart(cause="compute", share=rest, source=source)],
+        key=lambda one: -one.share,
+    )
     losses = [one for one in every if one.cause != "compute"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
     loads_ahead = train is None or train.device == "cuda" or train.data.num_workers > 0
-    concurrent = {"data loading": loads_ahead, "launch-bound": launching >= MATTERS_SHARE}
+    concurrent = {
+        "data loading": loads_ahead,
+        "launch-bound": launching >= MATTERS_SHARE,
+    }
     first = [one for one in large if concurrent.get(one.cause)]
     limit = next(iter([*first, *large]), None)
     if limit is None:
-        decided = all((one.share if one.high is None else one.high) < MATTERS_SHARE for one in losses)
+        decided = all(
+            (one.share if one.high is None else one.high) < MATTERS_SHARE
+            for one in losses
+        )
     else:
         low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
         others = [] if first else [one.share for one in losses if one is not limit]
@@ -124,9 +211,14 @@ def _weigh(
     if known is not None and known.low is not None:
         known = replace(known, low=max(0.0, known.low))
     return Bottleneck(
-        limit="compute" if limit is None else limit.cause, decided=decided, parts=tuple(every), steps=steps,
-        source=source, mfu=known, untold=tuple(untold),
-    )  # fmt: skip
+        limit="compute" if limit is None else limit.cause,
+        decided=decided,
+        parts=tuple(every),
+        steps=steps,
+        source=source,
+        mfu=known,
+        untold=tuple(untold),
+    )
 
 
 def _communication_shares(profile: Profile) -> tuple[float, float] | None:
@@ -137,17 +229,27 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.gradient_syncs:
         share, step_s, compute = row.communication_share, row.step_s, network.compute
-        if share is None or step_s is None or any(getattr(row, key) != getattr(parallel, key) for key in same):
+        if (
+            share is None
+            or step_s is None
+            or any(getattr(row, key) != getattr(parallel, key) for key in same)
+        ):
             continue
         # The step of the slowest rank without gradient synchronisation.
         one_s = compute.of_rank.forward_backward_s(row.micro_batch_size)
-        late = 1 + compute.jitter_share * expected_largest(network.nodes * network.ranks_per_node)
-        alone_s = row.gradient_accumulation_steps * one_s * late + compute.optimizer_step_s
+        late = 1 + compute.jitter_share * expected_largest(
+            network.nodes * network.ranks_per_node
+        )
+        alone_s = (
+            row.gradient_accumulation_steps * one_s * late + compute.optimizer_step_s
+        )
         return share, min(share, max(0.0, 1 - alone_s / step_s))
     return None
 
 
-def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
+def parts_of_steps(
+    rows: Sequence[StepRow], source: str, padding_costs: float
+) -> list[StepPart]:
     """Return each cause's share of all steps, with bounds from blocks of neighbouring steps."""
     whole = _shares(rows, padding_costs)
     each = [_shares([row], padding_costs) for row in rows]
@@ -156,8 +258,13 @@ def parts_of_steps(rows: Sequence[StepRow], source: str, padding_costs: float) -
         count = block_count([one[cause] for one in each])
         means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
         found = of_blocks(share, means, n=len(rows)).interval()
-        ends = [None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high)]
-        parts.append(StepPart(cause=cause, share=share, low=ends[0], high=ends[1], source=source))
+        ends = [
+            None if end is None else min(1.0, max(0.0, end))
+            for end in (found.low, found.high)
+        ]
+        parts.append(
+            StepPart(cause=cause, share=share, low=ends[0], high=ends[1], source=source)
+        )
     return parts
 
 
@@ -169,16 +276,27 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
     """
     others_s = sum(row.communication_s or 0.0 for row in rows)
     own_data_s = sum(row.data_wait_s for row in rows)
-    longest = [row.longest_data_wait_s for row in rows if row.longest_data_wait_s is not None]
+    longest = [
+        row.longest_data_wait_s for row in rows if row.longest_data_wait_s is not None
+    ]
     longest_s = len(rows) * statistics.fmean(longest) if longest else 0.0
     others_data_s = min(others_s, max(0.0, longest_s - own_data_s))
     slower_s = _slower_by_rank_s(rows)
     own_slow_s = slower_s.pop(0, 0.0)
     others_slow_s = min(others_s - others_data_s, sum(slower_s.values()))
     # Compute without the delay of a slow rank 0.
-    own_s = [row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0) for row in rows]
-    padding_s = sum((1 - row.packing_efficiency) * one_s for row, one_s in zip(rows, own_s, strict=True))
-    known_s = [row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s for row in rows]
+    own_s = [
+        row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0)
+        for row in rows
+    ]
+    padding_s = sum(
+        (1 - row.packing_efficiency) * one_s
+        for row, one_s in zip(rows, own_s, strict=True)
+    )
+    known_s = [
+        row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
+        for row in rows
+    ]
     seconds: dict[Cause, float] = {
         "data loading": own_data_s + others_data_s,
         "straggler": own_slow_s + others_slow_s,
@@ -186,7 +304,10 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
         "optimizer step": sum(row.optimizer_s for row in rows),
         "padding": padding_costs * padding_s,
         # Time between steps, in Python.
-        "launch-bound": sum(max(0.0, row.step_s - one_s) for row, one_s in zip(rows, known_s, strict=True)),
+        "launch-bound": sum(
+            max(0.0, row.step_s - one_s)
+            for row, one_s in zip(rows, known_s, strict=True)
+        ),
     }
     whole_s = sum(row.step_s for row in rows) or 1.0
     return {cause: part_s / whole_s for cause, part_s in seconds.items()}
@@ -196,14 +317,21 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
     """Return the share of time spent waiting for a slowest rank that changes although sequences are alike."""
     slower_s = _slower_by_rank_s(rows)
     whole_s = sum(slower_s.values())
-    if len({row.padded_tokens for row in rows}) > 1 or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s:
+    if (
+        len({row.padded_tokens for row in rows}) > 1
+        or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s
+    ):
         return 0.0
     return whole_s / sum(row.step_s for row in rows)
 
 
 def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
     """Return the seconds that slow ranks compute longer than the median rank, by rank."""
-    slow = [(row.slowest_rank, _slower_by_s(row)) for row in rows if row.slowest_rank is not None]
+    slow = [
+        (row.slowest_rank, _slower_by_s(row))
+        for row in rows
+        if row.slowest_rank is not None
+    ]
     found: dict[int, float] = collections.defaultdict(float)
     for rank, slower_s in slow:
         found[rank] += slower_s * len(rows) / len(slow)
@@ -216,4 +344,8 @@ def _slower_by_s(row: StepRow) -> float:
     if ratio is None or ratio < STRAGGLER_RATIO:
         return 0.0
     # If rank 0 is the slowest, its own compute time includes the delay.
-    return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s
+    return (
+        row.compute_s * (1 - 1 / ratio)
+        if row.slowest_rank == 0
+        else (ratio - 1) * row.compute_s
+    )

@@ -5,7 +5,13 @@ import statistics
 from collections import Counter
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE, steps_of_this_start
-from autotune.advice.decide.context import PERSISTENT_SHARE, TrainingContext, on_host, times, without
+from autotune.advice.decide.context import (
+    PERSISTENT_SHARE,
+    TrainingContext,
+    on_host,
+    times,
+    without,
+)
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.units import percent
@@ -23,31 +29,57 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
     if now.train is None or now.evidence.network is None:
         return None
     parallel, rows = now.train.parallel, now.evidence.network.gradient_syncs
-    faster = [row for row in rows if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
+    faster = [
+        row
+        for row in rows
+        if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1
+    ]
     best = max(faster, key=lambda row: row.ratio_to_default or 0.0, default=None)
     same = (*_KEYS, "gradient_dtype")
-    mine = next((row for row in rows if all(getattr(row, key) == getattr(parallel, key) for key in same)), None)
+    mine = next(
+        (
+            row
+            for row in rows
+            if all(getattr(row, key) == getattr(parallel, key) for key in same)
+        ),
+        None,
+    )
     if best is None or mine is None or mine is best or best.ratio is None:
         return None
-    ratio = best.ratio if mine.ratio is None else Interval(value=best.ratio.value / mine.ratio.value)
+    ratio = (
+        best.ratio
+        if mine.ratio is None
+        else Interval(value=best.ratio.value / mine.ratio.value)
+    )
     if ratio.value < WORTH_RATIO:
         return None
     settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _KEYS]
     return Advice(
         claim=f"gradient synchronisation is faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
-        evidence=(_gradient_sync_figure(mine, "current"), _gradient_sync_figure(best, "fastest at 98 % confidence")),
-        gain=Gain.measured(ratio), cost="none measured; gradient sums are rounded in another order",
-        changes=tuple(
-            SettingChange(key=f"parallel.{key}", old=old, new=new) for key, old, new in settings if old != new
+        evidence=(
+            _gradient_sync_figure(mine, "current"),
+            _gradient_sync_figure(best, "fastest at 98 % confidence"),
         ),
-        would_change="another network, or another number of nodes", safe=best.strategy == parallel.strategy,
-    )  # fmt: skip
+        gain=Gain.measured(ratio),
+        cost="none measured; gradient sums are rounded in another order",
+        changes=tuple(
+            SettingChange(key=f"parallel.{key}", old=old, new=new)
+            for key, old, new in settings
+            if old != new
+        ),
+        would_change="another network, or another number of nodes",
+        safe=best.strategy == parallel.strategy,
+    )
 
 
 def network_bound(now: TrainingContext) -> Advice | None:
     """Find ranks that wait for gradients, for which network tuning may help."""
     waits = now.loss("network", MATTERS_SHARE)
-    if now.train is None or waits is None or (now.evidence.network is not None and now.run is None):
+    if (
+        now.train is None
+        or waits is None
+        or (now.evidence.network is not None and now.run is None)
+    ):
         return None
     return Advice(
         claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
@@ -70,12 +102,32 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
         claim=f"{spread.nodes} nodes reach {percent(known.value)} efficiency with this global batch; "
         f"{spread.useful_nodes} are the most with at least 90 %",
         evidence=(
-            figure(f"efficiency of {spread.nodes} nodes", known, "share", spread.source, known="predicted"),
-            figure(f"efficiency of {spread.useful_nodes} nodes", useful, "share", spread.source, known="predicted"),
+            figure(
+                f"efficiency of {spread.nodes} nodes",
+                known,
+                "share",
+                spread.source,
+                known="predicted",
+            ),
+            figure(
+                f"efficiency of {spread.useful_nodes} nodes",
+                useful,
+                "share",
+                spread.source,
+                known="predicted",
+            ),
         ),
-        gain=Gain(of="GPU-hours", ratio=ratio.value, low=ratio.low, high=ratio.high, confidence=ratio.confidence),
+        gain=Gain(
+            of="GPU-hours",
+            ratio=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            confidence=ratio.confidence,
+        ),
         cost="a longer, but cheaper run",
-        command=now.command("network", "--predict", "--nodes", f"{spread.useful_nodes},{spread.nodes}"),
+        command=now.command(
+            "network", "--predict", "--nodes", f"{spread.useful_nodes},{spread.nodes}"
+        ),
         would_change="a deadline that is worth the GPU-hours, a faster network, or a larger global batch",
     )
 
@@ -85,7 +137,8 @@ def below_t_min(now: TrainingContext) -> Advice | None:
     spread = now.spread
     if spread is None or spread.nodes == 1:
         return None
-    wanted, twice = 2 * spread.least_tokens_per_rank, spread.twice_the_batch_efficiency  # a margin for planning
+    # A margin for planning.
+    wanted, twice = 2 * spread.least_tokens_per_rank, spread.twice_the_batch_efficiency
     gain = twice / spread.efficiency.value
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
         return None
@@ -93,8 +146,20 @@ def below_t_min(now: TrainingContext) -> Advice | None:
         claim=f"each GPU has {spread.tokens_per_rank:,.0f} non-padding tokens of a step on {spread.nodes} nodes, and "
         f"needs about {wanted:,.0f} (twice T_min) to overlap gradient synchronisation with compute",
         evidence=(
-            figure("T_min", spread.least_tokens_per_rank, "tokens", spread.source, known="predicted"),
-            figure("efficiency with twice the global batch", twice, "share", spread.source, known="predicted"),
+            figure(
+                "T_min",
+                spread.least_tokens_per_rank,
+                "tokens",
+                spread.source,
+                known="predicted",
+            ),
+            figure(
+                "efficiency with twice the global batch",
+                twice,
+                "share",
+                spread.source,
+                known="predicted",
+            ),
         ),
         gain=Gain(ratio=gain),
         cost="a change of recipe: twice the global batch, the learning rate times 1.41 (square-root rule for Adam), "
@@ -106,20 +171,35 @@ def below_t_min(now: TrainingContext) -> Advice | None:
 
 def slow_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that all others wait for in most steps."""
-    rows = [row for row in steps_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
+    rows = (
+        [row for row in steps_of_this_start(now.run) if row.slowest_rank is not None]
+        if now.run is not None
+        else []
+    )
     if len(rows) < 4 or now.run is None:
         return _slow_matmuls(now)
     (rank, times), *_ = Counter(row.slowest_rank for row in rows).most_common(1)
-    ratio = statistics.median(row.slowest_rank_ratio or 1.0 for row in rows if row.slowest_rank == rank)
+    ratio = statistics.median(
+        row.slowest_rank_ratio or 1.0 for row in rows if row.slowest_rank == rank
+    )
     lost = now.loss("straggler", 0.02)
     if times < PERSISTENT_SHARE * len(rows) or ratio < 1.1 or lost is None:
         return None
-    slow, source = f"rank {rank}{on_host(now.run.header.hosts, rank)}", f"run {now.run.directory.name}"
+    slow, source = (
+        f"rank {rank}{on_host(now.run.header.hosts, rank)}",
+        f"run {now.run.directory.name}",
+    )
     return Advice(
         claim=f"{slow} computes {ratio:.2f} times as long as the median rank and delays every step",
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(rows)),
-            figure("compute time relative to the median rank", ratio, "ratio", source, n=times),
+            figure(
+                "compute time relative to the median rank",
+                ratio,
+                "ratio",
+                source,
+                n=times,
+            ),
         ),
         gain=without(lost),
         cost=f"{_OTHER_NODE}; first check its present node for heat, a power cap, or other jobs",
@@ -130,30 +210,51 @@ def slow_rank(now: TrainingContext) -> Advice | None:
 
 def _slow_matmuls(now: TrainingContext) -> Advice | None:
     """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
-    rates = now.evidence.network.matmul_flops_per_s if now.evidence.network is not None else []
+    rates = (
+        now.evidence.network.matmul_flops_per_s
+        if now.evidence.network is not None
+        else []
+    )
     slow = slow_members({str(rank): rate for rank, rate in enumerate(rates)})
     if len(rates) < 3 or not slow:
         return None
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
         claim=f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed and would delay every step",
-        evidence=(figure("matmul speed relative to the median", share, "ratio", "autotune network", n=len(rates)),),
-        gain=Gain.between(1.0, 1 / share, 1 / share), cost=_OTHER_NODE, command="autotune doctor",
+        evidence=(
+            figure(
+                "matmul speed relative to the median",
+                share,
+                "ratio",
+                "autotune network",
+                n=len(rates),
+            ),
+        ),
+        gain=Gain.between(1.0, 1 / share, 1 / share),
+        cost=_OTHER_NODE,
+        command="autotune doctor",
         would_change="a step that spends little of its time on compute",
-    )  # fmt: skip
+    )
 
 
 def uneven_ranks(now: TrainingContext) -> Advice | None:
     """Find waits for a slowest rank that changes from step to step."""
     lost = now.loss("straggler", MATTERS_SHARE)
-    if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
+    if (
+        now.run is None
+        or now.train is None
+        or lost is None
+        or slow_rank(now) is not None
+    ):
         return None
     layout = now.train.layout
     packs = now.knows_the_model and layout != "packed"
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
         claim=f"ranks wait {percent(lost.share)} of the step for the slowest one, which changes from step to step",
-        evidence=(now.part_figure(lost, "wait for the slowest rank", len(now.run.steps)),),
+        evidence=(
+            now.part_figure(lost, "wait for the slowest rank", len(now.run.steps)),
+        ),
         gain=times(without(lost, (0.0, 0.1, 1.0)), (1.0, 1.05, 1.2)),
         cost="another probe of the micro-batch; packed sequences have equal lengths and no padding"
         if changes
@@ -166,9 +267,16 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
 
 def slow_link(now: TrainingContext) -> Advice | None:
     """Find one link that is slower than the others and slows every all-reduce down."""
-    measured = [one.outcome for one in now.trials if one.trial.job == "links" and one.outcome.kind == "measured"]
+    measured = [
+        one.outcome
+        for one in now.trials
+        if one.trial.job == "links" and one.outcome.kind == "measured"
+    ]
     speeds = LinkFigures.of(measured[-1]).neighbours_bytes_per_s if measured else []
-    rates = {f"{left} to {(left + 1) % len(speeds)}": rate for left, rate in enumerate(speeds)}
+    rates = {
+        f"{left} to {(left + 1) % len(speeds)}": rate
+        for left, rate in enumerate(speeds)
+    }
     slow = slow_members(rates)
     if len(rates) < 3 or not slow:
         return None
@@ -177,7 +285,15 @@ def slow_link(now: TrainingContext) -> Advice | None:
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
         claim=f"the link from node {name} has {percent(share)} of the fastest link's speed and delays every all-reduce",
-        evidence=(figure("speed relative to the fastest link", share, "ratio", "autotune network", n=len(rates)),),
+        evidence=(
+            figure(
+                "speed relative to the fastest link",
+                share,
+                "ratio",
+                "autotune network",
+                n=len(rates),
+            ),
+        ),
         # A ring is as fast as its slowest link, so the wait shrinks at least in proportion to the transfer time.
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
@@ -188,4 +304,10 @@ def slow_link(now: TrainingContext) -> Advice | None:
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
-    return figure(f"{name}: {way}", row.tokens_per_s or math.nan, "tokens/s", "autotune network", n=row.steps)
+    return figure(
+        f"{name}: {way}",
+        row.tokens_per_s or math.nan,
+        "tokens/s",
+        "autotune network",
+        n=row.steps,
+    )

@@ -11,7 +11,8 @@ PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Share of compute in matmuls: least, usual and most; the rest moves bytes, most of which 16 bits halve."""
 REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
 """Share of the ratio of peaks that bf16 matmuls gain over a format: faster units are harder to keep busy. Assumed."""
-OTHERS_LEFT = 0.65  # of the rest's time, in 16 bits: normalisation and the loss stay in 32
+# Of the rest's time, in 16 bits: normalisation and the loss stay in 32.
+OTHERS_LEFT = 0.65
 LOW_MFU = 0.2
 """MFU below which it counts as low: encoders of 100 million parameters reach twice as much with stock torch."""
 LAUNCHES_LEFT, TRAFFIC_LEFT = (0.0, 0.25, 1.0), (0.25, 0.5, 1.0)
@@ -26,7 +27,12 @@ _COST_OF_COMPILING = "minutes at the start of every run, different rounding, and
 def full_precision(now: TrainingContext) -> Advice | None:
     """Find 32-bit matmuls on a GPU with Tensor Cores for 16 bits."""
     train, gpu = now.train, now.gpu_name
-    if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
+    if (
+        train is None
+        or train.device != "cuda"
+        or train.precision != "fp32"
+        or gpu is None
+    ):
         return None
     now_in = product_format(train.precision, tf32=train.tf32)
     fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
@@ -34,14 +40,28 @@ def full_precision(now: TrainingContext) -> Advice | None:
         return None
     share = 0.9 if now.bottleneck is None else now.share("compute", "padding", "memory")
     ratios = [
-        1 / (1 - share + share * ((1 - matmuls) * OTHERS_LEFT + matmuls / max(1.0, reached * fast / slow)))
+        1
+        / (
+            1
+            - share
+            + share
+            * ((1 - matmuls) * OTHERS_LEFT + matmuls / max(1.0, reached * fast / slow))
+        )
         for matmuls, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
         claim=f"matmuls run in {now_in}: {gpu} is {fast / slow:.1f} times as fast in bf16",
         evidence=(
-            figure("peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
-            figure(f"peak in {now_in}", slow, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
+            figure(
+                "peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"
+            ),
+            figure(
+                f"peak in {now_in}",
+                slow,
+                "FLOP/s",
+                "NVIDIA's data sheet",
+                known="assumed",
+            ),
         ),
         gain=now.predicted_gain("precision") or Gain.between(*ratios),
         cost="matmul inputs are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in fp32; "
@@ -54,12 +74,24 @@ def full_precision(now: TrainingContext) -> Advice | None:
 
 def half_precision(now: TrainingContext) -> Advice | None:
     """Find fp16, whose largest number is 65,504, although bf16 is available."""
-    if now.train is None or now.train.device != "cuda" or now.train.parallel.gradient_dtype != "fp16":
+    if (
+        now.train is None
+        or now.train.device != "cuda"
+        or now.train.parallel.gradient_dtype != "fp16"
+    ):
         return None
     return Advice(
         claim="gradients are synchronised in fp16, which overflows above 65,504 and underflows below 6e-8; bf16 is as "
         "fast and has the range of fp32",
-        evidence=(figure("largest number of fp16", 65504, "count", "IEEE 754 binary16", known="assumed"),),
+        evidence=(
+            figure(
+                "largest number of fp16",
+                65504,
+                "count",
+                "IEEE 754 binary16",
+                known="assumed",
+            ),
+        ),
         cost="a change of recipe: bf16 has 8 bits of mantissa, fp16 has 11",
         changes=(SettingChange(key="parallel.gradient_dtype", old="fp16", new="bf16"),),
         would_change="a GPU before Ampere, which has no bf16",
@@ -76,18 +108,35 @@ def dense_head(now: TrainingContext) -> Advice | None:
     vocabulary = now.data.vocab_size if now.data is not None else None
     masked, gain = now.train.masking_probability, None
     if now.parameters is not None and vocabulary is not None:
-        hidden = model_work.count_of_model(now.train, "hidden_size", model_work.HIDDEN_SIZE)
+        hidden = model_work.count_of_model(
+            now.train, "hidden_size", model_work.HIDDEN_SIZE
+        )
         head = hidden * (hidden + vocabulary)
         share = head / (head + max(1, now.parameters - head))
         share *= now.share("compute", "padding") if now.bottleneck is not None else 1.0
-        gain = Gain.between(*(1 / (1 - min(0.9, share * part * (1 - masked))) for part in (0.75, 1.0, 1.5)))
+        gain = Gain.between(
+            *(
+                1 / (1 - min(0.9, share * part * (1 - masked)))
+                for part in (0.75, 1.0, 1.5)
+            )
+        )
     return Advice(
         claim=f"the MLM head computes logits at all positions, but the loss uses {percent(masked)} of them",
-        evidence=(figure("positions that the loss uses", masked, "share", "masking_probability", known="assumed"),),
-        gain=gain, cost="none: the loss is the same, and the largest block of memory disappears",
-        changes=(SettingChange(key="mlm_head", old="dense", new="sparse"),), would_change="a loss at every position",
+        evidence=(
+            figure(
+                "positions that the loss uses",
+                masked,
+                "share",
+                "masking_probability",
+                known="assumed",
+            ),
+        ),
+        gain=gain,
+        cost="none: the loss is the same, and the largest block of memory disappears",
+        changes=(SettingChange(key="mlm_head", old="dense", new="sparse"),),
+        would_change="a loss at every position",
         safe=True,
-    )  # fmt: skip
+    )
 
 
 def dense_last_layer(now: TrainingContext) -> Advice | None:
@@ -96,7 +145,12 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     Its queries, output and MLP are 10 of 12 parts; keys and values are needed at all positions.
     """
     train = now.train
-    if train is None or train.last_layer != "dense" or train.mlm_head != "sparse" or not now.knows_the_layers:
+    if (
+        train is None
+        or train.last_layer != "dense"
+        or train.mlm_head != "sparse"
+        or not now.knows_the_layers
+    ):
         return None
     layers = model_work.count_of_model(train, "num_hidden_layers", model_work.LAYERS)
     saved = (1 - train.masking_probability) * 10 / 12 / layers
@@ -116,21 +170,35 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
 def attention_dropout(now: TrainingContext) -> Advice | None:
     """Find attention dropout, which varlen attention kernels do not support."""
     train = now.train
-    if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
+    if (
+        train is None
+        or train.device != "cuda"
+        or train.layout != "packed"
+        or train.precision != "bf16"
+    ):
         return None
     dropout, row = model_work.attention_dropout(train), train.seq_length_tokens
     if dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
         return None
-    share = row / (6 * model_work.count_of_model(train, "hidden_size", model_work.HIDDEN_SIZE) + row)
+    share = row / (
+        6 * model_work.count_of_model(train, "hidden_size", model_work.HIDDEN_SIZE)
+        + row
+    )
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
         claim=f"attention dropout of {percent(dropout)} rules out varlen attention, the fastest kernel "
         "for packed sequences",
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
         gain=now.predicted_gain("attention_dropout")
-        or Gain.between(*(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))),
+        or Gain.between(
+            *(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))
+        ),
         cost="a change of recipe: BERT was trained with 10 %, newer encoders such as ModernBERT with none",
-        changes=(SettingChange(key="attention_dropout", old=train.attention_dropout, new=0.0),),
+        changes=(
+            SettingChange(
+                key="attention_dropout", old=train.attention_dropout, new=0.0
+            ),
+        ),
         command=now.probe_command(attention_dropout=0),
         would_change="a small dataset that is repeated many times, for which dropout prevents overfitting",
     )
@@ -139,17 +207,27 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
 def compute_bound(now: TrainingContext) -> Advice | None:
     """Find a step that only compute limits."""
     found = now.bottleneck
-    if found is None or found.limit != "compute" or not found.decided or now.train is None:
+    if (
+        found is None
+        or found.limit != "compute"
+        or not found.decided
+        or now.train is None
+    ):
         return None
     part, mfu = found.part("compute"), now.mfu_figure()
     assert part is not None
     reached = "" if mfu is None else f", at {percent(mfu.value)} MFU"
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
-        reached += ", which is low: measure GPU counters with autotune workers to find out why"
+        reached += (
+            ", which is low: measure GPU counters with autotune workers to find out why"
+        )
     return Advice(
         severity="info",
         claim=f"compute on non-padding tokens takes {percent(part.share)} of the step{reached}",
-        evidence=(now.part_figure(part, "compute on non-padding tokens"), *(() if mfu is None else (mfu,))),
+        evidence=(
+            now.part_figure(part, "compute on non-padding tokens"),
+            *(() if mfu is None else (mfu,)),
+        ),
         cost="more GPUs, or a smaller model",
         would_change="faster kernels or less to compute; data loading and the network cannot shorten this step",
     )
@@ -165,21 +243,29 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         return Advice(
             claim=f"SMs are idle {percent(gaps.share)} of the step: kernels are launched late, or are too small",
             evidence=(now.part_figure(gaps, "SMs without work"),),
-            gain=now.predicted_gain("compile") or times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
+            gain=now.predicted_gain("compile")
+            or times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost=_COST_OF_COMPILING,
             changes=_COMPILE,
             would_change="larger micro-batches, whose kernels run longer than their launches",
         )
-    events, steps = (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
-    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in events)
-    if inside or now.train.logged_steps > 1 or saves > 0.05 * max(1, steps):  # saving may take the time
+    events, steps = (
+        (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
+    )
+    saves = sum(
+        event.kind in ("saved", "save_failed", "record_waits") for event in events
+    )
+    # Saving may take the time.
+    if inside or now.train.logged_steps > 1 or saves > 0.05 * max(1, steps):
         return None
     return Advice(
         claim=f"{percent(gaps.share)} of the time passes between steps, and every step is logged",
         evidence=(now.part_figure(gaps, "time between steps"),),
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
         cost=f"the run's record has means over {LOG_INTERVAL_STEPS} steps",
-        changes=(SettingChange(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),),
+        changes=(
+            SettingChange(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),
+        ),
         would_change="slow checkpoints, which the run's events show",
         safe=True,
     )
@@ -193,21 +279,31 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"kernels wait for GPU memory about {percent(waits.share)} of the step; Tensor Cores idle meanwhile",
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
-        gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT), cost=_COST_OF_COMPILING, changes=_COMPILE,
+        gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
+        cost=_COST_OF_COMPILING,
+        changes=_COMPILE,
         would_change="fp32 matmuls: then change to bf16 first, which halves the traffic",
-    )  # fmt: skip
+    )
 
 
 def eager_layers(now: TrainingContext) -> Advice | None:
     """Find layers that are not compiled although a prediction expects a gain."""
     gain = now.predicted_gain("compile")
-    if gain is None or gain.ratio < 1 + MATTERS_SHARE or launch_bound(now) or memory_bound(now):
+    if (
+        gain is None
+        or gain.ratio < 1 + MATTERS_SHARE
+        or launch_bound(now)
+        or memory_bound(now)
+    ):
         return None
     return Advice(
-        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels", gain=gain,
-        cost=_COST_OF_COMPILING, changes=_COMPILE, command=now.probe_command(compile=True),
+        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels",
+        gain=gain,
+        cost=_COST_OF_COMPILING,
+        changes=_COMPILE,
+        command=now.probe_command(compile=True),
         would_change="no compiler on the machine, or runs of a few minutes",
-    )  # fmt: skip
+    )
 
 
 def recomputation(now: TrainingContext) -> Advice | None:
@@ -236,11 +332,13 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
             claim=f"the optimizer step takes {percent(updating.share)} of the step, repeated on each of {ranks} ranks",
-            evidence=evidence, gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
+            evidence=evidence,
+            gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
             cost="an all-gather of the updated weights in every step",
-            changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),), command=now.command("network"),
+            changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),),
+            command=now.command("network"),
             would_change="a slow network, on which the all-gather may cost more than it saves: measure both",
-        )  # fmt: skip
+        )
     return Advice(
         severity="info",
         claim=f"the optimizer step takes {percent(updating.share)} of the step: the batch is small for this model",

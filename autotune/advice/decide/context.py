@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autotune.advice.values import Bottleneck, Cause, EvidenceFigure, Gain, StepPart, figure
+from autotune.advice.values import (
+    Bottleneck,
+    Cause,
+    EvidenceFigure,
+    Gain,
+    StepPart,
+    figure,
+)
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
@@ -110,7 +117,9 @@ class TrainingContext:
         """Return the probe command for the same settings except for these changes."""
         assert self.train is not None
         batch = {"global_batch_tokens": self.global_batch_tokens}
-        return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
+        return probe_again(
+            self.train, self.profile, data=self.data_path, **(batch | changes)
+        )
 
     @property
     def ranks(self) -> int:
@@ -133,7 +142,9 @@ class TrainingContext:
         if self.profile is not None:
             return self.profile.constraints.global_batch_tokens
         if self.run is not None and self.run.steps:
-            return round(statistics.median(row.non_padding_tokens for row in self.run.steps))
+            return round(
+                statistics.median(row.non_padding_tokens for row in self.run.steps)
+            )
         return None
 
     @property
@@ -147,28 +158,40 @@ class TrainingContext:
         """Return the micro-batch size after the batch split: below the setting if the global batch is too small."""
         if self.global_batch_size < self.ranks:
             return 1
-        return split_global_batch(self.global_batch_size, micro_batch_size, self.ranks).micro_batch_size
+        return split_global_batch(
+            self.global_batch_size, micro_batch_size, self.ranks
+        ).micro_batch_size
 
     def predicted_gain(self, setting: str) -> Gain | None:
         """Return the predicted gain of changing a setting, which shortens compute only; None if not predicted."""
         ratio = self.predicted_gains.get(setting)
         if ratio is None:
             return None
-        share = 1.0 if self.bottleneck is None else 1 - self.share("data loading", "network", "straggler")
+        share = (
+            1.0
+            if self.bottleneck is None
+            else 1 - self.share("data loading", "network", "straggler")
+        )
         gain = 1 / (1 - share + share / ratio) - 1
         return Gain.between(*(1 + gain * part for part in PREDICTED_RANGE))
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """Return the part of a step that a cause takes; None if it is below ``least`` or not known."""
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
-        return None if part is None or (part.share if part.low is None else part.low) < least else part
+        return (
+            None
+            if part is None or (part.share if part.low is None else part.low) < least
+            else part
+        )
 
     def share(self, *causes: Cause) -> float:
         """Return the share of the step that these causes take together; causes that are not known count as 0."""
         parts = self.bottleneck.parts if self.bottleneck is not None else ()
         return sum(part.share for part in parts if part.cause in causes)
 
-    def part_figure(self, part: StepPart, name: str, n: int | None = None) -> EvidenceFigure:
+    def part_figure(
+        self, part: StepPart, name: str, n: int | None = None
+    ) -> EvidenceFigure:
         """Return a part of the step as evidence from ``n`` steps; None takes all that were analysed."""
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
@@ -185,7 +208,11 @@ class TrainingContext:
     def workers_row(self, count: int) -> WorkersRow | None:
         """Return the measurement at this number of DataLoader workers; None if there is none."""
         workers = self.evidence.workers
-        return next((row for row in workers.rows if row.num_workers == count), None) if workers else None
+        return (
+            next((row for row in workers.rows if row.num_workers == count), None)
+            if workers
+            else None
+        )
 
     def point(self, rows: int) -> CurvePoint | None:
         """Return the probe's measurement at this micro-batch size; None if there is none."""
@@ -195,18 +222,34 @@ class TrainingContext:
     def peak_bytes(self, rows: int) -> int | None:
         """Return the highest peak memory of trials at this micro-batch size; None if none was measured."""
         steps = (one for one in self.trials if one.trial.job == "step")
-        alike = (one.outcome for one in steps if one.trial.config.get("micro_batch_size") == rows)
-        return max((found.figures["peak_bytes"] for found in alike if found.kind == "measured"), default=None)
+        alike = (
+            one.outcome
+            for one in steps
+            if one.trial.config.get("micro_batch_size") == rows
+        )
+        return max(
+            (
+                found.figures["peak_bytes"]
+                for found in alike
+                if found.kind == "measured"
+            ),
+            default=None,
+        )
 
     @property
     def knows_the_model(self) -> bool:
         """True if the architecture is known to this project: only such models can be packed or have a sparse head."""
-        return self.train is not None and self.train.model.config["model_type"] in FAMILIES
+        return (
+            self.train is not None and self.train.model.config["model_type"] in FAMILIES
+        )
 
     @property
     def knows_the_layers(self) -> bool:
         """True if the layout of the model's layers is known: only such models can have a sparse last layer."""
-        return self.train is not None and FAMILIES.get(self.train.model.config["model_type"]) is not None
+        return (
+            self.train is not None
+            and FAMILIES.get(self.train.model.config["model_type"]) is not None
+        )
 
     @property
     def parameters(self) -> int | None:
@@ -224,17 +267,27 @@ def on_host(hosts: Sequence[str], rank: int | None) -> str:
 def without(part: StepPart, left: Range | None = None) -> Gain:
     """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
     least, usual, most = left or (0.0, 0.0, 0.0)
-    low, high = (part.share if bound is None else bound for bound in (part.low, part.high))
+    low, high = (
+        part.share if bound is None else bound for bound in (part.low, part.high)
+    )
     ends = ((low, most), (part.share, usual), (high, least))
-    gain = Gain.between(*(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends))
+    gain = Gain.between(
+        *(1 / (1 - min(MOST_SHARE, share) * (1 - stays)) for share, stays in ends)
+    )
     if left is not None:  # the shares that are left are assumed
         return gain
-    return Gain(ratio=gain.ratio) if part.low is None else replace(gain, confidence=SHOWN_CONFIDENCE)
+    return (
+        Gain(ratio=gain.ratio)
+        if part.low is None
+        else replace(gain, confidence=SHOWN_CONFIDENCE)
+    )
 
 
 def times(gain: Gain, factors: Range) -> Gain:
     """Return the gain combined with another one that brings at least, usually and at most these factors."""
-    low, high = (gain.ratio if bound is None else bound for bound in (gain.low, gain.high))
+    low, high = (
+        gain.ratio if bound is None else bound for bound in (gain.low, gain.high)
+    )
     return Gain.between(low * factors[0], gain.ratio * factors[1], high * factors[2])
 
 
@@ -243,16 +296,23 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
     curve = now.evidence.probe.curve if now.evidence.probe else []
     if len(curve) < 2 or now.train is None:
         return None
-    fixed, per_row = line([point.micro_batch_size for point in curve], [point.step_s for point in curve])
+    fixed, per_row = line(
+        [point.micro_batch_size for point in curve], [point.step_s for point in curve]
+    )
     rows = max(1.0, now.global_batch_size / now.ranks)
 
     def rate(micro: float, update: float) -> float:
         count = max(1.0, rows / micro)
-        return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
+        return rows / (
+            update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows))
+        )
 
     # Share of the fixed time in the optimizer step: most, usual, least. The rest is paid for every micro-batch.
-    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0))
-    if new_rows > max(point.micro_batch_size for point in curve):  # beyond the measured range, the line may not hold
+    low, usual, high = (
+        rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0)
+    )
+    # Beyond the measured range, the line may not hold.
+    if new_rows > max(point.micro_batch_size for point in curve):
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high
 

@@ -5,7 +5,13 @@ import statistics
 from collections import Counter
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
-from autotune.advice.decide.context import PERSISTENT_SHARE, Range, TrainingContext, on_host, without
+from autotune.advice.decide.context import (
+    PERSISTENT_SHARE,
+    Range,
+    TrainingContext,
+    on_host,
+    without,
+)
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_seconds, percent
@@ -16,8 +22,11 @@ STARVED_SHARE = 0.03
 LEFT_WAITING_SHARE = 0.1
 """Share of the data wait that remains: at most with a verified worker count, usually with other remedies."""
 TOKENS_PER_RAW: dict[str, Range] = {
-    "elf": (0.15, 0.5, 1.0), "text": (0.3, 0.45, 0.9), "jsonl": (0.15, 0.3, 0.8), "parquet": (0.2, 1.0, 2.5),
-}  # fmt: skip
+    "elf": (0.15, 0.5, 1.0),
+    "text": (0.3, 0.45, 0.9),
+    "jsonl": (0.15, 0.3, 0.8),
+    "parquet": (0.2, 1.0, 2.5),
+}
 """Bytes of token ids per byte of raw files: least, usual and most. Measured for programs (0.2 for servers, 0.75 for
 libraries), text and JSON lines; assumed for Parquet, which is compressed already."""
 
@@ -34,11 +43,19 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
         claim=f"{data.path} holds raw data ({', '.join(data.kinds)}): pre-tokenise it once and train from token ids",
         evidence=(
             figure("raw files", data.raw_bytes, "bytes", data.path),
-            figure("token ids per raw byte", ratio, "ratio", "datasets of this kind", known="assumed"),
+            figure(
+                "token ids per raw byte",
+                ratio,
+                "ratio",
+                "datasets of this kind",
+                known="assumed",
+            ),
         ),
         gain=Gain(of="storage", ratio=usual, low=low, high=high),
         cost="CPU time once: some minutes per 10 GB and core; the raw files stay",
-        command=shlex.join(["autotune", "data", "prepare", f"{kind}:{data.path}", "--out", "DATASET"]),
+        command=shlex.join(
+            ["autotune", "data", "prepare", f"{kind}:{data.path}", "--out", "DATASET"]
+        ),
         would_change="samples that differ in every epoch, such as random parts of longer texts",
     )
 
@@ -46,15 +63,21 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
 def staging(now: TrainingContext) -> Advice | None:
     """Find a dataset on a shared file system without a copy on the nodes' local disks."""
     workers, data = now.evidence.workers, now.data
-    on_network = (data is not None and data.on_network) or (workers is not None and workers.data_on_network)
+    on_network = (data is not None and data.on_network) or (
+        workers is not None and workers.data_on_network
+    )
     if now.train is None or now.train.data.stage_to is not None or not on_network:
         return None
-    kind = (data and data.filesystem) or (workers and workers.data_filesystem) or "network"
+    kind = (
+        (data and data.filesystem) or (workers and workers.data_filesystem) or "network"
+    )
     evidence = []
     row = now.workers_row(now.train.data.num_workers)
     if row is not None and row.storage_bytes_per_s is not None:
         name, windows = "storage read by one node", len(row.padded_tokens_per_s)
-        evidence.append(figure(name, row.storage_bytes_per_s, "bytes/s", "timed windows", n=windows))
+        evidence.append(
+            figure(name, row.storage_bytes_per_s, "bytes/s", "timed windows", n=windows)
+        )
     waits = now.loss("data loading", STARVED_SHARE)
     if waits is not None:
         evidence.append(now.part_figure(waits, "wait for data"))
@@ -79,26 +102,47 @@ def more_workers(now: TrainingContext) -> Advice | None:
     count, workers = now.train.data.num_workers, now.evidence.workers
     evidence = now.part_figure(waits, "wait for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
-    known = workers is not None and workers.keeps_up and not workers.undecided_between and workers.joint is None
-    if workers is not None and chosen is not None and chosen.verdict == "verified" and known and workers.chosen > count:
+    known = (
+        workers is not None
+        and workers.keeps_up
+        and not workers.undecided_between
+        and workers.joint is None
+    )
+    if (
+        workers is not None
+        and chosen is not None
+        and chosen.verdict == "verified"
+        and known
+        and workers.chosen > count
+    ):
         return Advice(
             claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}; "
             f"{workers.chosen} are verified to be sufficient",
             evidence=(evidence, _ratio_figure(chosen)),
-            gain=_measured_gain(now.workers_row(count), chosen) or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
+            gain=_measured_gain(now.workers_row(count), chosen)
+            or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
             cost=f"{workers.chosen - count} more processes per rank, and their memory",
-            changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
+            changes=(
+                SettingChange(key="data.num_workers", old=count, new=workers.chosen),
+            ),
             would_change="fewer CPU cores or slower storage than on the measured machine",
             safe=True,
         )
-    if workers is not None and workers.keeps_up and workers.chosen == count and now.run is None:
+    if (
+        workers is not None
+        and workers.keeps_up
+        and workers.chosen == count
+        and now.run is None
+    ):
         return None
     return Advice(
         claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}",
-        evidence=(evidence,), gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
-        cost="a few minutes on this machine; more workers take CPU cores and memory", command=now.command("workers"),
+        evidence=(evidence,),
+        gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
+        cost="a few minutes on this machine; more workers take CPU cores and memory",
+        command=now.command("workers"),
         would_change="storage that is already at its limit: then copy the dataset to a local disk instead",
-    )  # fmt: skip
+    )
 
 
 def starved_rank(now: TrainingContext) -> Advice | None:
@@ -106,10 +150,16 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     lost = now.loss("data loading", STARVED_SHARE)
     if now.run is None or lost is None:
         return None
-    rows = [row for row in steps_of_this_start(now.run) if row.longest_data_wait_s is not None]
+    rows = [
+        row
+        for row in steps_of_this_start(now.run)
+        if row.longest_data_wait_s is not None
+    ]
     if len(rows) < 4:
         return None
-    ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(1)
+    ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(
+        1
+    )
     longest_s = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows)
     own_s = statistics.fmean(row.data_wait_s for row in rows)
     # The record has no wait of ranks other than 0, so a slow rank 0 looks like slow data on all ranks.
@@ -121,8 +171,20 @@ def starved_rank(now: TrainingContext) -> Advice | None:
         f"rank 0 only {format_seconds(own_s)}, and all ranks wait for the slowest",
         evidence=(
             now.part_figure(lost, "wait for data", len(rows)),
-            figure("longest wait of any rank", longest_s, "s", f"run {now.run.directory.name}", n=len(rows)),
-            figure("rank 0's wait", own_s, "s", f"run {now.run.directory.name}", n=len(rows)),
+            figure(
+                "longest wait of any rank",
+                longest_s,
+                "s",
+                f"run {now.run.directory.name}",
+                n=len(rows),
+            ),
+            figure(
+                "rank 0's wait",
+                own_s,
+                "s",
+                f"run {now.run.directory.name}",
+                n=len(rows),
+            ),
         ),
         gain=without(lost, (0.0, own_s / longest_s, 1.0)),
         cost="another node if its disk or CPU stays slow (exclude this one in the SLURM site file); more workers would "
@@ -135,20 +197,34 @@ def starved_rank(now: TrainingContext) -> Advice | None:
 def fewer_workers(now: TrainingContext) -> Advice | None:
     """Find more DataLoader workers than were verified to be needed."""
     workers, waits = now.evidence.workers, now.loss("data loading", STARVED_SHARE)
-    if now.train is None or workers is None or workers.undecided_between or not workers.keeps_up:
+    if (
+        now.train is None
+        or workers is None
+        or workers.undecided_between
+        or not workers.keeps_up
+    ):
         return None
     count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
-    if waits is not None or chosen is None or chosen.verdict != "verified" or count <= workers.chosen:
+    if (
+        waits is not None
+        or chosen is None
+        or chosen.verdict != "verified"
+        or count <= workers.chosen
+    ):
         return None
     row, after = now.workers_row(count), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
-        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}", evidence=(_ratio_figure(chosen),),
-        gain=Gain(of="host memory", ratio=after / before, known="measured") if before and after else None,
+        claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
+        evidence=(_ratio_figure(chosen),),
+        gain=Gain(of="host memory", ratio=after / before, known="measured")
+        if before and after
+        else None,
         cost="none measured; the evidence has the confidence bounds",
         changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
-        would_change="slower storage or CPU than on the measured machine", safe=now.run is None,
-    )  # fmt: skip
+        would_change="slower storage or CPU than on the measured machine",
+        safe=now.run is None,
+    )
 
 
 def undecided_workers(now: TrainingContext) -> Advice | None:
@@ -159,16 +235,22 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     low, high = workers.undecided_between
     minutes = max(10, round(4 * workers.seconds / 60))
     return Advice(
-        severity="info", claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
-        evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high),
+        severity="info",
+        claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
+        evidence=tuple(
+            _ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high
+        ),
         cost=f"about {minutes} minutes on this machine",
-        command=now.command("workers", "--time-limit", f"{minutes}min"), would_change="a quieter machine",
-    )  # fmt: skip
+        command=now.command("workers", "--time-limit", f"{minutes}min"),
+        would_change="a quieter machine",
+    )
 
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
     name = f"speed with num_workers={row.num_workers} relative to cached batches"
-    return figure(name, row.ratio, "ratio", "autotune workers", n=len(row.padded_tokens_per_s))
+    return figure(
+        name, row.ratio, "ratio", "autotune workers", n=len(row.padded_tokens_per_s)
+    )
 
 
 def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
@@ -179,4 +261,10 @@ def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
         return Gain(ratio=ratio, known="measured")
     low, high = new.ratio_low / old.ratio_high, new.ratio_high / old.ratio_low
     # Bonferroni: both ratios are within their bounds with at least this confidence.
-    return Gain(ratio=ratio, low=low, high=high, confidence=1 - 2 * (1 - CONFIDENCE), known="measured")
+    return Gain(
+        ratio=ratio,
+        low=low,
+        high=high,
+        confidence=1 - 2 * (1 - CONFIDENCE),
+        known="measured",
+    )

@@ -32,7 +32,8 @@ class Counters:
 def data_share(row: WorkersRow) -> float:
     """Return the share of a window's time that data loading costs, compared with a window on cached batches."""
     lost = max(0.0, 1 - row.ratio_to_cached)
-    return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)  # slower without waits by chance
+    # Slower without waits by chance.
+    return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
@@ -47,7 +48,9 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
     return Counters(
         busy_share=min(1.0, gpu.gpm_sm_share / keeps_up),
         # Without matmuls on Tensor Cores, their counter does not measure compute.
-        tensor_share=when_fed(gpu.gpm_tensor_share) if train.precision == "bf16" or train.tf32 else None,
+        tensor_share=when_fed(gpu.gpm_tensor_share)
+        if train.precision == "bf16" or train.tf32
+        else None,
         memory_share=when_fed(gpu.gpm_dram_share),
         source=f"hardware counters, windows with num_workers={row.num_workers}",
     )
@@ -56,11 +59,17 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 def counters_of_profile(profile: Profile) -> Counters | None:
     """Return the counters at the chosen number of DataLoader workers; None if there are none."""
     workers = profile.evidence.workers
-    rows = [] if workers is None else [row for row in workers.rows if row.num_workers == workers.chosen]
+    rows = (
+        []
+        if workers is None
+        else [row for row in workers.rows if row.num_workers == workers.chosen]
+    )
     return counters_of(rows[0], profile) if rows else None
 
 
-def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
+def with_counters(
+    parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0
+) -> tuple[list[StepPart], float]:
     """Return the parts of a step refined by counters, and the share of the step that waits for launches.
 
     SMs without work wait for launches unless they wait for data or another rank. ``uneven`` is the share of waits for
@@ -71,7 +80,9 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
     waiting = computing * gaps + uneven
     before = found["launch-bound"].share if "launch-bound" in found else 0.0
-    found["launch-bound"] = StepPart(cause="launch-bound", share=waiting + before, source=counters.source)
+    found["launch-bound"] = StepPart(
+        cause="launch-bound", share=waiting + before, source=counters.source
+    )
     computing *= 1 - gaps
     if "padding" in found:
         found["padding"] = found["padding"].scaled(1 - gaps)
@@ -91,7 +102,9 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     return list(found.values()), waiting
 
 
-def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float, float | None]:
+def _inside(
+    found: dict[Cause, StepPart], counters: Counters
+) -> tuple[float, float | None]:
     """Return the share of compute without work on the GPU, and the share of the rest that waits for memory.
 
     Waits and optimizer steps are subtracted from the counters first. The second share is the mean of an upper estimate,
@@ -103,7 +116,9 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float, fl
 
     keeps_up = max(LEAST_COMPUTING_SHARE, 1 - part("data loading", "launch-bound"))
     updating = part("optimizer step") / keeps_up
-    computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / keeps_up - updating)
+    computing = max(
+        LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / keeps_up - updating
+    )
     busy = min(1.0, max(0.0, counters.busy_share - updating) / computing)
     gaps = max(0.0, HEALTHY_BUSY_SHARE - busy) / HEALTHY_BUSY_SHARE
     if counters.memory_share is None or counters.tensor_share is None:

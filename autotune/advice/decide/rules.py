@@ -31,11 +31,16 @@ def thermal(now: TrainingContext) -> Advice | None:
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
-        severity="error", claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
-        evidence=(discarded, figure("time lost in these trials", lost_s, "s", "trial log")),
-        cost="another node, or better cooling of this one", command="autotune doctor",
+        severity="error",
+        claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
+        evidence=(
+            discarded,
+            figure("time lost in these trials", lost_s, "s", "trial log"),
+        ),
+        cost="another node, or better cooling of this one",
+        command="autotune doctor",
         would_change="throttling by the power cap only, which is normal under full load",
-    )  # fmt: skip
+    )
 
 
 def other_gpu_users(now: TrainingContext) -> Advice | None:
@@ -44,16 +49,22 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
     if not shared:
         return None
     return Advice(
-        claim=f"another process used the GPU in {len(shared)} trials: {detail}", evidence=(discarded,),
-        cost="an exclusive node; with SLURM, set --exclusive in the site file", command="autotune doctor",
+        claim=f"another process used the GPU in {len(shared)} trials: {detail}",
+        evidence=(discarded,),
+        cost="an exclusive node; with SLURM, set --exclusive in the site file",
+        command="autotune doctor",
         would_change="nothing: measurements on a shared GPU are not valid",
-    )  # fmt: skip
+    )
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
     """Find GPU utilisation near 100 % at a low MFU: kernels that wait count as utilisation."""
     rows = now.evidence.workers.rows if now.evidence.workers is not None else []
-    read = [row.gpu.utilisation_share for row in rows if row.gpu is not None and row.gpu.utilisation_share is not None]
+    read = [
+        row.gpu.utilisation_share
+        for row in rows
+        if row.gpu is not None and row.gpu.utilisation_share is not None
+    ]
     busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
     if busy < 0.9 or mfu is None or mfu.value >= 0.35:
         return None
@@ -92,45 +103,85 @@ def not_measured(now: TrainingContext) -> Advice | None:
     )
 
 
-def _void_at_last(now: TrainingContext, *, slowed: bool) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
+def _void_at_last(
+    now: TrainingContext, *, slowed: bool
+) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
     """Return invalid trials without a valid retry, of a throttled GPU or not, the last detail, and their number."""
-    measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
+    measured = {
+        trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"
+    }
     others = (one for one in now.trials if one.trial.key not in measured)
-    details = [(one, one.outcome.detail) for one in others if isinstance(one.outcome, Contaminated)]
-    void = [(one, detail) for one, detail in details if ("slowed down" in detail) == slowed]
-    number = figure("discarded trials", len(void), "count", "trial log", n=len(now.trials))
+    details = [
+        (one, one.outcome.detail)
+        for one in others
+        if isinstance(one.outcome, Contaminated)
+    ]
+    void = [
+        (one, detail) for one, detail in details if ("slowed down" in detail) == slowed
+    ]
+    number = figure(
+        "discarded trials", len(void), "count", "trial log", n=len(now.trials)
+    )
     return [one for one, _ in void], void[-1][1][:200] if void else "", number
 
 
 _COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
-    data_loading.tokenise_ahead: "R1, data loading", data_loading.staging: "R2, data loading",
-    data_loading.more_workers: "R3, data loading", data_loading.starved_rank: "data loading",
-    data_loading.fewer_workers: "R3", data_loading.undecided_workers: "R3", batch_size.beyond_memory: "R5",
-    batch_size.below_knee: "R5, launch-bound", batch_size.beyond_knee: "R5", batch_size.beyond_noise_scale: "",
-    batch_size.padding: "padding", batch_size.empty_rows: "padding", computation.full_precision: "compute, memory",
-    computation.half_precision: "", computation.dense_head: "compute", computation.dense_last_layer: "compute",
-    computation.attention_dropout: "compute", computation.launch_bound: "launch-bound",
-    computation.eager_layers: "launch-bound, memory", computation.recomputation: "compute",
-    computation.memory_bound: "memory", computation.optimizer_bound: "optimizer step",
-    computation.compute_bound: "compute", batch_size.too_big_for_ddp: "R5", communication.gradient_sync: "R4, network",
-    communication.network_bound: "R4, network", communication.too_many_nodes: "R4, network",
-    communication.below_t_min: "R4, network", communication.slow_rank: "straggler",
-    communication.uneven_ranks: "straggler", communication.slow_link: "network", thermal: "", other_gpu_users: "",
-    utilisation: "", edited: "", not_measured: "",
-}  # fmt: skip
+    data_loading.tokenise_ahead: "R1, data loading",
+    data_loading.staging: "R2, data loading",
+    data_loading.more_workers: "R3, data loading",
+    data_loading.starved_rank: "data loading",
+    data_loading.fewer_workers: "R3",
+    data_loading.undecided_workers: "R3",
+    batch_size.beyond_memory: "R5",
+    batch_size.below_knee: "R5, launch-bound",
+    batch_size.beyond_knee: "R5",
+    batch_size.beyond_noise_scale: "",
+    batch_size.padding: "padding",
+    batch_size.empty_rows: "padding",
+    computation.full_precision: "compute, memory",
+    computation.half_precision: "",
+    computation.dense_head: "compute",
+    computation.dense_last_layer: "compute",
+    computation.attention_dropout: "compute",
+    computation.launch_bound: "launch-bound",
+    computation.eager_layers: "launch-bound, memory",
+    computation.recomputation: "compute",
+    computation.memory_bound: "memory",
+    computation.optimizer_bound: "optimizer step",
+    computation.compute_bound: "compute",
+    batch_size.too_big_for_ddp: "R5",
+    communication.gradient_sync: "R4, network",
+    communication.network_bound: "R4, network",
+    communication.too_many_nodes: "R4, network",
+    communication.below_t_min: "R4, network",
+    communication.slow_rank: "straggler",
+    communication.uneven_ranks: "straggler",
+    communication.slow_link: "network",
+    thermal: "",
+    other_gpu_users: "",
+    utilisation: "",
+    edited: "",
+    not_measured: "",
+}
 RULES = tuple(
     AdviceRule(
-        name=one.__name__.replace("_", "-"), covers=tuple(filter(None, covers.split(", "))),
-        looks_for=(one.__doc__ or "").splitlines()[0], looks=one,
+        name=one.__name__.replace("_", "-"),
+        covers=tuple(filter(None, covers.split(", "))),
+        looks_for=(one.__doc__ or "").splitlines()[0],
+        looks=one,
     )
     for one, covers in _COVERS.items()
-)  # fmt: skip
+)
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
     """Return all advice, ordered by ``rank``; if none asks for a change, it includes an info that says so."""
-    found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
+    found = [
+        replace(advice, rule=rule.name)
+        for rule in RULES
+        if (advice := rule.looks(now)) is not None
+    ]
     if not now.intact:  # its figures are for other settings
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "info" for one in found):
@@ -147,14 +198,22 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
 def _nothing_to_do(now: TrainingContext) -> Advice:
     if now.bottleneck is None or not now.bottleneck.decided:
         return Advice(
-            rule=TOO_LITTLE, severity="info", claim="the bottleneck is not known: too little was measured",
-            cost="minutes on this machine", command=now.command("workers") if now.run is None else None,
+            rule=TOO_LITTLE,
+            severity="info",
+            claim="the bottleneck is not known: too little was measured",
+            cost="minutes on this machine",
+            command=now.command("workers") if now.run is None else None,
             would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
-        )  # fmt: skip
+        )
     largest = now.bottleneck.parts[0]
     return Advice(
-        rule=NOTHING, severity="info", claim="no change is expected to pay",
-        evidence=(now.part_figure(largest, f"largest part of the step: {largest.cause}"),), cost="none",
+        rule=NOTHING,
+        severity="info",
+        claim="no change is expected to pay",
+        evidence=(
+            now.part_figure(largest, f"largest part of the step: {largest.cause}"),
+        ),
+        cost="none",
         command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset, or further measurements",
-    )  # fmt: skip
+    )

@@ -36,7 +36,11 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
         some = [done for done in trials if done.trial.job == job]
         rank_seconds = sum(done.seconds * done.trial.ranks for done in some)
         seconds = sum(done.seconds for done in some)
-        rows.append(CostRow(job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds))
+        rows.append(
+            CostRow(
+                job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds
+            )
+        )
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
 
 
@@ -47,5 +51,8 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
         return None
     # An hour of tuned training replaces ``speedup`` hours, so it saves the difference.
     speedups = (row.speedup, row.speedup_high, row.speedup_low)
-    value, low, high = (None if one is None or one <= 1 else cost_rank_s / 3600 / (one - 1) for one in speedups)
+    value, low, high = (
+        None if one is None or one <= 1 else cost_rank_s / 3600 / (one - 1)
+        for one in speedups
+    )
     return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)

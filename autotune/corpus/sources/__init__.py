@@ -12,8 +12,22 @@ from pathlib import Path
 from autotune.base.units import format_count
 from autotune.base.wording import install_step
 from autotune.corpus.sources import base
-from autotune.corpus.sources.base import Partition, RawSource, Reject, Slice, SourceFile, SourceOptions
-from autotune.corpus.sources.text import cut_lines, cut_text, read_jsonl, read_text, takes_jsonl, takes_text
+from autotune.corpus.sources.base import (
+    Partition,
+    RawSource,
+    Reject,
+    Slice,
+    SourceFile,
+    SourceOptions,
+)
+from autotune.corpus.sources.text import (
+    cut_lines,
+    cut_text,
+    read_jsonl,
+    read_text,
+    takes_jsonl,
+    takes_text,
+)
 from autotune.errors import BadInput, MachineLacks
 from trainer.config.tables import nearest
 from trainer.record.progress import Update
@@ -45,22 +59,45 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
 
     # The default pool reserves more memory than it uses, which counts towards the limit.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    field, texts = options.field, (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
+    field, texts = (
+        options.field,
+        (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_dictionary,
+        ),
+    )
     try:
-        with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=2**20) as file:
+        with parquet.ParquetFile(
+            part.path, pre_buffer=False, buffer_size=2**20
+        ) as file:
             if field not in file.schema_arrow.names:
                 names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
-                raise base.UnusableFileError(f"column {field!r} not found; columns: {names}")
+                raise base.UnusableFileError(
+                    f"column {field!r} not found; columns: {names}"
+                )
             kind = file.schema_arrow.field(field).type
             if not any(is_text(kind) for is_text in texts):
                 raise base.UnusableFileError(f"column {field!r} is {kind}, not text")
-            batches = file.iter_batches(batch_size=1024, columns=[field], use_threads=False)
-            for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+            batches = file.iter_batches(
+                batch_size=1024, columns=[field], use_threads=False
+            )
+            for row, value in enumerate(
+                value for batch in batches for value in batch.column(0).to_pylist()
+            ):
                 if not isinstance(value, str):
-                    reason = "null" if value is None else f"{type(value).__name__}, not text"
+                    reason = (
+                        "null" if value is None else f"{type(value).__name__}, not text"
+                    )
                     yield Reject(path=part.path, where=f"row {row}", reason=reason)
-                elif len(value) > base.MAX_SAMPLE_BYTES or len(value.encode()) > base.MAX_SAMPLE_BYTES:
-                    yield Reject(path=part.path, where=f"row {row}", reason=base.TOO_LONG)
+                elif (
+                    len(value) > base.MAX_SAMPLE_BYTES
+                    or len(value.encode()) > base.MAX_SAMPLE_BYTES
+                ):
+                    yield Reject(
+                        path=part.path, where=f"row {row}", reason=base.TOO_LONG
+                    )
                 elif value.strip():
                     yield value
     except (pyarrow.ArrowException, OSError) as error:
@@ -72,20 +109,36 @@ SOURCES = {
     for source in (
         # The functions of x86-64 programs and libraries, static or shared, stripped or not.
         RawSource(
-            kind="elf", libraries=("capstone", "elftools"), takes=_takes_elf, samples=_read_elf, example="elf:/usr/bin"
+            kind="elf",
+            libraries=("capstone", "elftools"),
+            takes=_takes_elf,
+            samples=_read_elf,
+            example="elf:/usr/bin",
         ),
-        RawSource(kind="text", takes=takes_text, cut=cut_text, samples=read_text, example="text:/data/corpus"),
         RawSource(
-            kind="jsonl", takes=takes_jsonl, cut=lambda file, options: cut_lines(file), samples=read_jsonl,
+            kind="text",
+            takes=takes_text,
+            cut=cut_text,
+            samples=read_text,
+            example="text:/data/corpus",
+        ),
+        RawSource(
+            kind="jsonl",
+            takes=takes_jsonl,
+            cut=lambda file, options: cut_lines(file),
+            samples=read_jsonl,
             example="jsonl:/data/corpus.jsonl",
         ),
         # Not cut, as only a bounded child may read its structure.
         RawSource(
-            kind="parquet", libraries=("pyarrow",), takes=lambda path, named: named or path.suffix == ".parquet",
-            samples=_read_parquet, example="parquet:/data/corpus",
+            kind="parquet",
+            libraries=("pyarrow",),
+            takes=lambda path, named: named or path.suffix == ".parquet",
+            samples=_read_parquet,
+            example="parquet:/data/corpus",
         ),
     )
-}  # fmt: skip
+}
 
 
 def open_source(spec: str) -> tuple[RawSource, str]:
@@ -101,7 +154,9 @@ def open_source(spec: str) -> tuple[RawSource, str]:
         hint = f"Did you mean {match}:{place}?" if match else f"Source types: {known}"
         raise BadInput(f"unknown source type {kind!r}", next_step=hint)
     if not place:
-        raise BadInput(f"{spec!r} has no path", next_step=f"Example: {SOURCES[kind].example}")
+        raise BadInput(
+            f"{spec!r} has no path", next_step=f"Example: {SOURCES[kind].example}"
+        )
     return SOURCES[kind], place
 
 
@@ -114,7 +169,9 @@ class Found:
     unreadable: tuple[Reject, ...]
 
 
-def find_files(source: RawSource, place: str, update: Update = lambda done, total, note: None) -> Found:
+def find_files(
+    source: RawSource, place: str, update: Update = lambda done, total, note: None
+) -> Found:
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
@@ -127,10 +184,17 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
     candidates = _candidates(source, place)
     for number, (path, named) in enumerate(candidates, 1):
         if number % _TOLD_FILES == 0:
-            update(number, len(candidates), f"{format_count(number)} of {format_count(len(candidates))} files")
+            update(
+                number,
+                len(candidates),
+                f"{format_count(number)} of {format_count(len(candidates))} files",
+            )
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+            if (
+                not stat.S_ISREG(status.st_mode)
+                or (status.st_dev, status.st_ino) in seen
+            ):
                 continue
             seen.add((status.st_dev, status.st_ino))
             if not source.takes(path, named):
@@ -138,13 +202,26 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
                 continue
             if not os.access(path, os.R_OK):
                 raise PermissionError(0, "Permission denied")
-            files.append(SourceFile(path=path, size_bytes=status.st_size, modified_ns=status.st_mtime_ns))
+            files.append(
+                SourceFile(
+                    path=path, size_bytes=status.st_size, modified_ns=status.st_mtime_ns
+                )
+            )
         except OSError as error:
             # A dangling link is ignored, an unreadable file is reported.
             if not isinstance(error, FileNotFoundError):
-                unreadable.append(Reject(path=str(path), where="", reason=f"cannot be read: {error.strerror}"))
+                unreadable.append(
+                    Reject(
+                        path=str(path),
+                        where="",
+                        reason=f"cannot be read: {error.strerror}",
+                    )
+                )
     if not files:
-        what, next_step = f"{place} contains no files", f"Pass another path, such as {source.example}"
+        what, next_step = (
+            f"{place} contains no files",
+            f"Pass another path, such as {source.example}",
+        )
         if unreadable:
             what = f"none of the {len(unreadable) + other_files} files at {place} is a readable {source.kind} file"
             next_step = f"You lack permission to read {len(unreadable)}: change it, or pass another directory."
@@ -153,10 +230,14 @@ def find_files(source: RawSource, place: str, update: Update = lambda done, tota
         raise BadInput(what, next_step=next_step)
     files.sort(key=lambda file: _reading_order(file.path))
     unreadable.sort(key=lambda reject: _reading_order(Path(reject.path)))
-    return Found(files=tuple(files), other_files=other_files, unreadable=tuple(unreadable))
+    return Found(
+        files=tuple(files), other_files=other_files, unreadable=tuple(unreadable)
+    )
 
 
-def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
+def partitions(
+    source: RawSource, files: Sequence[SourceFile], options: SourceOptions
+) -> list[Partition]:
     """Group the slices of all files, in order, into partitions that are each worth a task."""
     groups: list[list[Slice]] = []
     last_bytes = PARTITION_BYTES
@@ -187,15 +268,26 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
     """Find files of sources; raise ``BadInput`` if one is unknown or empty, ``MachineLacks`` if it lacks a library."""
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
-        if missing := [name for name in source.libraries if importlib.util.find_spec(name) is None]:
+        if missing := [
+            name for name in source.libraries if importlib.util.find_spec(name) is None
+        ]:
             raise MachineLacks(
                 f"source type {source.kind!r} requires {' and '.join(missing)}",
-                next_step=install_step(*({"elftools": "pyelftools"}.get(name, name) for name in missing)),
+                next_step=install_step(
+                    *({"elftools": "pyelftools"}.get(name, name) for name in missing)
+                ),
             )
     found = [find_files(source, place, update) for source, place in opened]
-    cut = [partitions(source, files.files, options) for (source, _), files in zip(opened, found, strict=True)]
+    cut = [
+        partitions(source, files.files, options)
+        for (source, _), files in zip(opened, found, strict=True)
+    ]
     parts = tuple(part for of_source in cut for part in of_source)
-    return Input(kinds=sorted({source.kind for source, _ in opened}), found=tuple(found), partitions=parts)
+    return Input(
+        kinds=sorted({source.kind for source, _ in opened}),
+        found=tuple(found),
+        partitions=parts,
+    )
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
@@ -203,19 +295,35 @@ def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
     root = Path(place).expanduser().absolute()
     if root.is_dir():
         # Links to directories are not followed, which avoids endless loops.
-        paths = [(Path(directory) / name, False) for directory, _, names in os.walk(root) for name in names]
+        paths = [
+            (Path(directory) / name, False)
+            for directory, _, names in os.walk(root)
+            for name in names
+        ]
     elif root.exists():
         paths = [(root, True)]
     elif glob.has_magic(place):
         # pathlib's glob takes only relative patterns.
         paths = [(Path(match), True) for match in glob.glob(str(root), recursive=True)]  # noqa: PTH207
         if not paths:
-            raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it in the shell.")
+            raise BadInput(
+                f"no file matches {place!r}",
+                next_step="Check the pattern, and quote it in the shell.",
+            )
     else:
-        close = nearest(root.name, [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else [])
-        hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
+        close = nearest(
+            root.name,
+            [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else [],
+        )
+        hint = (
+            f"Did you mean {source.kind}:{Path(place).parent / close}?"
+            if close
+            else "Check the path."
+        )
         raise BadInput(f"{place} not found", next_step=hint)
-    return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))
+    return sorted(
+        paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0]))
+    )
 
 
 def _reading_order(path: Path) -> tuple[bytes, bytes]:

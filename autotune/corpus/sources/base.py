@@ -77,7 +77,9 @@ class RawSource:
     libraries: tuple[str, ...] = ()
     takes: Callable[[Path, bool], bool]
     """Function that tests if a file is of this kind; its flag is True if you named the file, or a pattern for it."""
-    cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: file.whole()
+    cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: (
+        file.whole()
+    )
     """Function that cuts a file into slices, in order, that can be read independently."""
     samples: Callable[[Slice, SourceOptions], Iterator[str | Reject]]
     """Function that yields the samples that begin in a slice, and rejects. The file may be hostile: it runs in a child

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from autotune.corpus.sources import base
-from autotune.corpus.sources.base import Reject, Slice, SourceFile, SourceOptions, UnusableFileError
+from autotune.corpus.sources.base import (
+    Reject,
+    Slice,
+    SourceFile,
+    SourceOptions,
+    UnusableFileError,
+)
 
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16
@@ -27,7 +33,9 @@ def takes_text(path: Path, named: bool) -> bool:
     except UnusableFileError:
         return True  # a corrupt archive of text: reading rejects it with its reason
     # Text in another encoding stays below this share, and its lines are rejected one by one.
-    return b"\0" not in head and len(head) - len(head.decode(errors="ignore").encode()) <= 0.3 * len(head)
+    return b"\0" not in head and len(head) - len(
+        head.decode(errors="ignore").encode()
+    ) <= 0.3 * len(head)
 
 
 def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
@@ -37,7 +45,9 @@ def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
 
 def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
-    for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part):
+    for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[
+        options.unit
+    ](part):
         where = f"{options.unit} at byte {begin}"
         if content is None:
             yield Reject(path=part.path, where=where, reason=base.TOO_LONG)
@@ -46,7 +56,11 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
             # A byte order mark is not part of the text.
             text = content.decode() if begin else content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            yield Reject(path=part.path, where=where, reason=f"not UTF-8 at byte {begin + error.start}")
+            yield Reject(
+                path=part.path,
+                where=where,
+                reason=f"not UTF-8 at byte {begin + error.start}",
+            )
             continue
         if text.strip():
             yield text
@@ -56,8 +70,11 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the runs of non-blank lines that begin in a slice, up to their ends, even beyond the slice."""
     # Until the file's end: a paragraph may continue after the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
-    inside = part.begin > 0 and _continues(part)  # the first lines are the rest of an earlier paragraph
-    for blank, group in itertools.groupby(lines(everything), lambda one: one[1] is not None and not one[1].strip()):
+    # The first lines are the rest of an earlier paragraph.
+    inside = part.begin > 0 and _continues(part)
+    for blank, group in itertools.groupby(
+        lines(everything), lambda one: one[1] is not None and not one[1].strip()
+    ):
         first, collected, size = part.begin, list[bytes](), 0
         for begin, line in () if blank or inside else group:
             if not size:
@@ -70,7 +87,10 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
             else:
                 collected = []
         if size:
-            yield first, b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None
+            yield (
+                first,
+                b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None,
+            )
         inside = False
 
 
@@ -99,7 +119,9 @@ def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 def takes_jsonl(path: Path, named: bool) -> bool:
     """Return whether a file was named, or has the suffix of JSON lines."""
-    return named or path.name.removesuffix(_GZIP_SUFFIX).endswith((".jsonl", ".ndjson", ".json"))
+    return named or path.name.removesuffix(_GZIP_SUFFIX).endswith(
+        (".jsonl", ".ndjson", ".json")
+    )
 
 
 def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
@@ -145,7 +167,10 @@ def cut_lines(file: SourceFile) -> list[Slice]:
         return file.whole()
     parts = -(-file.size_bytes // base.SLICE_BYTES)
     edges = [file.size_bytes * number // parts for number in range(parts + 1)]
-    return [Slice(path=str(file.path), begin=begin, end=end) for begin, end in itertools.pairwise(edges)]
+    return [
+        Slice(path=str(file.path), begin=begin, end=end)
+        for begin, end in itertools.pairwise(edges)
+    ]
 
 
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:

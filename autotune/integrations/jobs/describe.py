@@ -57,16 +57,31 @@ def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
 
 def _parts_of_source(value: Any) -> list[Any]:  # noqa: ANN401 - a function, a class or a module
     """Return the parts of source of yours; what is installed counts by its name alone."""
-    module = value if isinstance(value, types.ModuleType) else sys.modules.get(value.__module__ or "")
+    module = (
+        value
+        if isinstance(value, types.ModuleType)
+        else sys.modules.get(value.__module__ or "")
+    )
     file = getattr(module, "__file__", None)
-    yours = getattr(module, "__name__", "__main__") == "__main__" or (file is not None and is_own(Path(file)))
+    yours = getattr(module, "__name__", "__main__") == "__main__" or (
+        file is not None and is_own(Path(file))
+    )
     if not yours:
         return [getattr(value, "__module__", ""), getattr(value, "__name__", "")]
     if isinstance(value, types.FunctionType):
         around = inspect.getclosurevars(value)
         used = {**around.globals, **around.nonlocals}
-        return [value.__code__, value.__defaults__, value.__kwdefaults__, dict(sorted(used.items()))]
+        return [
+            value.__code__,
+            value.__defaults__,
+            value.__kwdefaults__,
+            dict(sorted(used.items())),
+        ]
     if isinstance(value, type):
-        members = {name: one for name, one in vars(value).items() if isinstance(one, types.FunctionType | int | str)}
+        members = {
+            name: one
+            for name, one in vars(value).items()
+            if isinstance(one, types.FunctionType | int | str)
+        }
         return [*value.__bases__, members]
     return [Path(file).read_bytes() if file and Path(file).is_file() else ""]

@@ -18,7 +18,13 @@ import torch
 from autotune.integrations.jobs import loader, step
 from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
 from autotune.trials.fork_server import StartedMachine
-from autotune.trials.jobs.budget import LARGE_BLOCK_BYTES, Budget, CpuBudget, CudaBudget, return_large_blocks
+from autotune.trials.jobs.budget import (
+    LARGE_BLOCK_BYTES,
+    Budget,
+    CpuBudget,
+    CudaBudget,
+    return_large_blocks,
+)
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Trial
 from trainer.errors import TrainerError
 from trainer.health.failures import out_of_memory
@@ -51,7 +57,11 @@ class InThisProcess(StartedMachine):
         except Exception as error:  # noqa: BLE001 - your code may raise anything, and the search continues
             refusal = out_of_memory(error)
             stack = "".join(traceback.format_exception(error))[-2000:]
-            return Crashed(detail=stack) if refusal is None else OutOfMemory(detail=refusal)
+            return (
+                Crashed(detail=stack)
+                if refusal is None
+                else OutOfMemory(detail=refusal)
+            )
         finally:
             _collect()
         return Measured(figures=figures)
@@ -59,11 +69,21 @@ class InThisProcess(StartedMachine):
     def _figures(self, trial: Trial) -> dict[str, Any]:
         if trial.job == "own_loader":
             asked = OwnLoaderRequest.of(trial.measured)
-            return loader.window(asked, self._functions[asked.loader], self._functions.get(asked.step or ""))
+            return loader.window(
+                asked,
+                self._functions[asked.loader],
+                self._functions.get(asked.step or ""),
+            )
         request = OwnStepRequest.of(trial.measured)
-        device = torch.device(request.device, 0) if request.device == "cuda" else torch.device("cpu")
+        device = (
+            torch.device(request.device, 0)
+            if request.device == "cuda"
+            else torch.device("cpu")
+        )
         with _limited(request.memory_budget_bytes, device) as budget:
-            return step.figures_of(request, self._functions[request.step], budget, device)
+            return step.figures_of(
+                request, self._functions[request.step], budget, device
+            )
 
 
 class _CpuHere(CpuBudget):
@@ -100,18 +120,25 @@ def _limited(budget_bytes: int | None, device: torch.device) -> Iterator[Budget]
     if device.type == "cuda":
         budget = _CudaHere(device)
         free_bytes, all_bytes = torch.cuda.mem_get_info(device)
-        most_bytes = min(free_bytes, budget_bytes or all_bytes) + torch.cuda.memory_reserved(device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, most_bytes / all_bytes), device)
+        most_bytes = min(
+            free_bytes, budget_bytes or all_bytes
+        ) + torch.cuda.memory_reserved(device)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, most_bytes / all_bytes), device
+        )
         try:
             yield budget
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    return_large_blocks(LARGE_BLOCK_BYTES)  # or what an earlier trial has freed would be free room beyond the limit
+    # Or what an earlier trial has freed would be free room beyond the limit.
+    return_large_blocks(LARGE_BLOCK_BYTES)
     own = _CpuHere()
     if budget_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard)
+        )
     try:
         yield own
     finally:
@@ -123,7 +150,8 @@ def _collect() -> None:
     """Release what an earlier trial left; twice, as finalisers may make garbage."""
     for _ in range(2):
         gc.collect()
-    with contextlib.suppress(AttributeError):  # of another C library; what malloc keeps would hide what a trial takes
+    # Of another C library; what malloc keeps would hide what a trial takes.
+    with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -25,7 +25,10 @@ from trainer.errors import BadConfig
 
 SCRIPT = "__mp_main__"
 """Name under which a script is run to import from it, as ``multiprocessing`` does."""
-_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_INSTALLED = [
+    sysconfig.get_paths()[name]
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+]
 _STACK_SHARE = 0.9
 """Share of a time limit after which a process writes its stack, so that a hang can be located."""
 _THREAD_ENDS_S = 0.02
@@ -36,7 +39,13 @@ _left_in: dict[str, str] = {}
 _MAX_FILE_BYTES = 16 * 2**20
 
 
-def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, resolved: bool = True) -> dict[str, Any]:
+def preload(
+    functions: Mapping[str, str],
+    directory: str,
+    timeout_s: float,
+    *,
+    resolved: bool = True,
+) -> dict[str, Any]:
     """Import the modules of some functions in the process that trials are forked from.
 
     Args:
@@ -59,7 +68,13 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
     if not resolved:
         return {}
     write_stack_after(timeout_s)
-    told: dict[str, Any] = {"error": None, "unsafe": None, "source_sha256": {}, "model": None, "parameters": {}}
+    told: dict[str, Any] = {
+        "error": None,
+        "unsafe": None,
+        "source_sha256": {},
+        "model": None,
+        "parameters": {},
+    }
     try:
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
@@ -69,7 +84,9 @@ def preload(functions: Mapping[str, str], directory: str, timeout_s: float, *, r
             if role == "step" and hasattr(_import(module, directory), "build_model"):
                 told["model"] = f"{module}:build_model"
     except BadConfig as error:
-        return told | {"error": {"message": error.message, "next_step": error.next_step}}
+        return told | {
+            "error": {"message": error.message, "next_step": error.next_step}
+        }
     finally:
         faulthandler.cancel_dump_traceback_later()
         _left_in[directory] = str(Path.cwd())
@@ -119,55 +136,88 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         what = f"cannot import {module_name!r}: {last_lines(error)}"
         step = f"Fix it, and check: {import_command(module_name)}"
-        if isinstance(error, ImportError) and (taken := [one for one in _TOOL if one in _names_in(directory)]):
+        if isinstance(error, ImportError) and (
+            taken := [one for one in _TOOL if one in _names_in(directory)]
+        ):
             step = f"Rename your {taken[0]!r} in {directory}: this tool has a package of that name."
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name == module_name.partition(".")[0]
+        ):
             what = f"module {module_name!r} not found in {directory} or among the installed packages"
             step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."
         raise BadConfig(what, next_step=step) from error
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
-            known = sorted(one for one in getattr(found, "__dict__", ()) if not one.startswith("_"))
-            near = ", ".join([one for one in known if callable(getattr(found, one, None))][:8])
+            known = sorted(
+                one for one in getattr(found, "__dict__", ()) if not one.startswith("_")
+            )
+            near = ", ".join(
+                [one for one in known if callable(getattr(found, one, None))][:8]
+            )
             what = f"{module_name!r} ({getattr(module, '__file__', None) or 'built in'}) has no function {path!r}"
-            raise BadConfig(what, next_step=f"Name one of its functions: {near or 'it has none'}.")
+            raise BadConfig(
+                what, next_step=f"Name one of its functions: {near or 'it has none'}."
+            )
         found = getattr(found, part)
     found = getattr(found, WRAPPED, found)
     if not callable(found):
         what = f"{name} is not callable: it is a {type(found).__name__}"
-        raise BadConfig(what, next_step="Name a function, such as build_step(micro_batch_size, device).")
+        raise BadConfig(
+            what,
+            next_step="Name a function, such as build_step(micro_batch_size, device).",
+        )
     function: Callable[..., Any] = found
     return function
 
 
 def import_command(module: str) -> str:
     """Return a command that imports a module, or runs a script, alone."""
-    return f"python {module}" if module.endswith(".py") else f"python -c 'import {module}'"
+    return (
+        f"python {module}" if module.endswith(".py") else f"python -c 'import {module}'"
+    )
 
 
 def _names_in(directory: str) -> set[str]:
-    return {one.stem for one in Path(directory).iterdir() if one.suffix == ".py" or one.is_dir()}
+    return {
+        one.stem
+        for one in Path(directory).iterdir()
+        if one.suffix == ".py" or one.is_dir()
+    }
 
 
 def _import(name: str, directory: str) -> ModuleType:
     top, sys.argv = name.partition(".")[0], [name]
     if not name.endswith(".py"):
         if top in _TOOL and top in _names_in(directory):
-            raise BadConfig(f"this tool has a package called {top!r}, too", next_step=f"Rename your {top!r}.")
+            raise BadConfig(
+                f"this tool has a package called {top!r}, too",
+                next_step=f"Rename your {top!r}.",
+            )
         return importlib.import_module(name)
-    if SCRIPT not in sys.modules or getattr(sys.modules[SCRIPT], "__file__", None) != name:
+    if (
+        SCRIPT not in sys.modules
+        or getattr(sys.modules[SCRIPT], "__file__", None) != name
+    ):
         module = ModuleType(SCRIPT)
         sys.path.insert(1, str(Path(directory, name).parent))
-        sys.modules[SCRIPT] = module  # so that pickles and dataclasses of the script find it
-        module.__dict__.update(runpy.run_path(str(Path(directory, name)), run_name=SCRIPT))
+        # So that pickles and dataclasses of the script find it.
+        sys.modules[SCRIPT] = module
+        module.__dict__.update(
+            runpy.run_path(str(Path(directory, name)), run_name=SCRIPT)
+        )
         module.__file__ = name
     return sys.modules[SCRIPT]
 
 
 def last_lines(error: BaseException) -> str:
     """Return an error with the last place in your code that raised it."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if is_own(Path(one.filename))]
+    frames = [
+        one
+        for one in traceback.extract_tb(error.__traceback__)
+        if is_own(Path(one.filename))
+    ]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:1000] + place
 
@@ -179,10 +229,16 @@ def is_own(file: Path) -> bool:
     return not str(file).startswith(elsewhere) and "site-packages" not in file.parts
 
 
-def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the arguments of these that a function takes; all if its signature is unknown, or takes any."""
     known = parameters_of(function)
-    return {name: value for name, value in arguments.items() if known is None or name in known}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if known is None or name in known
+    }
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
@@ -193,7 +249,11 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
         return None
     if any(one.kind is one.VAR_KEYWORD for one in known):
         return None
-    return {one.name: one.default is one.empty for one in known if one.kind is not one.VAR_POSITIONAL}
+    return {
+        one.name: one.default is one.empty
+        for one in known
+        if one.kind is not one.VAR_POSITIONAL
+    }
 
 
 def sources_sha256(directory: Path) -> str:
@@ -201,6 +261,15 @@ def sources_sha256(directory: Path) -> str:
     sources: dict[str, str] = {}
     for module in list(sys.modules.values()):
         path = Path(directory, str(getattr(module, "__file__", None)))
-        if path.suffix == ".py" and is_own(path) and path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
-            sources[os.path.relpath(path, directory)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashlib.sha256("\n".join(f"{name} {sources[name]}" for name in sorted(sources)).encode()).hexdigest()
+        if (
+            path.suffix == ".py"
+            and is_own(path)
+            and path.is_file()
+            and path.stat().st_size <= _MAX_FILE_BYTES
+        ):
+            sources[os.path.relpath(path, directory)] = hashlib.sha256(
+                path.read_bytes()
+            ).hexdigest()
+    return hashlib.sha256(
+        "\n".join(f"{name} {sources[name]}" for name in sorted(sources)).encode()
+    ).hexdigest()

@@ -31,7 +31,10 @@ class Epochs:
     def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - any iterable
         if not hasattr(loader, "__iter__"):
             what = f"{name} returned {type(loader).__name__}, which is not iterable"
-            raise BadConfig(what, next_step="Return an iterable of batches, such as a torch DataLoader.")
+            raise BadConfig(
+                what,
+                next_step="Return an iterable of batches, such as a torch DataLoader.",
+            )
         self._loader, self._name = loader, name
         self.epoch_batches: int | None = None
 
@@ -42,23 +45,38 @@ class Epochs:
                 count += 1
                 yield batch
             if not count:
-                after = "" if self.epoch_batches is None else f" after {self.epoch_batches} batches"
+                after = (
+                    ""
+                    if self.epoch_batches is None
+                    else f" after {self.epoch_batches} batches"
+                )
                 next_step = "Return an iterable that can be iterated again, such as a DataLoader, or an endless one."
-                raise BadConfig(f"the loader of {self._name} has no batches{after}", next_step=next_step)
+                raise BadConfig(
+                    f"the loader of {self._name} has no batches{after}",
+                    next_step=next_step,
+                )
             self.epoch_batches = count
 
 
 class OwnStep:
     """Consumer that takes your own step, with the host one step ahead of the device."""
 
-    def __init__(self, build: Callable[..., Any], arguments: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
         self._device = device
         self._optimizer_steps: dict[int, int] = {}
         register_optimizer_step_post_hook(self._optimizer_stepped)
         step = build(**load.accepted(build, arguments))
         if not callable(step):
             what = f"the function for the step returned {type(step).__name__}"
-            raise BadConfig(what, next_step="Return a function that takes one optimizer step; or use --step-time.")
+            raise BadConfig(
+                what,
+                next_step="Return a function that takes one optimizer step; or use --step-time.",
+            )
         self._step: Callable[..., object] = step
         self._takes_batch = _takes_batch(step)
         self._before: DeviceEvent | None = None
@@ -76,10 +94,15 @@ class OwnStep:
         return [batch]
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        steps = self._optimizer_steps[id(optimizer)] = self._optimizer_steps.get(id(optimizer), 0) + 1
+        steps = self._optimizer_steps[id(optimizer)] = (
+            self._optimizer_steps.get(id(optimizer), 0) + 1
+        )
         if steps >= LOOP_STEPS:
             what = f"the step took {steps} optimizer steps in one call: it is a training loop, which has its data"
-            raise BadConfig(what, next_step="Let it take one step; or replay its duration with --step-time.")
+            raise BadConfig(
+                what,
+                next_step="Let it take one step; or replay its duration with --step-time.",
+            )
 
     def finish(self) -> None:
         """Wait until the device is idle."""
@@ -110,9 +133,15 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     return window(asked, load.resolve(asked.loader, directory), build_step)
 
 
-def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Callable[..., Any] | None) -> dict[str, Any]:
+def window(
+    asked: OwnLoaderRequest,
+    build: Callable[..., Any],
+    build_step: Callable[..., Any] | None,
+) -> dict[str, Any]:
     """Measure a window of the loader that a function builds; without another for the step, a step is replayed."""
-    device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    device = (
+        torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    )
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
     arguments = asked.arguments | {"device": asked.device}
     if build_step is None:
@@ -132,13 +161,21 @@ def window(asked: OwnLoaderRequest, build: Callable[..., Any], build_step: Calla
         consumer.finish()
     step_s = time.perf_counter() - started_s
     figures, seconds = timed_window(
-        batches, consumer, alone, lambda batches: None, window_s=asked.window_s, step_s=step_s, least=MIN_STEPS,
+        batches,
+        consumer,
+        alone,
+        lambda batches: None,
+        window_s=asked.window_s,
+        step_s=step_s,
+        least=MIN_STEPS,
         group=max(1, asked.num_workers),
-    )  # fmt: skip
+    )
     return figures | {
-        "tokens_per_s": figures["steps"] / seconds, "processes": len(footprint.private_bytes_of_children()),
-        "epoch_batches": loader.epoch_batches, "batch_bytes": _bytes_of(batch),
-    }  # fmt: skip
+        "tokens_per_s": figures["steps"] / seconds,
+        "processes": len(footprint.private_bytes_of_children()),
+        "epoch_batches": loader.epoch_batches,
+        "batch_bytes": _bytes_of(batch),
+    }
 
 
 def _takes_batch(step: Callable[..., object]) -> bool:
@@ -146,9 +183,14 @@ def _takes_batch(step: Callable[..., object]) -> bool:
     try:
         inspect.signature(step).bind(None)
     except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # of a builtin, whose arguments are unknown
+        # Of a builtin, whose arguments are unknown.
+        return isinstance(error, ValueError)
     return True
 
 
 def _bytes_of(batch: Any) -> int:  # noqa: ANN401 - a batch of any form
-    return sum(one.nbytes for one in _pytree.tree_leaves(batch) if isinstance(one, torch.Tensor))
+    return sum(
+        one.nbytes
+        for one in _pytree.tree_leaves(batch)
+        if isinstance(one, torch.Tensor)
+    )

@@ -60,14 +60,18 @@ class StepMeter:
     @property
     def done(self) -> bool:
         """True after all steps, and twice the calls that it took until every optimizer with gradients had stepped."""
-        return len(self.step_s) >= self._most and self.calls >= min(2 * self._cycle, MOST_CALLS)
+        return len(self.step_s) >= self._most and self.calls >= min(
+            2 * self._cycle, MOST_CALLS
+        )
 
     def call(self, step: Callable[[], object]) -> None:
         """Call your step once; raise ``BadConfig`` if it only accumulates gradients."""
         self._in_call, before = 0, self.optimizer_steps
         step()
         self.calls += 1
-        if self.calls < MOST_CALLS and any(id(one) not in self._stepped and _gradients(one) for one in self.optimizers):
+        if self.calls < MOST_CALLS and any(
+            id(one) not in self._stepped and _gradients(one) for one in self.optimizers
+        ):
             self._cycle = self.calls + 1
         if self.optimizer_steps == before and any(map(_gradients, self.optimizers)):
             self._accumulated += 1
@@ -94,7 +98,9 @@ class StepMeter:
             self._in_call += 1
             self.gradient_bytes = sum(one.nbytes for one in _gradients(optimizer))
             self._ended()
-            if len(self.step_s) >= self._most and self._in_call >= max(2, self._loop_steps):
+            if len(self.step_s) >= self._most and self._in_call >= max(
+                2, self._loop_steps
+            ):
                 self.trains = True
                 raise EnoughSteps
 
@@ -111,7 +117,12 @@ class StepMeter:
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    return [
+        one.grad
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.grad is not None
+    ]
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -127,12 +138,17 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         keep_one_arena()
     load.enter(local["directory"])
     build = load.resolve(asked.step, local["directory"])
-    device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    device = (
+        torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
+    )
     alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=device)
     budget = enforce(
-        asked.memory_budget_bytes, alone, local.get("device_used_before_bytes"), clean=True,
+        asked.memory_budget_bytes,
+        alone,
+        local.get("device_used_before_bytes"),
+        clean=True,
         large_block_bytes=_LARGE_BLOCK_BYTES,
-    )  # fmt: skip
+    )
     random.seed(0)  # your code's random choices are the same in every trial
     np.random.seed(0)
     torch.manual_seed(0)
@@ -140,7 +156,10 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures_of(
-    asked: OwnStepRequest, build: Callable[..., Any], budget: Budget, device: torch.device
+    asked: OwnStepRequest,
+    build: Callable[..., Any],
+    budget: Budget,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Take the steps of a trial; return the fields of ``OwnStepFigures``; raise ``OutOfMemoryError`` over budget."""
     meter, before = StepMeter(budget, device, asked.steps), set(sys.modules)
@@ -150,15 +169,22 @@ def figures_of(
         raise _explained(error, asked.step) from error
     budget.check()
     return {
-        "step_s": meter.step_s, "peak_bytes": budget.peak_bytes(), "non_pytorch_bytes": budget.non_pytorch_bytes,
-        "step_peak_bytes": meter.peak_bytes, "kept_bytes": meter.kept_bytes,
-        "optimizer_steps": meter.optimizer_steps, "trains": meter.trains, "gradient_bytes": meter.gradient_bytes,
+        "step_s": meter.step_s,
+        "peak_bytes": budget.peak_bytes(),
+        "non_pytorch_bytes": budget.non_pytorch_bytes,
+        "step_peak_bytes": meter.peak_bytes,
+        "kept_bytes": meter.kept_bytes,
+        "optimizer_steps": meter.optimizer_steps,
+        "trains": meter.trains,
+        "gradient_bytes": meter.gradient_bytes,
         "host_peak_bytes": max(status_bytes("VmHWM"), budget.host_peak_bytes),
         "imported": [name for name in sys.modules if name not in before],
-    }  # fmt: skip
+    }
 
 
-def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepRequest) -> None:
+def take_steps(
+    meter: StepMeter, build: Callable[..., Any], asked: OwnStepRequest
+) -> None:
     """Take the steps of a trial; raise ``BadConfig`` if the function neither returns a step nor trains for as many."""
     hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
     make = torch.optim.Optimizer.__init__
@@ -171,12 +197,19 @@ def take_steps(meter: StepMeter, build: Callable[..., Any], asked: OwnStepReques
     try:
         with contextlib.suppress(EnoughSteps):
             meter.restart(asked.steps)
-            step = build(**load.accepted(build, asked.arguments | {"device": asked.device}))
+            step = build(
+                **load.accepted(build, asked.arguments | {"device": asked.device})
+            )
             if callable(step):
                 if any((load.parameters_of(step) or {}).values()):
                     what = f"the step of {asked.step} requires an argument, which a probe does not have"
-                    raise BadConfig(what, next_step="Give it a default: the largest batch that can occur.")
-                meter.restart(asked.steps if hasattr(step, LOOP) else max(asked.steps, LOOP_STEPS))
+                    raise BadConfig(
+                        what,
+                        next_step="Give it a default: the largest batch that can occur.",
+                    )
+                meter.restart(
+                    asked.steps if hasattr(step, LOOP) else max(asked.steps, LOOP_STEPS)
+                )
                 while not meter.done:
                     meter.call(step)
             elif len(meter.step_s) < STEPS:
@@ -199,5 +232,7 @@ def _explained(error: BaseException, name: str) -> BaseException:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, SystemExit):
         what = f"{name} ended its process: sys.exit({error.code!r})"
-        return BadConfig(what, next_step="Let it return, or raise an error that says what is wrong.")
+        return BadConfig(
+            what, next_step="Let it return, or raise an error that says what is wrong."
+        )
     return error

@@ -35,24 +35,48 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
             rules = DeviceRules(asked.device, bf16=False, tape=tape)
             for context in (tape, rules, multi_tensor_kernels_on_meta(), META):
                 inside.enter_context(context)
-            made = build(**load.accepted(build, asked.arguments | {asked.along: size, "device": META.type}))
-            if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
+            made = build(
+                **load.accepted(
+                    build, asked.arguments | {asked.along: size, "device": META.type}
+                )
+            )
+            if not (
+                isinstance(made, tuple)
+                and len(made) == 2
+                and isinstance(made[0], torch.nn.Module)
+            ):
                 what = f"{asked.model} returned {type(made).__name__}"
-                raise BadConfig(what, next_step="Return a module and its batch: return model, batch")
+                raise BadConfig(
+                    what, next_step="Return a module and its batch: return model, batch"
+                )
             module = made[0].to(META)
             tape.owner = Term.INPUTS
-            batch = _pytree.tree_map_only(torch.Tensor, lambda one: one.to(META), made[1])
+            batch = _pytree.tree_map_only(
+                torch.Tensor, lambda one: one.to(META), made[1]
+            )
             _take_steps(tape, module, batch, inside)
-        work = StepWork(micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=())
+        work = StepWork(
+            micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=()
+        )
         traces.append(tape.trace(work, 0).to_json())
     parameters = sum(one.numel() for one in module.parameters())
-    return {"traces": traces, "parameters": parameters, "attention": "", "attention_reason": ""}
+    return {
+        "traces": traces,
+        "parameters": parameters,
+        "attention": "",
+        "attention_reason": "",
+    }
 
 
 def _take_steps(
-    tape: AllocationRecorder, module: torch.nn.Module, batch: Any, inside: contextlib.ExitStack  # noqa: ANN401 - yours
-) -> None:  # fmt: skip
-    optimizer = torch.optim.AdamW(one for one in module.parameters() if one.requires_grad)
+    tape: AllocationRecorder,
+    module: torch.nn.Module,
+    batch: Any,
+    inside: contextlib.ExitStack,  # noqa: ANN401 - yours
+) -> None:
+    optimizer = torch.optim.AdamW(
+        one for one in module.parameters() if one.requires_grad
+    )
     own_by_module(tape, module, [], inside)
     for number in range(2):
         if number:
@@ -61,7 +85,11 @@ def _take_steps(
         output = module(**batch) if isinstance(batch, dict) else module(*inputs)
         loss = getattr(output, "loss", None)
         if loss is None:
-            loss = sum(one.sum() for one in _pytree.tree_leaves(output) if one.is_floating_point())
+            loss = sum(
+                one.sum()
+                for one in _pytree.tree_leaves(output)
+                if one.is_floating_point()
+            )
         del output
         loss.backward()
         del loss

@@ -55,16 +55,22 @@ class Bracket:
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
-    failed, fitted = ([one.micro_batch_size for one in tried if one.fits is fits] for fits in (False, True))
+    failed, fitted = (
+        [one.micro_batch_size for one in tried if one.fits is fits]
+        for fits in (False, True)
+    )
     infeasible_min = min(failed, default=None)
     below = [rows for rows in fitted if infeasible_min is None or rows < infeasible_min]
     return Bracket(feasible_max=max(below, default=0), infeasible_min=infeasible_min)
 
 
 def next_size(
-    tried: Sequence[SizeTrial], budget_bytes: int, max_micro_batch_size: int, prediction: Prediction | None = None,
+    tried: Sequence[SizeTrial],
+    budget_bytes: int,
+    max_micro_batch_size: int,
+    prediction: Prediction | None = None,
     page_bytes: int = PAGE_BYTES,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
 
     ``page_bytes`` is the largest amount by which an allocator rounds a peak up.
@@ -75,28 +81,44 @@ def next_size(
     low, high = state.feasible_max, state.infeasible_min or max_micro_batch_size + 1
     if state.infeasible_min == low + 1 or high == 1 or low >= max_micro_batch_size:
         return None
-    if prediction and prediction.peak_bytes(max_micro_batch_size) <= prediction.peak_bytes(1):
+    if prediction and prediction.peak_bytes(
+        max_micro_batch_size
+    ) <= prediction.peak_bytes(1):
         prediction = None
     decided = sum(one.fits is not None for one in tried)
     fits = _peaks(tried, low)
-    fit = _corrected(fits, prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
+    fit = _corrected(
+        fits,
+        prediction,
+        SLOPE_BYTES if prediction or state.infeasible_min is None else 1,
+    )
     if fit is None:
-        wish = max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
+        wish = (
+            max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
+        )
     else:
         # If everything ran out of memory, a size that fits although the prediction is off; further off each time.
         off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
-        largest = partial(largest_within, lambda rows: fit(rows) * (1 + off), low=low, top=max_micro_batch_size)
+        largest = partial(
+            largest_within,
+            lambda rows: fit(rows) * (1 + off),
+            low=low,
+            top=max_micro_batch_size,
+        )
         wish = largest(budget_bytes)
         if low and wish >= high:  # it ran out of memory: the correction is off
             wish = (low + 2 * high) // 3
-        elif low and wish == low:  # it fitted: try the middle of the range that rounding leaves open
+        # It fitted: try the middle of the range that rounding leaves open.
+        elif low and wish == low:
             rounded_bytes = page_bytes if len(fits) > 1 else 0
             wish = (low + min(largest(budget_bytes + rounded_bytes), high - 1) + 1) // 2
     least: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
     return min(max(wish, low + least), high - least)
 
 
-def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction | None) -> int | None:
+def predict_bytes(
+    tried: Sequence[SizeTrial], rows: int, prediction: Prediction | None
+) -> int | None:
     """Predict the peak of ``rows`` sequences from smaller trials that fitted and the prediction made before them."""
     fits = _peaks(tried, rows - 1)
     if prediction and not fits:
@@ -105,23 +127,45 @@ def predict_bytes(tried: Sequence[SizeTrial], rows: int, prediction: Prediction 
     return None if fit is None else round(fit(rows))
 
 
-def _peaks(tried: Sequence[SizeTrial], max_micro_batch_size: int) -> list[tuple[int, int]]:
+def _peaks(
+    tried: Sequence[SizeTrial], max_micro_batch_size: int
+) -> list[tuple[int, int]]:
     """Return the sizes that fitted with their peaks, ascending."""
-    fitted = [one for one in tried if one.fits and one.micro_batch_size <= max_micro_batch_size]
-    return sorted({one.micro_batch_size: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
+    fitted = [
+        one
+        for one in tried
+        if one.fits and one.micro_batch_size <= max_micro_batch_size
+    ]
+    return sorted(
+        {
+            one.micro_batch_size: one.peak_bytes
+            for one in fitted
+            if one.peak_bytes is not None
+        }.items()
+    )
 
 
-def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> Bytes | None:
+def _corrected(
+    fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int
+) -> Bytes | None:
     """Correct a prediction's offset by the largest fit, and its slope by two that are far apart.
 
     They differ by at least ``apart_bytes``, and beside a prediction by ``FAR_SHARE`` of the size.
     """
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
     if not fits:  # with its uncertainty, as no trial fitted yet
-        return None if prediction is None else lambda rows: known(rows) + prediction.unsure_bytes
+        return (
+            None
+            if prediction is None
+            else lambda rows: known(rows) + prediction.unsure_bytes
+        )
     rows_2, bytes_2 = fits[-1]
     near = (1 - FAR_SHARE) * rows_2 if prediction else rows_2
-    far = [(rows, peak) for rows, peak in fits if bytes_2 - peak >= apart_bytes and rows <= near]
+    far = [
+        (rows, peak)
+        for rows, peak in fits
+        if bytes_2 - peak >= apart_bytes and rows <= near
+    ]
     if not far and prediction is None:
         return None
     slope = 0.0
@@ -131,7 +175,9 @@ def _corrected(fits: list[tuple[int, int]], prediction: Prediction | None, apart
     return lambda rows: bytes_2 + known(rows) - known(rows_2) + slope * (rows - rows_2)
 
 
-def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
+def largest_within(
+    needs: Callable[[int], float], limit: float, *, low: int, top: int
+) -> int:
     """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
 
     Each size is evaluated once. Needs should grow roughly linearly; of several crossings of the limit, one is found.

@@ -104,16 +104,23 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
     first = ordered[0]
     of_terms = [one.term for one in first.allocations]
-    if any(one.events != first.events or [a.term for a in one.allocations] != of_terms for one in ordered):
+    if any(
+        one.events != first.events or [a.term for a in one.allocations] != of_terms
+        for one in ordered
+    ):
         return None
     number = {term: index for index, term in enumerate(sorted(set(of_terms)))}
     return MemoryModel(
         rows=np.array([trace.micro_batch_size for trace in ordered], dtype=np.int64),
-        traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
-        term_of=np.array([number[term] for term in of_terms], dtype=np.int64), terms=tuple(number),
+        traced_bytes=np.array(
+            [[one.size_bytes for one in trace.allocations] for trace in ordered],
+            dtype=np.int64,
+        ),
+        term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
+        terms=tuple(number),
         streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
@@ -123,11 +130,19 @@ def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
     # A trial's first matmuls come before the model, so that handles and workspaces are there when it is built.
     workspaces, sizes = overheads.workspaces_bytes, fit.sizes_bytes(rows).tolist()
     events = [*range(len(sizes), len(sizes) + len(workspaces)), *fit.events.tolist()]
-    sizes, streams = [*sizes, *workspaces], [*fit.streams.tolist(), *[0] * len(workspaces)]
-    return reserve(sizes, events, streams, device_bytes=overheads.device_bytes) + overheads.non_pytorch_bytes
+    sizes, streams = (
+        [*sizes, *workspaces],
+        [*fit.streams.tolist(), *[0] * len(workspaces)],
+    )
+    return (
+        reserve(sizes, events, streams, device_bytes=overheads.device_bytes)
+        + overheads.non_pytorch_bytes
+    )
 
 
-def memory_breakdown(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> MemoryBreakdown:
+def memory_breakdown(
+    fit: MemoryModel, rows: int, overheads: MemoryOverheads
+) -> MemoryBreakdown:
     """Return the memory breakdown at the peak."""
     peak = peak_bytes(fit, rows, overheads)
     running = fit.running_bytes(rows)
@@ -138,17 +153,29 @@ def memory_breakdown(fit: MemoryModel, rows: int, overheads: MemoryOverheads) ->
     by_term = np.zeros(len(fit.terms), dtype=np.int64)
     np.add.at(by_term, fit.term_of[numbers], signs * fit.sizes_bytes(rows)[numbers])
     terms: dict[str, int] = dict(zip(fit.terms, by_term.tolist(), strict=True))
-    terms |= {Term.WORKSPACES: sum(overheads.workspaces_bytes), Term.NON_PYTORCH: overheads.non_pytorch_bytes}
+    terms |= {
+        Term.WORKSPACES: sum(overheads.workspaces_bytes),
+        Term.NON_PYTORCH: overheads.non_pytorch_bytes,
+    }
     terms[Term.ROUNDING] = peak - sum(terms.values())
     needed = {term: size for term, size in terms.items() if size}
     return MemoryBreakdown(micro_batch_size=rows, terms_bytes=needed, peak_bytes=peak)
 
 
 def largest_micro_batch_size(
-    fit: MemoryModel, budget_bytes: float, overheads: MemoryOverheads, *, max_micro_batch_size: int
+    fit: MemoryModel,
+    budget_bytes: float,
+    overheads: MemoryOverheads,
+    *,
+    max_micro_batch_size: int,
 ) -> int:
     """Return the largest micro-batch whose peak is within a budget; 0 if not even one sequence fits."""
-    return largest_within(lambda rows: peak_bytes(fit, rows, overheads), budget_bytes, low=0, top=max_micro_batch_size)
+    return largest_within(
+        lambda rows: peak_bytes(fit, rows, overheads),
+        budget_bytes,
+        low=0,
+        top=max_micro_batch_size,
+    )
 
 
 class Expected(NamedTuple):
@@ -160,29 +187,55 @@ class Expected(NamedTuple):
 
 
 def size_range(
-    fit: MemoryModel, budget_bytes: float, expected: Expected, *, max_micro_batch_size: int
+    fit: MemoryModel,
+    budget_bytes: float,
+    expected: Expected,
+    *,
+    max_micro_batch_size: int,
 ) -> tuple[int, int]:
     """Return the largest micro-batch sizes with the assumed overheads at their highest, and at their lowest."""
-    unsure_bytes = UNTRACED_SHARE[expected.usual.kind] * max(0, budget_bytes - peak_bytes(fit, 1, expected.usual))
-    ends = (budget_bytes - unsure_bytes, expected.most), (budget_bytes + unsure_bytes, expected.least)
-    low, high = (largest_micro_batch_size(fit, *end, max_micro_batch_size=max_micro_batch_size) for end in ends)
+    unsure_bytes = UNTRACED_SHARE[expected.usual.kind] * max(
+        0, budget_bytes - peak_bytes(fit, 1, expected.usual)
+    )
+    ends = (
+        (budget_bytes - unsure_bytes, expected.most),
+        (budget_bytes + unsure_bytes, expected.least),
+    )
+    low, high = (
+        largest_micro_batch_size(fit, *end, max_micro_batch_size=max_micro_batch_size)
+        for end in ends
+    )
     return low, high
 
 
 def expected_on_gpu(
-    compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
+    compute_capability: tuple[int, int] | None,
+    local_ranks: int,
+    device_bytes: float = math.inf,
 ) -> Expected:
     """Return a GPU's overheads, with NCCL's if a node has several ranks; without a capability those of a Hopper."""
     hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
-    usual = MemoryOverheads(kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes)
+    usual = MemoryOverheads(
+        kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes
+    )
     among = COMMUNICATION_BYTES if local_ranks > 1 else (0, 0, 0)
-    return Expected(*(replace(usual, non_pytorch_bytes=sum(one)) for one in zip(CONTEXT_BYTES, among, strict=True)))
+    return Expected(
+        *(
+            replace(usual, non_pytorch_bytes=sum(one))
+            for one in zip(CONTEXT_BYTES, among, strict=True)
+        )
+    )
 
 
 def expected_on_cpu() -> Expected:
     """Return the memory that libraries and threads of a process take on a CPU."""
-    return Expected(*(MemoryOverheads(kind="cpu", non_pytorch_bytes=size) for size in LIBRARIES_BYTES))
+    return Expected(
+        *(
+            MemoryOverheads(kind="cpu", non_pytorch_bytes=size)
+            for size in LIBRARIES_BYTES
+        )
+    )
 
 
 class Segment:
@@ -212,7 +265,9 @@ class Segment:
             address = self.reserved_bytes - last
             if last:
                 self._remove(last, address)
-            self.reserved_bytes = -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
+            self.reserved_bytes = (
+                -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
+            )
             found = self.reserved_bytes - address
         if found > size_bytes:
             self._add(found - size_bytes, address + size_bytes)
@@ -243,9 +298,12 @@ def rounded_bytes(requested_bytes: int) -> int:
 
 
 def reserve(
-    sizes_bytes: Sequence[int], events: Sequence[int], streams: Sequence[int] | None = None, *,
+    sizes_bytes: Sequence[int],
+    events: Sequence[int],
+    streams: Sequence[int] | None = None,
+    *,
     device_bytes: float = math.inf,
-) -> int:  # fmt: skip
+) -> int:
     """Replay a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.

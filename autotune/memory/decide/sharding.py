@@ -14,25 +14,41 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     """Sort a memory breakdown's terms by how they are shared; the rest are temporaries."""
     terms = dict(terms_bytes)
     return StateBytes(
-        parameters_bytes=terms.pop(Term.PARAMETERS, 0), gradients_bytes=terms.pop(Term.GRADIENTS, 0),
-        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0), head_and_loss_bytes=terms.pop(Term.HEAD, 0),
+        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
+        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
+        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
+        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
         non_pytorch_bytes=terms.pop(Term.NON_PYTORCH, 0),
-        activations_bytes=sum(size for term, size in terms.items() if term.startswith(ACTIVATIONS)),
-        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith(ACTIVATIONS)),
-    )  # fmt: skip
+        activations_bytes=sum(
+            size for term, size in terms.items() if term.startswith(ACTIVATIONS)
+        ),
+        temporaries_bytes=sum(
+            size for term, size in terms.items() if not term.startswith(ACTIVATIONS)
+        ),
+    )
 
 
-def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int) -> StateBytes:
+def zero_share(
+    state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int
+) -> StateBytes:
     """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage; divisions round up.
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
     layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
-    among = {name: 1 if stage < first else ranks for first, name in enumerate(_SHARDED, start=1)}
-    return replace(_shared(state, among), gathered_bytes=largest_layer_bytes if among["parameters_bytes"] > 1 else 0)
+    among = {
+        name: 1 if stage < first else ranks
+        for first, name in enumerate(_SHARDED, start=1)
+    }
+    return replace(
+        _shared(state, among),
+        gathered_bytes=largest_layer_bytes if among["parameters_bytes"] > 1 else 0,
+    )
 
 
-def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> StateBytes:
+def model_share(
+    state: StateBytes, tensor_ranks: int, pipeline_stages: int
+) -> StateBytes:
     """Return the memory of the fullest of t tensor-parallel ranks and p pipeline stages; divisions round up.
 
     - State: 1/(t·p) of it.
@@ -50,7 +66,9 @@ def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> S
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
         return replace(
             _shared(state, dict.fromkeys(_SHARDED, ranks)),
-            activations_bytes=_share(state.activations_bytes * micro_batches * parts, ranks * 34),
+            activations_bytes=_share(
+                state.activations_bytes * micro_batches * parts, ranks * 34
+            ),
             head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
         )
 
@@ -61,38 +79,67 @@ def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> S
 
 
 def shares(
-    state: StateBytes, ranks: int, *, largest_layer_bytes: int, budget_bytes: int, tensor_ranks: int = 1,
+    state: StateBytes,
+    ranks: int,
+    *,
+    largest_layer_bytes: int,
+    budget_bytes: int,
+    tensor_ranks: int = 1,
     pipeline_stages: int = 1,
-) -> tuple[Share, ...]:  # fmt: skip
+) -> tuple[Share, ...]:
     """Return the memory per way of sharing: ZeRO over all ranks, then tensor and pipeline parallelism, each alone."""
-    names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
+    names = (
+        ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)")
+        if ranks > 1
+        else ("one rank alone",)
+    )
     found = [
-        (name, stage != 2, zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes))
+        (
+            name,
+            stage != 2,
+            zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes),
+        )
         for stage, name in enumerate(names)
     ]
     if tensor_ranks > 1:
         found.append((f"TP {tensor_ranks}", False, model_share(state, tensor_ranks, 1)))
     if pipeline_stages > 1:
-        found.append((f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages)))
+        found.append(
+            (f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages))
+        )
     return tuple(
-        Share(name=name, trains_here=here, total_bytes=one.total_bytes, fits=one.total_bytes <= budget_bytes, held=one)
+        Share(
+            name=name,
+            trains_here=here,
+            total_bytes=one.total_bytes,
+            fits=one.total_bytes <= budget_bytes,
+            held=one,
+        )
         for name, here, one in found
     )
 
 
-def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> str | None:
+def fewest_that_share(
+    terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int
+) -> str | None:
     """Return the setting that fits a model, too large for one rank, on the fewest ranks; None if none does."""
     state = state_of_terms(terms_bytes)
-    for ranks in (2, 4, 8, 16, 32, 64):  # an encoder need not be sharded over more than a few nodes
+    # An encoder need not be sharded over more than a few nodes.
+    for ranks in (2, 4, 8, 16, 32, 64):
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
-            size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
+            size = zero_share(
+                state, stage, ranks, largest_layer_bytes=largest_layer_bytes
+            ).total_bytes
             if size <= budget_bytes:
                 return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} per rank)"
     return None
 
 
 def _shared(state: StateBytes, ranks: Mapping[str, int]) -> StateBytes:
-    return replace(state, **{name: _share(getattr(state, name), count) for name, count in ranks.items()})
+    return replace(
+        state,
+        **{name: _share(getattr(state, name), count) for name, count in ranks.items()},
+    )
 
 
 def _share(size_bytes: int, ranks: int) -> int:

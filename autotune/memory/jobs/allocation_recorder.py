@@ -36,7 +36,9 @@ Within = Callable[..., Requests]
 """Function from the arguments of a call to the kernel's requests."""
 
 aten = torch.ops.aten
-_IN_PLACE_IN_BACKWARD = frozenset({aten.index_add.default, aten.index_put.default, aten.scatter_add.default})
+_IN_PLACE_IN_BACKWARD = frozenset(
+    {aten.index_add.default, aten.index_put.default, aten.scatter_add.default}
+)
 """Operators by which autograd adds into zeros that it has just made; under a dispatch mode it does so in a copy."""
 _LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose results CUDA allocates in reverse order."""
@@ -48,14 +50,17 @@ class AllocationRecorder(TorchDispatchMode):
     ``within`` maps operators to what they allocate internally; ``document_tokens`` is the mean length of a document.
     """
 
-    def __init__(self, within: Mapping[Any, Within], document_tokens: float = 0.0) -> None:
+    def __init__(
+        self, within: Mapping[Any, Within], document_tokens: float = 0.0
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = KernelCounter(document_tokens)
         self.owner: str = Term.PARAMETERS
         """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA stream that uses them."""
         self.stream = 0
         self._within = within
-        self._sizes: list[tuple[int, int]] = []  # of each allocation, in bytes, and its stream
+        # Of each allocation, in bytes, and its stream.
+        self._sizes: list[tuple[int, int]] = []
         self._owners: list[str] = []
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -67,22 +72,35 @@ class AllocationRecorder(TorchDispatchMode):
         self._single: set[Any] = set()
         _references_of_gradient()  # counted before any mode is on
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # noqa: ANN401
         if self._paused:
             return func(*args, **(kwargs or {}))
         result = self._recorded(func, args, kwargs or {})
         self.kernels.add(func, args, kwargs or {}, result)
         return result
 
-    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a call
+    def _recorded(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - a call
         passes = self._passes.get(func)
         if passes is None:
-            passes = self._passes[func] = all(one.alias_info is not None for one in func._schema.returns)
-        with self.requested(func, args, kwargs) if func in self._within else nullcontext():
+            passes = self._passes[func] = all(
+                one.alias_info is not None for one in func._schema.returns
+            )
+        with (
+            self.requested(func, args, kwargs)
+            if func in self._within
+            else nullcontext()
+        ):
             if passes:  # views and operators in place; and those that return nothing
                 return func(*args, **kwargs)
             backward = not torch.is_grad_enabled()
-            if backward and (func in _IN_PLACE_IN_BACKWARD or (func is aten.add.Tensor and _adds_into(*args))):
+            if backward and (
+                func in _IN_PLACE_IN_BACKWARD
+                or (func is aten.add.Tensor and _adds_into(*args))
+            ):
                 return args[0]
             return self._result(func, args, kwargs)
 
@@ -129,7 +147,9 @@ class AllocationRecorder(TorchDispatchMode):
     def drop(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record the release of some tensors' blocks, although the tensors stay for computations on the meta device."""
         for tensor in tensors:
-            if (found := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
+            if (
+                found := self._live.pop(tensor.untyped_storage()._cdata, None)
+            ) is not None:
                 self._events.append(-1 - found[1])
 
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
@@ -160,9 +180,15 @@ class AllocationRecorder(TorchDispatchMode):
         """Return the recorded trace."""
         made = zip(self._sizes, self._owners, strict=True)
         return Trace(
-            work=work, predicted_tokens=predicted_tokens, events=tuple(self._events), repeats_from=self._repeats_from,
-            allocations=tuple(Allocation(size_bytes=size, term=owner, stream=on) for (size, on), owner in made),
-        )  # fmt: skip
+            work=work,
+            predicted_tokens=predicted_tokens,
+            events=tuple(self._events),
+            repeats_from=self._repeats_from,
+            allocations=tuple(
+                Allocation(size_bytes=size, term=owner, stream=on)
+                for (size, on), owner in made
+            ),
+        )
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Return an operator's results, of the known shapes if it has been called with equal arguments before.
@@ -171,7 +197,10 @@ class AllocationRecorder(TorchDispatchMode):
         """
         key = _key((func, args, kwargs))
         if (shapes := self._shapes.get(key)) is not None:
-            made = [torch.empty_strided(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in shapes]
+            made = [
+                torch.empty_strided(size, stride, dtype=dtype, device=on)
+                for size, stride, dtype, on in shapes
+            ]
             self._all_made(func, made)
             return made[0] if func in self._single else tuple(made)
         result = func(*args, **kwargs)
@@ -181,12 +210,17 @@ class AllocationRecorder(TorchDispatchMode):
         tensors = [one for one in results if isinstance(one, torch.Tensor)]
         fresh = self._all_made(func, tensors) and len(tensors) == len(results)
         if fresh and key is not None and not isinstance(result, list):
-            self._shapes[key] = [(one.size(), one.stride(), one.dtype, one.device) for one in tensors]
+            self._shapes[key] = [
+                (one.size(), one.stride(), one.dtype, one.device) for one in tensors
+            ]
         return result
 
     def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
         """Record results in the order of their allocation; return True if each is a whole, new storage."""
-        recorded = [self._made(one) for one in (reversed(results) if func in _LAST_FIRST else results)]
+        recorded = [
+            self._made(one)
+            for one in (reversed(results) if func in _LAST_FIRST else results)
+        ]
         return all(recorded)
 
     def _made(self, tensor: torch.Tensor) -> bool:
@@ -197,7 +231,11 @@ class AllocationRecorder(TorchDispatchMode):
             return False
         number = self._taken(size_bytes, self.owner)
 
-        def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
+        def released(
+            _: object,
+            live: dict[int, Any] = self._live,
+            events: list[int] = self._events,
+        ) -> None:
             if live.pop(key, None) is not None:
                 events.append(-1 - number)
 
@@ -210,12 +248,18 @@ def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a su
 
     It adds to the first gradient if nothing else refers to that.
     """
-    alike = isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == other.dtype
+    alike = (
+        isinstance(other, torch.Tensor)
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+    )
     return alike and _references(one) == _references_of_gradient()
 
 
 def _references(tensor: Any) -> tuple[int, int]:  # noqa: ANN401 - torch does not declare the counts of a tensor
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count(), torch._C._storage_Use_Count(
+        tensor.untyped_storage()._cdata
+    )
 
 
 @functools.cache
@@ -224,7 +268,9 @@ def _references_of_gradient() -> tuple[int, int]:
     found = []
 
     class Watchdog(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:  # noqa: ANN401
             if func is aten.add.Tensor:
                 found.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
@@ -243,20 +289,35 @@ def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
         return (value.size(), value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
         keys = tuple(_key(one) for one in value)
-        return None if any(key is None for key, one in zip(keys, value, strict=True) if one is not None) else keys
+        return (
+            None
+            if any(
+                key is None
+                for key, one in zip(keys, value, strict=True)
+                if one is not None
+            )
+            else keys
+        )
     if isinstance(value, dict):
         return _key(tuple(value.items()))
     # 1 and 1.0 are equal, and give results of different types.
     return None if value is None else (type(value), value) if value.__hash__ else None
 
 
-def own_by_module(tape: AllocationRecorder, module: nn.Module, head: Sequence[nn.Module], hooks: ExitStack) -> None:
+def own_by_module(
+    tape: AllocationRecorder,
+    module: nn.Module,
+    head: Sequence[nn.Module],
+    hooks: ExitStack,
+) -> None:
     """Let the innermost module that is being called own all allocations, until the hooks are removed.
 
     Allocations by ``module``, the whole model, itself are inputs before its encoder and the loss after it; allocations
     by parts of ``head`` are the head's.
     """
-    names: WeakIdKeyDictionary = WeakIdKeyDictionary({part: activations_of(part) for part in module.modules()})
+    names: WeakIdKeyDictionary = WeakIdKeyDictionary(
+        {part: activations_of(part) for part in module.modules()}
+    )
     for part in head:
         names.update(dict.fromkeys(part.modules(), Term.HEAD))
     names[module] = Term.INPUTS
@@ -274,7 +335,8 @@ def own_by_module(tape: AllocationRecorder, module: nn.Module, head: Sequence[nn
             tape.forward_ended()
             tape.owner = Term.TEMPORARIES  # backward
         elif tape.owner == Term.INPUTS:
-            tape.owner = Term.HEAD  # the model's own operations after a call of one of its parts
+            # The model's own operations after a call of one of its parts.
+            tape.owner = Term.HEAD
 
     for part in module.modules():
         hooks.enter_context(part.register_forward_pre_hook(enter))

@@ -31,15 +31,29 @@ from trainer.model.precision import COMPILER_KEEPS_LITTLE
 
 aten = torch.ops.aten
 
-_LIBRARY_OPERATORS = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward", "index_put", "index_add",
-    "embedding_dense_backward",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
-})  # fmt: skip
+_LIBRARY_OPERATORS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_mm",
+        "convolution",
+        "convolution_backward",
+        "index_put",
+        "index_add",
+        "embedding_dense_backward",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+    }
+)
 """Kernels that Inductor calls instead of generating, so that their inputs and outputs are in memory."""
 
-_REDUCTIONS = frozenset({"var_mean", "sum", "mean", "max", "amax", "amin", "prod", "argmax"})
+_REDUCTIONS = frozenset(
+    {"var_mean", "sum", "mean", "max", "amax", "amin", "prod", "argmax"}
+)
 
 _WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}
 """Wrappers that save the random state, with the position of the operator among their arguments."""
@@ -56,10 +70,18 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], module: nn.Module | None, tape: AllocationRecorder,
+        self,
+        function: Callable[..., Any],
+        module: nn.Module | None,
+        tape: AllocationRecorder,
         graphs: dict[Any, Callable[..., Any]],
-    ) -> None:  # fmt: skip
-        self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
+    ) -> None:
+        self._function, self._module, self._tape, self._graphs = (
+            function,
+            module,
+            tape,
+            graphs,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of the function
         """Call the function, and a module's hooks around it, which are not compiled."""
@@ -67,29 +89,53 @@ class Compiled:
         if self._module is not None:
             for hook in self._module._forward_pre_hooks.values():
                 args = hook(self._module, args) or args
-            state = dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
-        leaves, spec = pytree.tree_flatten((args, {name: _opened(value) for name, value in kwargs.items()}))
+            state = dict(
+                itertools.chain(
+                    self._module.named_parameters(), self._module.named_buffers()
+                )
+            )
+        leaves, spec = pytree.tree_flatten(
+            (args, {name: _opened(value) for name, value in kwargs.items()})
+        )
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        others = tuple(
+            _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        )
         inputs = [*state.values(), *tensors]
-        key = (_kind(self._module), str(others), str(spec), torch.is_grad_enabled(), *map(_shape, inputs))
+        key = (
+            _kind(self._module),
+            str(others),
+            str(spec),
+            torch.is_grad_enabled(),
+            *map(_shape, inputs),
+        )
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._made(list(state), spec, others)
         forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
-        with self._tape.owned_by(activations_of(self._module) if forward else self._tape.owner):
+        with self._tape.owned_by(
+            activations_of(self._module) if forward else self._tape.owner
+        ):
             result = graph(*inputs)
-        for hook in () if self._module is None else self._module._forward_hooks.values():
+        for hook in (
+            () if self._module is None else self._module._forward_hooks.values()
+        ):
             hook(self._module, args, result)
         return result
 
-    def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
+    def _made(
+        self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]
+    ) -> Callable[..., Any]:
         compile_: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
         # True if the module's forward checkpoints activations; outside it, hooks do the same here.
         layer = self._module
-        wanted = layer is not None and layer.training and bool(getattr(layer, "gradient_checkpointing", False))
+        wanted = (
+            layer is not None
+            and layer.training
+            and bool(getattr(layer, "gradient_checkpointing", False))
+        )
         checkpointed = wanted and type(layer).__call__ is nn.Module.__call__
 
         def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
@@ -98,26 +144,38 @@ class Compiled:
             leaves = [next(rest) if other is _TENSOR else other for other in others]
             args, opened = pytree.tree_unflatten(leaves, spec)
             kwargs = {
-                name: value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
+                name: value.pop(_CLASS)(**value)
+                if isinstance(value, dict) and _CLASS in value
+                else value
                 for name, value in opened.items()
             }
             if self._module is None:
                 return self._function(*args, **kwargs)
             # Dynamo marks checkpointed parts instead of tracing their recomputation.
-            replaced: dict[str, Any] = {"_compiled_call_impl": None, "_forward_pre_hooks": {}, "_forward_hooks": {}}
+            replaced: dict[str, Any] = {
+                "_compiled_call_impl": None,
+                "_forward_pre_hooks": {},
+                "_forward_hooks": {},
+            }
             if checkpointed:
                 replaced["_gradient_checkpointing_func"] = _called
-            with mock.patch.multiple(self._module, **replaced), mock.patch("trainer.build.checkpoint", _called):
+            with (
+                mock.patch.multiple(self._module, **replaced),
+                mock.patch("trainer.build.checkpoint", _called),
+            ):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
         def planned(graph: fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - torch's own
             return compile_.make_boxed_func(_Plan(graph, self._tape).run)
 
         function = compile_.aot_function(
-            whole, fw_compiler=planned, bw_compiler=planned,
+            whole,
+            fw_compiler=planned,
+            bw_compiler=planned,
             partition_fn=functools.partial(_partition, checkpointed=checkpointed),
-            decompositions=select_decomp_table(), keep_inference_input_mutations=True,
-        )  # fmt: skip
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
 
         def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
             with self._tape.paused():
@@ -134,13 +192,18 @@ class _Plan:
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
-        self._kernels = Counter(kernels_of(self._nodes, self._stored, _library_call, tape.kernels))
+        self._kernels = Counter(
+            kernels_of(self._nodes, self._stored, _library_call, tape.kernels)
+        )
 
     def _in_memory(self) -> set[fx.Node]:
         from torch._inductor import config
 
-        found = {node for node in self._nodes if _is_library(node) or waits_for_all(node)}
-        found |= {node for node in self._nodes if node.target is aten.copy_.default}  # into an argument
+        found = {
+            node for node in self._nodes if _is_library(node) or waits_for_all(node)
+        }
+        # Into an argument.
+        found |= {node for node in self._nodes if node.target is aten.copy_.default}
         for node in self._nodes:
             if node.op == "output" or _is_library(node):
                 found |= {_base(one) for one in node.all_input_nodes}
@@ -150,7 +213,11 @@ class _Plan:
         for node in self._nodes:
             reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
             # A value that several operations read is computed once if it reads much itself.
-            if len(reads[node]) > config.realize_reads_threshold and len(node.users) > 1 and _base(node) is node:
+            if (
+                len(reads[node]) > config.realize_reads_threshold
+                and len(node.users) > 1
+                and _base(node) is node
+            ):
                 found.add(node)
             before = [one for one in node.all_input_nodes if one not in found]
             if _is_reduction(node) or any(one in self._reducing for one in before):
@@ -169,20 +236,41 @@ class _Plan:
         given = {_base(one) for one in self._nodes[-1].all_input_nodes}
         kernel, fuses = 0, False
         for node in self._nodes:
-            dying = [one for one in self._last.get(node, ()) if one in self._stored - given and _place(one)]
+            dying = [
+                one
+                for one in self._last.get(node, ())
+                if one in self._stored - given and _place(one)
+            ]
             if node in self._stored:
                 # Copies of weights are not waited for.
-                if _is_library(node) or any(one.op != "placeholder" for one in node.all_input_nodes):
+                if _is_library(node) or any(
+                    one.op != "placeholder" for one in node.all_input_nodes
+                ):
                     kernel += _is_library(node) or not fuses
                     fuses = not _is_library(node)
-                if node.users and _place(node) and not _allocates(node) and not isinstance(node.meta["val"], tuple):
+                if (
+                    node.users
+                    and _place(node)
+                    and not _allocates(node)
+                    and not isinstance(node.meta["val"], tuple)
+                ):
                     alike = fuses and node not in self._reducing
-                    over = [one for one in dying if alike and _place(one) == _place(node)]
-                    over += [one for number, one in free.get(_place(node), []) if number == kernel - 1][-1:]
+                    over = [
+                        one for one in dying if alike and _place(one) == _place(node)
+                    ]
+                    over += [
+                        one
+                        for number, one in free.get(_place(node), [])
+                        if number == kernel - 1
+                    ][-1:]
                     if over:
                         reused[node] = over[0]
                         dying = [one for one in dying if one is not over[0]]
-                        free[_place(node)] = [one for one in free.get(_place(node), []) if one[1] is not over[0]]
+                        free[_place(node)] = [
+                            one
+                            for one in free.get(_place(node), [])
+                            if one[1] is not over[0]
+                        ]
             for one in dying:
                 free.setdefault(_place(one), []).append((kernel, one))
         return reused
@@ -193,7 +281,10 @@ class _Plan:
         last: dict[fx.Node, fx.Node] = {}
         for node in reversed(self._nodes):
             # A fused operation reads its inputs only when its kernel runs.
-            users = [user if user in self._stored or user.op == "output" else last[user] for user in node.users]
+            users = [
+                user if user in self._stored or user.op == "output" else last[user]
+                for user in node.users
+            ]
             last[node] = max((node, *users), key=position.__getitem__)
         dying: dict[fx.Node, list[fx.Node]] = {}
         for node, reader in last.items():
@@ -216,14 +307,21 @@ class _Plan:
                 elif node.op == "output":
                     return fx.node.map_arg(node.args[0], values.__getitem__)
                 else:
-                    args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
-                    with self._tape.requested(node.target if _is_library(node) else None, args, kwargs):
+                    args, kwargs = (
+                        fx.node.map_arg(given, values.__getitem__)
+                        for given in (node.args, node.kwargs)
+                    )
+                    with self._tape.requested(
+                        node.target if _is_library(node) else None, args, kwargs
+                    ):
                         values[node] = _computed(node, args, kwargs)
                         if node in self._reused:
                             earlier = self._reused[node]
                             over = kept.pop(earlier)
                             over = _first(values[earlier]) if over is None else over
-                            values[node] = over.as_strided(values[node].size(), values[node].stride())
+                            values[node] = over.as_strided(
+                                values[node].size(), values[node].stride()
+                            )
                             del over
                         elif node in self._stored:
                             self._tape.keep(values[node])
@@ -236,20 +334,38 @@ class _Plan:
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Sequence[Any], *, checkpointed: bool, **options: Any  # noqa: ANN401 - torch's own
-) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
+    joint: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    checkpointed: bool,
+    **options: Any,  # noqa: ANN401 - torch's own
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Divide a graph into forward and backward as Inductor does."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     for node in joint.graph.nodes:
-        drawn = (checkpointed or COMPILER_KEEPS_LITTLE) and node.target is aten.rand.default
-        forward = node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
-        if forward and (checkpointed or drawn or any(_SEEDED in one.meta for one in node.all_input_nodes)):
-            node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+        drawn = (
+            checkpointed or COMPILER_KEEPS_LITTLE
+        ) and node.target is aten.rand.default
+        forward = (
+            node.op == "call_function"
+            and node.meta.get("partitioner_tag") != "is_backward"
+        )
+        if forward and (
+            checkpointed
+            or drawn
+            or any(_SEEDED in one.meta for one in node.all_input_nodes)
+        ):
+            node.meta |= {
+                "recompute": CheckpointPolicy.PREFER_RECOMPUTE,
+                "ac_graph_id": 0,
+            }
         if drawn:  # again from a seed, within the kernel that uses it
             node.target, node.args = aten.full.default, (*node.args, 0.0)
             node.meta[_SEEDED] = True
-    return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+    return min_cut_rematerialization_partition(
+        joint, inputs, compiler="inductor", **options
+    )
 
 
 def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:  # noqa: ANN401 - of the function
@@ -260,7 +376,10 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
     """Return a dataclass instance as a dictionary, so that the tensors in it are found; anything else unchanged."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    return {_CLASS: type(value), **{one.name: getattr(value, one.name) for one in fields(value)}}
+    return {
+        _CLASS: type(value),
+        **{one.name: getattr(value, one.name) for one in fields(value)},
+    }
 
 
 def _first(value: Any) -> Any:  # noqa: ANN401 - a node's result
@@ -287,7 +406,9 @@ def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
 
 def _allocates(node: fx.Node) -> bool:
     """Return whether a library allocates its results itself; matmuls write into a given block."""
-    return _is_library(node) and (_operator(node).namespace != "aten" or "attention" in str(node.target))
+    return _is_library(node) and (
+        _operator(node).namespace != "aten" or "attention" in str(node.target)
+    )
 
 
 def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - an operator
@@ -300,7 +421,9 @@ def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
     """Return the operator and the arguments of a call of a library; None for other nodes."""
     if not _is_library(node):
         return None
-    return _operator(node), node.args[_WRAPPED[node.target] + 1 :] if node.target in _WRAPPED else node.args
+    return _operator(node), node.args[
+        _WRAPPED[node.target] + 1 :
+    ] if node.target in _WRAPPED else node.args
 
 
 def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node
@@ -315,13 +438,17 @@ def _is_library(node: fx.Node) -> bool:
     target = _operator(node)
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    return target.namespace not in {"aten", "prims"} or target._schema.name.removeprefix("aten::") in _LIBRARY_OPERATORS
+    return (
+        target.namespace not in {"aten", "prims"}
+        or target._schema.name.removeprefix("aten::") in _LIBRARY_OPERATORS
+    )
 
 
 def _base(node: fx.Node) -> fx.Node:
     """Return the node whose memory a view shares."""
     while node.op == "call_function" and (
-        node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and is_view(node.target))
+        node.target is operator.getitem
+        or (isinstance(node.target, torch._ops.OpOverload) and is_view(node.target))
     ):
         node = node.all_input_nodes[0]
     return node
@@ -331,11 +458,22 @@ def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
     """Return the key of a module's graph besides tensors; equal for modules that differ only in their index."""
 
     def settings(part: nn.Module) -> tuple[Any, ...]:
-        plain = ((key, value) for key, value in vars(part).items() if isinstance(value, int | float | str | tuple))
-        return tuple((key, value) for key, value in plain if not key.startswith(("_", "layer_idx")))
+        plain = (
+            (key, value)
+            for key, value in vars(part).items()
+            if isinstance(value, int | float | str | tuple)
+        )
+        return tuple(
+            (key, value)
+            for key, value in plain
+            if not key.startswith(("_", "layer_idx"))
+        )
 
     parts = () if module is None else module.named_modules()
-    return tuple((name, type(part), part.training, "forward" in vars(part), settings(part)) for name, part in parts)
+    return tuple(
+        (name, type(part), part.training, "forward" in vars(part), settings(part))
+        for name, part in parts
+    )
 
 
 def _shape(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - to compare

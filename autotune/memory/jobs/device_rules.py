@@ -65,7 +65,9 @@ class DeviceRules(TorchFunctionMode):
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._keeps_copies = False
         self._all_of_something: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._rules: dict[Any, Callable[..., Any]] = {torch.Tensor.backward: self._backward}
+        self._rules: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.backward: self._backward
+        }
         if bf16:
             self._add(_LOWER[kind], self._lower)
             self._add(_WIDER[kind], self._wider)
@@ -76,9 +78,15 @@ class DeviceRules(TorchFunctionMode):
         if self._cuda:
             self._add("dropout", self._drop)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # noqa: ANN401
         rule = self._rules.get(func)
-        return func(*args, **(kwargs or {})) if rule is None else rule(func, *args, **(kwargs or {}))
+        return (
+            func(*args, **(kwargs or {}))
+            if rule is None
+            else rule(func, *args, **(kwargs or {}))
+        )
 
     @contextmanager
     def autocast(self, _: str) -> Iterator[None]:
@@ -101,7 +109,13 @@ class DeviceRules(TorchFunctionMode):
         # Rules are off inside a rule, but recomputation in backward needs them; torch's own function would recurse.
         with self:
             _engine_run_backward(
-                (tensor,), (torch.ones_like(tensor),), False, False, (), allow_unreachable=True, accumulate_grad=True
+                (tensor,),
+                (torch.ones_like(tensor),),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
             )
 
     def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
@@ -118,15 +132,20 @@ class DeviceRules(TorchFunctionMode):
         more = self._cast(kwargs, torch.bfloat16)
         lowered = list(self._cast(args, torch.bfloat16))
         result = func(*lowered, **more)
-        while lowered:  # copies that nothing saved are released from the first to the last
+        # Copies that nothing saved are released from the first to the last.
+        while lowered:
             del lowered[0]
         return result
 
     def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return func(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
+        return func(
+            *self._cast(args, torch.float32), **self._cast(kwargs, torch.float32)
+        )
 
     def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if (args[0] if args else kwargs["input"]).dtype == torch.bfloat16 and kwargs.get("dtype") is None:
+        if (
+            args[0] if args else kwargs["input"]
+        ).dtype == torch.bfloat16 and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
 
@@ -139,7 +158,9 @@ class DeviceRules(TorchFunctionMode):
             return {name: self._cast(one, dtype) for name, one in value.items()}
         if isinstance(value, tuple | list):
             # Arguments of C++ functions are evaluated from the last to the first.
-            return type(value)(reversed([self._cast(one, dtype) for one in reversed(value)]))
+            return type(value)(
+                reversed([self._cast(one, dtype) for one in reversed(value)])
+            )
         return value
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
@@ -154,24 +175,40 @@ class DeviceRules(TorchFunctionMode):
         return copy
 
     def _drop(
-        self, func: Any, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False  # noqa: ANN401
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        func: Any,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,  # noqa: ANN401
+    ) -> torch.Tensor:
         if not training or not 0 < p < 1:
             return func(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
     def _attend(  # noqa: PLR0917 - torch's own order
-        self, func: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,  # noqa: ANN401
-        attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        func: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,  # noqa: ANN401
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
-            key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+            key, value = (
+                tensor.repeat_interleave(groups, dim=1) for tensor in (key, value)
+            )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             additive = torch.zeros_like(attn_mask, dtype=query.dtype)
             attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
         tensors = (query, key, value, attn_mask)
         if self.bf16:
             tensors = self._cast(tensors, torch.bfloat16)
-        return attend(*tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._cuda)
+        return attend(
+            *tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._cuda
+        )

@@ -40,9 +40,17 @@ _PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
 
 
 def attend(  # noqa: PLR0917 - torch's own order
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
-    causal: bool, scale: float | None, *, explicit: Callable[..., torch.Tensor], cuda: bool,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    *,
+    explicit: Callable[..., torch.Tensor],
+    cuda: bool,
+) -> torch.Tensor:
     """Call the attention kernel that the device would choose; shape (B, H, S, E).
 
     ``explicit`` computes attention with explicit weights; other arguments are those of
@@ -52,19 +60,35 @@ def attend(  # noqa: PLR0917 - torch's own order
     if not cuda:
         if dropout > 0:  # the CPU's kernel has none
             return explicit(query, key, value, mask, dropout, causal, scale=scale)
-        call, options = aten._scaled_dot_product_flash_attention_for_cpu, {"attn_mask": mask}
-    elif mask is None and query.dtype == torch.bfloat16 and query.shape[-1] <= _MOST_FLASH_WIDTH:
-        call, options = aten._scaled_dot_product_flash_attention, {"return_debug_mask": False}
-    elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:  # no fused kernel takes such heads
+        call, options = (
+            aten._scaled_dot_product_flash_attention_for_cpu,
+            {"attn_mask": mask},
+        )
+    elif (
+        mask is None
+        and query.dtype == torch.bfloat16
+        and query.shape[-1] <= _MOST_FLASH_WIDTH
+    ):
+        call, options = (
+            aten._scaled_dot_product_flash_attention,
+            {"return_debug_mask": False},
+        )
+    # No fused kernel takes such heads.
+    elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:
         return explicit(query, key, value, mask, dropout, causal, scale=scale)
     else:
         if mask is not None:
             places = mask.shape[-1]
             if places % _TILE:
                 mask = functional.pad(mask, (0, _TILE - places % _TILE))[..., :places]
-            mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+            mask = mask.expand(
+                query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+            )
         keeps = torch.is_grad_enabled() and query.requires_grad
-        call, options = aten._scaled_dot_product_efficient_attention, {"attn_bias": mask, "compute_log_sumexp": keeps}
+        call, options = (
+            aten._scaled_dot_product_efficient_attention,
+            {"attn_bias": mask, "compute_log_sumexp": keeps},
+        )
     results: tuple[torch.Tensor, ...] = call(
         query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, **options
     )
@@ -80,18 +104,22 @@ def within_kernels(kind: Kind, attention: Attention = "auto") -> dict[Any, Withi
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
     found: dict[Any, Within] = {
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward, aten.sum.dim_IntList: _sum,
+        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+        aten.sum.dim_IntList: _sum,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
         aten.embedding_dense_backward.default: _embedding_backward,
         aten.native_layer_norm_backward.default: _layer_norm_backward,
-    }  # fmt: skip
+    }
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         varlen = _fa3_backward if attention == "fa3" else _varlen_backward
         found[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
     return found
 
 
-_PROMOTING = tuple(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"))
+_PROMOTING = tuple(
+    getattr(aten, name).Tensor
+    for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
+)
 
 
 def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Requests:
@@ -99,31 +127,50 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
-    narrow = [operand for operand in (one, other) if operand.dtype != wider and operand.dim()]
+    narrow = [
+        operand for operand in (one, other) if operand.dtype != wider and operand.dim()
+    ]
     copied = Block(sum(operand.numel() * wider.itemsize for operand in narrow))
     return (OUTPUTS, copied, copied)
 
 
-def _flash_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
+def _flash_backward(
+    _: torch.Tensor, query: torch.Tensor, *__: object, **___: object
+) -> Requests:
     # A number per position, and gradients of queries in fp32: mha_bwd in torch's flash_api.cpp.
     batch, heads, rows, width = query.shape
     return _accumulated(batch * _up(rows, _FLASH_ROWS), heads, width)
 
 
-def _varlen_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__: object) -> Requests:
+def _varlen_backward(
+    _: torch.Tensor, query: torch.Tensor, *others: object, **__: object
+) -> Requests:
     # The same, every document rounded up: mha_varlen_bwd.
     rows, heads, width = query.shape
-    edges = next(one for one in others if isinstance(one, torch.Tensor) and one.dtype == torch.int32)
+    edges = next(
+        one
+        for one in others
+        if isinstance(one, torch.Tensor) and one.dtype == torch.int32
+    )
     return _accumulated(rows + _FLASH_ROWS * (edges.numel() - 1), heads, width)
 
 
-def _fa3_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__: object) -> Requests:
+def _fa3_backward(
+    _: torch.Tensor, query: torch.Tensor, *others: object, **__: object
+) -> Requests:
     # Two numbers per position, and longer heads: mha_bwd in hopper/flash_api.cpp; all released by Python, in order.
     rows, heads, width = query.shape
-    edges = next(one for one in others if isinstance(one, torch.Tensor) and one.dtype == torch.int32)
+    edges = next(
+        one
+        for one in others
+        if isinstance(one, torch.Tensor) and one.dtype == torch.int32
+    )
     padded = next(size for size in (64, 96, 128, 192, 256) if width <= size)
     block = {64: 128, 128: 80}.get(padded, 64)
-    numbers, again = (Block(_FP32_BYTES * heads * _up(rows + block * (edges.numel() - 1), block)) for _ in range(2))
+    numbers, again = (
+        Block(_FP32_BYTES * heads * _up(rows + block * (edges.numel() - 1), block))
+        for _ in range(2)
+    )
     sums = Block(numbers.size_bytes * padded)
     return (OUTPUTS, numbers, again, sums, numbers, again, sums)
 
@@ -134,7 +181,9 @@ def _accumulated(rows: int, heads: int, width: int) -> Requests:
     return (OUTPUTS, numbers, sums, sums, numbers)
 
 
-def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
+def _efficient_backward(
+    _: torch.Tensor, query: torch.Tensor, *__: object, **___: object
+) -> Requests:
     # A number per position, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
     batch, heads, rows, width = query.shape
     delta = Block(_FP32_BYTES * batch * heads * rows)
@@ -142,26 +191,60 @@ def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___
     block_rows = 128 if padded == 128 and query.dtype != torch.float32 else 64
     blocks = batch * heads * -(-rows // block_rows)
     workspace = Block(blocks * (block_rows * padded * _FP32_BYTES + 16))
-    if query.dtype == torch.float32:  # no fused kernel multiplies gradients with results
+    # No fused kernel multiplies gradients with results.
+    if query.dtype == torch.float32:
         product, copied = Block(_FP32_BYTES * query.numel()), Block(delta.size_bytes)
-        return (OUTPUTS, product, copied, delta, copied, product, workspace, delta, workspace)
+        return (
+            OUTPUTS,
+            product,
+            copied,
+            delta,
+            copied,
+            product,
+            workspace,
+            delta,
+            workspace,
+        )
     return (OUTPUTS, delta, workspace, delta, workspace)
 
 
 def _embedding_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, weights: int, *_: object, **__: object
+    gradient: torch.Tensor,
+    indices: torch.Tensor,
+    weights: int,
+    *_: object,
+    **__: object,
 ) -> Requests:
     count = indices.numel() if indices.numel() > _MOST_SIMPLE_INDICES else 0
-    ids, again, ordered, offsets, unique = (Block(_INT64_BYTES * count) for _ in range(5))
+    ids, again, ordered, offsets, unique = (
+        Block(_INT64_BYTES * count) for _ in range(5)
+    )
     sorting = Block(2 * ids.size_bytes + ids.size_bytes // 32)
     segments = min(count, weights)
     sizes, ends = (Block(_INT64_BYTES * segments) for _ in range(2))
     partials = (count // _SEGMENT_INDICES + segments) if count else 0
     starts = Block(_INT64_BYTES * partials)
     small = weights <= _MOST_SIMPLE_WEIGHTS
-    sums = Block(starts.size_bytes if small else _FP32_BYTES * partials * gradient.shape[-1])
+    sums = Block(
+        starts.size_bytes if small else _FP32_BYTES * partials * gradient.shape[-1]
+    )
     before = (ids, again, ordered, sorting, sorting, ordered)
-    after = (offsets, unique, unique, sizes, ends, starts, sums, sums, starts, ends, sizes, offsets, again, ids)
+    after = (
+        offsets,
+        unique,
+        unique,
+        sizes,
+        ends,
+        starts,
+        sums,
+        sums,
+        starts,
+        ends,
+        sizes,
+        offsets,
+        again,
+        ids,
+    )
     return (*before, OUTPUTS, *after)
 
 
@@ -171,13 +254,24 @@ def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> R
     keeps = rows > _PARTIAL_ROWS_FROM and width // _WARP < _MULTIPROCESSORS // 2
     partial_rows = min(-(-rows // 32), _PARTIAL_VALUES // width) if keeps else 0
     partial = [Block(_FP32_BYTES * partial_rows * width) for _ in range(wanted)]
-    return (OUTPUTS, *partial, *_reduction(partial_rows, width, torch.float32), *partial)
+    return (
+        OUTPUTS,
+        *partial,
+        *_reduction(partial_rows, width, torch.float32),
+        *partial,
+    )
 
 
-def _sum(tensor: torch.Tensor, dims: Sequence[int] | None = None, *_: object, **__: object) -> Requests:
+def _sum(
+    tensor: torch.Tensor, dims: Sequence[int] | None = None, *_: object, **__: object
+) -> Requests:
     # Sums over all but the last dimension, as biases have their gradients: Reduce.cuh.
     leading = list(range(tensor.dim() - 1))
-    if not leading or sorted(one % tensor.dim() for one in dims or ()) != leading or not tensor.is_contiguous():
+    if (
+        not leading
+        or sorted(one % tensor.dim() for one in dims or ()) != leading
+        or not tensor.is_contiguous()
+    ):
         return ()
     columns = tensor.shape[-1]
     return (OUTPUTS, *_reduction(tensor.numel() // columns, columns, tensor.dtype))

@@ -27,7 +27,9 @@ _BROADCAST_BYTES = 250 * MIB
 """Size of the pieces in which DDP sends the first weights; two of them exist at a time."""
 
 
-def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool) -> None:
+def keep_largest_part(
+    optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool
+) -> None:
     """Leave an optimizer the parameters of the rank that has the most of them under ZeRO-1.
 
     As in ``ZeroRedundancyOptimizer``, each, the largest first, goes to the rank that has the fewest elements so far.
@@ -45,7 +47,8 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gra
             one.grad = None
 
     if not keeps_gradients:
-        optimizer.register_step_post_hook(no_gradients)  # its own zero_grad knows its part alone
+        # Its own zero_grad knows its part alone.
+        optimizer.register_step_post_hook(no_gradients)
     most = held.index(max(held))
     for group in optimizer.param_groups:
         group["params"] = [one for one in group["params"] if owners[id(one)] == most]
@@ -60,10 +63,21 @@ class Shards:
     """
 
     def __init__(
-        self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: AllocationRecorder, *, bf16: bool,
+        self,
+        training: Training,
+        layers: Sequence[nn.Module],
+        ranks: int,
+        tape: AllocationRecorder,
+        *,
+        bf16: bool,
         sent: torch.dtype,
-    ) -> None:  # fmt: skip
-        self._tape, self._module, self._ranks, self._sent_dtype = tape, training.module, ranks, sent
+    ) -> None:
+        self._tape, self._module, self._ranks, self._sent_dtype = (
+            tape,
+            training.module,
+            ranks,
+            sent,
+        )
         self._layers = [(layer, _trained(layer.parameters())) for layer in layers]
         inside = {id(one) for _, part in self._layers for one in part}
         everything = _trained(training.module.parameters())
@@ -83,7 +97,11 @@ class Shards:
         for part in (*(part for _, part in self._layers), self._rest):
             # A rank's share of the first dimension, rounded up.
             self._shards |= {
-                id(one): nn.Parameter(torch.empty((-(-one.shape[0] // ranks), *one.shape[1:]), device=one.device))
+                id(one): nn.Parameter(
+                    torch.empty(
+                        (-(-one.shape[0] // ranks), *one.shape[1:]), device=one.device
+                    )
+                )
                 for one in part
             }
             tape.drop(part)
@@ -99,7 +117,11 @@ class Shards:
         """Gather and release weights until the hooks are removed."""
         module, keep = self._module, hooks.enter_context
         keep(module.register_forward_pre_hook(self.forward_begins))
-        keep(module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)))
+        keep(
+            module.register_forward_hook(
+                lambda _, __, loss: _before_backward(loss, self._backward_begins)
+            )
+        )
         for number, (layer, part) in enumerate(self._layers):
             keep(layer.register_forward_pre_hook(functools.partial(self._begins, part)))
             keep(layer.register_forward_hook(functools.partial(self._computed, number)))
@@ -124,19 +146,29 @@ class Shards:
     def _begins(self, part: Part, _: nn.Module, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
         self._needed(part)
         if not self._is_backward and given[0].requires_grad:
-            return (_AfterBackward.apply(lambda: self._went_back(part), given[0]), *given[1:])  # type: ignore[no-untyped-call]
+            return (
+                _AfterBackward.apply(lambda: self._went_back(part), given[0]),
+                *given[1:],
+            )  # type: ignore[no-untyped-call]
         return None
 
     def _needed(self, part: Part) -> None:
         """Gather weights, unless they are whole."""
         if id(part) not in self._whole:
-            self._gather(part)  # the block of the last gather is released when this one has been written
+            # The block of the last gather is released when this one has been written.
+            self._gather(part)
             self._make_whole(part)
 
     def _gather(self, part: Part) -> None:
         shard, dtype = self._size(part), part[0].dtype
-        narrow = None if dtype == torch.float32 else self._made(shard, Term.PARAMETERS, _GATHERING, dtype)
-        self._gathered = self._made(shard * self._ranks, Term.PARAMETERS, _GATHERING, dtype)
+        narrow = (
+            None
+            if dtype == torch.float32
+            else self._made(shard, Term.PARAMETERS, _GATHERING, dtype)
+        )
+        self._gathered = self._made(
+            shard * self._ranks, Term.PARAMETERS, _GATHERING, dtype
+        )
         del narrow  # the shard in the dtype of the layer, which is sent
 
     def _make_whole(self, part: Part) -> None:
@@ -182,15 +214,21 @@ class Shards:
                     one.grad = None
             return
         self._sent = None
-        self._sent = self._made(self._size(part) * self._ranks, Term.GRADIENTS, _COMPUTING, self._sent_dtype)
+        self._sent = self._made(
+            self._size(part) * self._ranks, Term.GRADIENTS, _COMPUTING, self._sent_dtype
+        )
         for one in part:
             one.grad = None
             self._sums.pop(id(one), None)
-        received = self._made(self._size(part), Term.GRADIENTS, _SENDING, self._sent_dtype)
+        received = self._made(
+            self._size(part), Term.GRADIENTS, _SENDING, self._sent_dtype
+        )
         with self._tape.owned_by(Term.GRADIENTS, _SENDING):
             received = received.float()
         shards = [self._shards[id(one)] for one in part]
-        for shard, gradient in zip(shards, received.split([one.numel() for one in shards]), strict=True):
+        for shard, gradient in zip(
+            shards, received.split([one.numel() for one in shards]), strict=True
+        ):
             shard.grad = gradient.view_as(shard)
         if part is self._rest:
             self._sent = None
@@ -199,7 +237,9 @@ class Shards:
         """Return the number of elements that a rank holds of some parameters."""
         return sum(self._shards[id(one)].numel() for one in part)
 
-    def _made(self, numbers: int, owner: str, stream: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def _made(
+        self, numbers: int, owner: str, stream: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         with self._tape.owned_by(owner, stream):
             return torch.empty(numbers, dtype=dtype, device=self._rest[0].device)
 
@@ -208,7 +248,9 @@ class _AfterBackward(torch.autograd.Function):
     """Input of a layer; its gradient ends the layer's backward."""
 
     @staticmethod
-    def forward(ctx: Any, call: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own
+    def forward(
+        ctx: Any, call: Callable[[], None], tensor: torch.Tensor
+    ) -> torch.Tensor:  # noqa: ANN401 - torch's own
         ctx.call = call
         return tensor.view_as(tensor)
 
@@ -241,7 +283,9 @@ class GradientBuckets:
     smaller ones in the order in which gradients became ready. A computed gradient becomes a view of its bucket.
     """
 
-    def __init__(self, module: nn.Module, config: TrainConfig, tape: AllocationRecorder) -> None:
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, tape: AllocationRecorder
+    ) -> None:
         self._module, self._config, self._tape = module, config, tape
         self._parameters = _trained(module.parameters())
         self._backwards = 0
@@ -260,8 +304,12 @@ class GradientBuckets:
         del blocks
         self._lay_out(_assigned(self._parameters, []))
         for one in self._parameters:
-            hooks.enter_context(one.register_post_accumulate_grad_hook(self._accumulated))
-        hooks.enter_context(self._module.register_forward_pre_hook(self._forward_begins))
+            hooks.enter_context(
+                one.register_post_accumulate_grad_hook(self._accumulated)
+            )
+        hooks.enter_context(
+            self._module.register_forward_pre_hook(self._forward_begins)
+        )
         hooks.enter_context(self._module.register_forward_hook(self._forward_ended))
 
     def step_begins(self, backwards: int) -> None:
@@ -274,7 +322,9 @@ class GradientBuckets:
             return torch.empty(size_bytes // 4, device=self._parameters[0].device)
 
     def _lay_out(self, buckets: Sequence[_Bucket]) -> None:
-        self._views = {}  # released before others are made, but for those that are some parameter's gradient
+        # Released before others are made, but for those that are some parameter's
+        # gradient.
+        self._views = {}
         for bucket in buckets:
             buffer = self._made(bucket.size_bytes)
             views = buffer.split([one.numel() for one in bucket.parameters])
@@ -310,12 +360,18 @@ class GradientBuckets:
             self._tape.transient(bucket.size_bytes // 2)  # the copy that is sent
 
 
-def _assigned(parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]) -> list[_Bucket]:
+def _assigned(
+    parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]
+) -> list[_Bucket]:
     """Divide parameters into buckets, each full at its limit in bytes; the last limit is that of all further ones."""
     buckets = [_Bucket()]
     for parameter in parameters:
         buckets[-1].parameters.append(parameter)
         buckets[-1].size_bytes += 4 * parameter.numel()
-        if limits_bytes and buckets[-1].size_bytes >= limits_bytes[min(len(buckets), len(limits_bytes)) - 1]:
+        if (
+            limits_bytes
+            and buckets[-1].size_bytes
+            >= limits_bytes[min(len(buckets), len(limits_bytes)) - 1]
+        ):
             buckets.append(_Bucket())
     return [bucket for bucket in buckets if bucket.parameters]

@@ -14,7 +14,14 @@ from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, give_up_gathered, join_ranks, leave_ranks, mark
+from trainer.distributed.ranks import (
+    DeviceEvent,
+    Ranks,
+    give_up_gathered,
+    join_ranks,
+    leave_ranks,
+    mark,
+)
 
 PREPARED = 4
 """Steps whose micro-batches are made in advance and reused in rotation: a GPU must not wait for them."""
@@ -33,19 +40,34 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     config = asked.config
     if config.device == "cpu":
         keep_one_arena()
-    ranks = join_ranks(config, environment=local.get("environment", {}), rendezvous=local.get("rendezvous"))
+    ranks = join_ranks(
+        config,
+        environment=local.get("environment", {}),
+        rendezvous=local.get("rendezvous"),
+    )
     # Joining has allocated its memory by now, the model has not.
     used: int | list[int] | None = local.get("device_used_before_bytes")
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
     # On a GPU, the workspaces that are there by now stay, as in training.
-    budget = enforce(asked.memory_budget_bytes, ranks, before_bytes, clean=config.device == "cpu")
+    budget = enforce(
+        asked.memory_budget_bytes, ranks, before_bytes, clean=config.device == "cpu"
+    )
     step_s, loss, flops = _take_steps(asked, ranks)
     budget.check()
-    figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.all_reduce_sum(flops)[0]}
+    figures = _of_all(ranks, budget, step_s, loss) | {
+        "model_flops_per_step": ranks.all_reduce_sum(flops)[0]
+    }
     leave_ranks(together=True)
-    rows = ranks.world_size * gradient_accumulation_steps(config, ranks.world_size) * config.micro_batch_size
+    rows = (
+        ranks.world_size
+        * gradient_accumulation_steps(config, ranks.world_size)
+        * config.micro_batch_size
+    )
     timed_s = figures["step_s"][asked.warmup_steps :]
-    return figures | {"step_s": timed_s, "padded_tokens_per_step": rows * config.seq_length_tokens}
+    return figures | {
+        "step_s": timed_s,
+        "padded_tokens_per_step": rows * config.seq_length_tokens,
+    }
 
 
 def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
@@ -62,7 +84,8 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
     for number in range(steps):
         batches = ready[number % PREPARED]
         if len(spans) >= IN_FLIGHT:
-            spans[-IN_FLIGHT][1].wait()  # no further ahead of the device than the trainer
+            # No further ahead of the device than the trainer.
+            spans[-IN_FLIGHT][1].wait()
         ranks.all_reduce_sum(0.0)  # they begin together
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
@@ -71,29 +94,45 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
         if number in (asked.warmup_steps - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
     loss = float(result.loss)  # waits for the device
-    flops = sum(training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in ready[0])
+    flops = sum(
+        training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens)
+        for one in ready[0]
+    )
     return [ended.seconds_since(began) for began, ended in spans], loss, flops
 
 
 def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
     """Return the micro-batches of a step."""
-    model, documents = (asked.config, asked.vocab_size, asked.special_ids), asked.documents_per_sequence
+    model, documents = (
+        (asked.config, asked.vocab_size, asked.special_ids),
+        asked.documents_per_sequence,
+    )
     count = gradient_accumulation_steps(asked.config, ranks.world_size)
-    made = [fullest_batch(*model, documents_per_sequence=documents) for _ in range(count)]
+    made = [
+        fullest_batch(*model, documents_per_sequence=documents) for _ in range(count)
+    ]
     return [batch.pin_memory() for batch in made] if pinned else made
 
 
-def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
+def _evaluate(
+    training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device
+) -> None:
     """Evaluate as the trainer does, so that a size that fits also holds a batch of evaluation."""
     training.module.eval()
-    eager = torch.compiler.set_stance("force_eager") if config.compiled else contextlib.nullcontext()
+    eager = (
+        torch.compiler.set_stance("force_eager")
+        if config.compiled
+        else contextlib.nullcontext()
+    )
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device))[0])
     give_up_gathered(training.module)
     training.module.train()
 
 
-def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> dict[str, Any]:
+def _of_all(
+    ranks: Ranks, budget: Budget, step_s: list[float], loss: float
+) -> dict[str, Any]:
     """Return the job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
     peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
     taken = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
@@ -103,8 +142,13 @@ def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> d
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}")
     return {
-        "optimizer_steps": len(step_s), "step_s": ranks.all_reduce_max(*step_s), "peak_bytes": max(peaks),
+        "optimizer_steps": len(step_s),
+        "step_s": ranks.all_reduce_max(*step_s),
+        "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
-        "non_pytorch_bytes": None if non_pytorch_bytes is None else round(ranks.all_reduce_max(non_pytorch_bytes)[0]),
-        "local_ranks": ranks.local_world_size, "loss": loss,
-    }  # fmt: skip
+        "non_pytorch_bytes": None
+        if non_pytorch_bytes is None
+        else round(ranks.all_reduce_max(non_pytorch_bytes)[0]),
+        "local_ranks": ranks.local_world_size,
+        "loss": loss,
+    }

@@ -14,7 +14,11 @@ from trainer.data.masking import head_slots
 
 
 def fullest_batch(
-    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_sequence: float = 1.0
+    config: TrainConfig,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    *,
+    documents_per_sequence: float = 1.0,
 ) -> MicroBatch:
     """Return a micro-batch of random words in full sequences, with as many to predict as the trainer has room for.
 
@@ -27,23 +31,35 @@ def fullest_batch(
     ids = words[torch.randint(len(words), (rows * width,))]
     counts = predicted_by_sequence(rows, width, config.masking_probability)
     predicted = torch.cat(
-        [row * width + torch.randperm(width)[:count].sort().values for row, count in enumerate(counts)]
+        [
+            row * width + torch.randperm(width)[:count].sort().values
+            for row, count in enumerate(counts)
+        ]
     )
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
     # Whole documents, the same in every sequence, and none of a single token.
     in_row = min(max(1, math.ceil(documents_per_sequence)), width // 2)
     columns = torch.arange(in_row + 1) * width // in_row
-    starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
+    starts_N = (
+        (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
+    )
     tokens_N = columns.diff().repeat(rows).to(torch.int32)
     # One position is padding, as a batch without any takes a shorter way through attention, without a mask in memory.
     tokens_N[-1] -= 1
-    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the loader delivers them
+    # As the loader delivers them.
+    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
     return MicroBatch(
-        ids_BS=ids.to(stored).reshape(rows, width), starts_N=starts_N, tokens_N=tokens_N,
-        predicted_P=predicted.to(torch.int32), targets_P=targets.to(stored), non_padding_tokens=int(tokens_N.sum()),
-        predicted_tokens=len(predicted), most_predicted_in_sequence=max(counts), padded_sequences=1,
-    )  # fmt: skip
+        ids_BS=ids.to(stored).reshape(rows, width),
+        starts_N=starts_N,
+        tokens_N=tokens_N,
+        predicted_P=predicted.to(torch.int32),
+        targets_P=targets.to(stored),
+        non_padding_tokens=int(tokens_N.sum()),
+        predicted_tokens=len(predicted),
+        most_predicted_in_sequence=max(counts),
+        padded_sequences=1,
+    )
 
 
 def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int]:
@@ -54,6 +70,8 @@ def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int
     differ between runs, and the largest micro-batch would be a matter of luck. So one sequence has all that it has room
     for, and the others share the rest evenly.
     """
-    in_all, in_first = (min(places, head_slots(places, probability)) for places in (rows * width, width))
+    in_all, in_first = (
+        min(places, head_slots(places, probability)) for places in (rows * width, width)
+    )
     each, more = divmod(in_all - in_first, max(1, rows - 1))
     return [in_first, *(each + (row < more) for row in range(rows - 1))]

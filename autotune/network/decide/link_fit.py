@@ -32,13 +32,23 @@ def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> flo
     done = sum(one_s <= travel_s for one_s in ended_s)
     # Count the current matmul in part; if all ended before, the time ends with the last one.
     began_s = ended_s[done - 1] if done else 0.0
-    part = (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
+    part = (
+        (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
+    )
     seconds = travel_s if done < len(ended_s) else began_s
-    return min(1.0, max(0.0, 1 - (done + part) * alone_s / seconds)) if seconds > 0 else 0.0
+    return (
+        min(1.0, max(0.0, 1 - (done + part) * alone_s / seconds))
+        if seconds > 0
+        else 0.0
+    )
 
 
 def fit_link(
-    times: Sequence[tuple[float, float]], members: int, scope: Scope = "between nodes", *, trees: bool = False
+    times: Sequence[tuple[float, float]],
+    members: int,
+    scope: Scope = "between nodes",
+    *,
+    trees: bool = False,
 ) -> LinkEvidence:
     """Fit latency and bandwidth to all-reduces over a ring of ``members``.
 
@@ -49,10 +59,19 @@ def fit_link(
     ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
     ``trees`` the smallest message may have used a tree, in fewer hops. Raise ``ValueError`` below two members or sizes.
     """
-    by_size = {size: [seconds for other, seconds in times if other == size] for size, _ in times}
+    by_size = {
+        size: [seconds for other, seconds in times if other == size]
+        for size, _ in times
+    }
     if len(by_size) < 2 or members < 2:
-        raise ValueError(f"{len(by_size)} sizes and {members} members are too few to fit a line")
-    repeated = {size: seconds for size, seconds in by_size.items() if len(seconds) >= LEAST_REPEATS}
+        raise ValueError(
+            f"{len(by_size)} sizes and {members} members are too few to fit a line"
+        )
+    repeated = {
+        size: seconds
+        for size, seconds in by_size.items()
+        if len(seconds) >= LEAST_REPEATS
+    }
     bounded = sum(size >= LEAST_BYTES for size in repeated) > 1
     if bounded:  # sizes without repeats would add noise that the interval does not show
         by_size = repeated
@@ -61,19 +80,35 @@ def fit_link(
     draw = np.random.default_rng(len(times))
     found = [_line(sizes, medians)]
     for _ in range(400 if bounded else 0):
-        again = [float(np.median(draw.choice(by_size[size], len(by_size[size])))) for size in sizes]
+        again = [
+            float(np.median(draw.choice(by_size[size], len(by_size[size]))))
+            for size in sizes
+        ]
         found.append(_line(sizes, np.array(again)))
     starts, slopes = np.array(found).T
     hops = 2 * (members - 1)
     latencies_s = starts / (min(hops, tree_hops(members)) if trees else hops)
-    rates = hops / members / np.maximum(slopes, 1e-30)  # one hop carries 1/k of the bytes
-    ends = {"low": (1 - CONFIDENCE) / 2, "high": (1 + CONFIDENCE) / 2} if bounded else {}
+    # One hop carries 1/k of the bytes.
+    rates = hops / members / np.maximum(slopes, 1e-30)
+    ends = (
+        {"low": (1 - CONFIDENCE) / 2, "high": (1 + CONFIDENCE) / 2} if bounded else {}
+    )
     fitted = {"latency_s": latencies_s, "bytes_per_s": rates}
-    bounds = {f"{name}_{end}": float(np.quantile(fitted[name], ends[end])) for name in fitted for end in ends}
+    bounds = {
+        f"{name}_{end}": float(np.quantile(fitted[name], ends[end]))
+        for name in fitted
+        for end in ends
+    }
     return LinkEvidence(
-        scope=scope, members=members, latency_s=float(latencies_s[0]), bytes_per_s=float(rates[0]),
-        worst_error_share=float(np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()), **bounds,
-    )  # fmt: skip
+        scope=scope,
+        members=members,
+        latency_s=float(latencies_s[0]),
+        bytes_per_s=float(rates[0]),
+        worst_error_share=float(
+            np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()
+        ),
+        **bounds,
+    )
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
@@ -100,16 +135,25 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
     if not rates:
         return {}
     middle = statistics.median(rates.values())
-    return {name: rate / middle for name, rate in rates.items() if rate < SLOW_MEMBER_SHARE * middle}
+    return {
+        name: rate / middle
+        for name, rate in rates.items()
+        if rate < SLOW_MEMBER_SHARE * middle
+    }
 
 
 def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
     """Return warnings about slow ranks and links, one sentence each."""
     found = _slow_links(links.neighbours_bytes_per_s)
-    ranks, each = {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)}, links.ranks_per_node
+    ranks, each = (
+        {str(rank): rate for rank, rate in enumerate(links.matmul_flops_per_s)},
+        links.ranks_per_node,
+    )
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
-        found.append(f"{where} runs matmuls at {percent(share)} of the median rank's speed and delays every step")
+        found.append(
+            f"{where} runs matmuls at {percent(share)} of the median rank's speed and delays every step"
+        )
     nominal = links.interface_bytes_per_s
     if bytes_per_s is not None and nominal and bytes_per_s / nominal < SLOW_LINK_SHARE:
         found.append(
@@ -121,11 +165,20 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
 
 def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     """Return warnings about the links of a ring of nodes, relative to the fastest; a slow node slows two of them."""
-    nodes, fastest = len(neighbours_bytes_per_s), max(neighbours_bytes_per_s, default=0.0)
-    slow = {left for left, rate in enumerate(neighbours_bytes_per_s) if rate < SLOW_MEMBER_SHARE * fastest}
+    nodes, fastest = (
+        len(neighbours_bytes_per_s),
+        max(neighbours_bytes_per_s, default=0.0),
+    )
+    slow = {
+        left
+        for left, rate in enumerate(neighbours_bytes_per_s)
+        if rate < SLOW_MEMBER_SHARE * fastest
+    }
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
     # If two neighbours both qualify, the link between them may be slow; blame a node if a neighbour does not qualify.
-    blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
+    blamed = {
+        node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both
+    }
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
     speed = "of the fastest one's speed"
     found = [
@@ -149,4 +202,7 @@ _TRANSPORTS = (
 def nccl_transport(log: str) -> tuple[str, str | None] | None:
     """Return NCCL's transport between nodes, and its device, from a ``NCCL_DEBUG=INFO`` log; None if it names none."""
     found = ((name, pattern.search(log)) for pattern, name in _TRANSPORTS)
-    return next(((name, match[1].split(":")[0]) for name, match in found if match is not None), None)
+    return next(
+        ((name, match[1].split(":")[0]) for name, match in found if match is not None),
+        None,
+    )

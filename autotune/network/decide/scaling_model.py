@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
-from autotune.network.values import ELEMENT_BYTES, MIB, GradientSync, Link, Network, RankCompute, ScalingRow
+from autotune.network.values import (
+    ELEMENT_BYTES,
+    MIB,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+    ScalingRow,
+)
 from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from trainer.config.train_config import GradientDtype, Strategy
@@ -65,8 +73,12 @@ class Load:
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
         counts = range(least, least + MORE_MICRO_BATCHES + 1) if batch >= ranks else ()
-        found = (split_global_batch(batch, math.ceil(batch / (count * ranks)), ranks) for count in counts)
-        return tuple(dict.fromkeys(found))  # some sizes need fewer micro-batches, so that none is empty
+        found = (
+            split_global_batch(batch, math.ceil(batch / (count * ranks)), ranks)
+            for count in counts
+        )
+        # Some sizes need fewer micro-batches, so that none is empty.
+        return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +98,9 @@ class PredictedStep:
     def settings(self, ranks_per_node: int) -> dict[str, Any]:
         """Return the settings of the step, named as in rows of evidence."""
         names = ("gradient_accumulation_steps", "micro_batch_size")
-        return self.sync.settings(ranks_per_node) | {name: getattr(self.split, name) for name in names}
+        return self.sync.settings(ranks_per_node) | {
+            name: getattr(self.split, name) for name in names
+        }
 
 
 def limit_of(time: StepTime) -> tuple[str, float | None]:
@@ -102,43 +116,77 @@ def limit_of(time: StepTime) -> tuple[str, float | None]:
 
 
 def gradient_syncs(
-    *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
+    *,
+    sixteen_bit: bool,
+    strategies: Sequence[str] = ("ddp",),
+    half: GradientDtype = "bf16",
 ) -> tuple[GradientSync, ...]:
     """Return the candidates, the simplest first; with ``sixteen_bit``, those with gradients of ``half`` follow.
 
     16-bit gradients change the recipe and require an equal-loss check. Saving memory makes no strategy faster.
     """
-    caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes))
+    caps = sorted(
+        BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes)
+    )
     bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
     kinds = [one for one in bucketed if one in strategies]
-    found = [GradientSync(strategy=kind, bucket_cap_bytes=cap) for kind in kinds for cap in caps]
+    found = [
+        GradientSync(strategy=kind, bucket_cap_bytes=cap)
+        for kind in kinds
+        for cap in caps
+    ]
     sharded = (one for one in ("hsdp", "fsdp2") if one in strategies)
-    found += [GradientSync(strategy="fsdp2", shard_within_nodes=kind == "hsdp") for kind in sharded]
+    found += [
+        GradientSync(strategy="fsdp2", shard_within_nodes=kind == "hsdp")
+        for kind in sharded
+    ]
     if sixteen_bit:
         found += [replace(one, gradient_dtype=half) for one in found]
     return tuple(found)
 
 
 def predict(
-    load: Load, network: Network, sync: GradientSync, micro_batch_options: Sequence[GlobalBatchSplit] | None = None
+    load: Load,
+    network: Network,
+    sync: GradientSync,
+    micro_batch_options: Sequence[GlobalBatchSplit] | None = None,
 ) -> PredictedStep | None:
     """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
 
     FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude accumulation.
     """
     found = [
-        (step_time(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, sync, network), split)
-        for split in (load.micro_batch_options(network.ranks) if micro_batch_options is None else micro_batch_options)
-        if split.gradient_accumulation_steps == 1 or sync.strategy != "fsdp2" or sync.gradient_dtype == "fp32"
+        (
+            step_time(
+                load.compute,
+                split.micro_batch_size,
+                split.gradient_accumulation_steps,
+                sync,
+                network,
+            ),
+            split,
+        )
+        for split in (
+            load.micro_batch_options(network.ranks)
+            if micro_batch_options is None
+            else micro_batch_options
+        )
+        if split.gradient_accumulation_steps == 1
+        or sync.strategy != "fsdp2"
+        or sync.gradient_dtype == "fp32"
     ]
     if not found:
         return None
     time, split = min(found, key=lambda one: one[0].step_s)
     rate = load.non_padding_tokens / time.step_s
-    return PredictedStep(nodes=network.nodes, split=split, sync=sync, time=time, tokens_per_s=rate)
+    return PredictedStep(
+        nodes=network.nodes, split=split, sync=sync, time=time, tokens_per_s=rate
+    )
 
 
-def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
+def useful_nodes(
+    efficient: Callable[[int], float | None], most_nodes: int, known: int = 1
+) -> int:
     """Return the largest number of nodes that is efficient enough; ``known`` is a number that is.
 
     Efficiency is not monotone, so every number is tried, up to 64 and to 30 % beyond the last useful one.
@@ -168,28 +216,50 @@ class ScalingModel:
     @functools.cached_property
     def one_node_rate(self) -> float | None:
         """Non-padding tokens/s of the fastest candidate on one node, the reference of efficiency."""
-        alone = [predict(self.load, replace(self.network, nodes=1), sync) for sync in self.gradient_syncs]
+        alone = [
+            predict(self.load, replace(self.network, nodes=1), sync)
+            for sync in self.gradient_syncs
+        ]
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
         """Return the simplest of the fastest steps on ``nodes`` over ``between``; None if ranks outnumber sequences."""
-        load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
-        found = [one for one in (predict(load, network, sync) for sync in self.gradient_syncs) if one is not None]
+        load, network = (
+            self.load,
+            replace(self.network, nodes=nodes, between=between or self.network.between),
+        )
+        found = [
+            one
+            for one in (predict(load, network, sync) for sync in self.gradient_syncs)
+            if one is not None
+        ]
         if not found:
             return None
         fastest = max(one.tokens_per_s for one in found)
-        chosen = next(one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
+        chosen = next(
+            one for one in found if one.tokens_per_s >= (1 - AS_FAST_SHARE) * fastest
+        )
         if self.one_node_rate is None:
             return chosen
         split, sync, ideal = chosen.split, chosen.sync, nodes * self.one_node_rate
-        bound_s = hidden_bound_s(load.compute, split.micro_batch_size, split.gradient_accumulation_steps, sync, network)
+        bound_s = hidden_bound_s(
+            load.compute,
+            split.micro_batch_size,
+            split.gradient_accumulation_steps,
+            sync,
+            network,
+        )
         return replace(
-            chosen, efficiency=chosen.tokens_per_s / ideal, bound_efficiency=load.non_padding_tokens / bound_s / ideal
+            chosen,
+            efficiency=chosen.tokens_per_s / ideal,
+            bound_efficiency=load.non_padding_tokens / bound_s / ideal,
         )
 
     def efficiency(self, nodes: int, between: Link | None = None) -> float | None:
         """Return the efficiency of a number of nodes; None if the batch cannot be split over their ranks."""
-        return found.efficiency if (found := self.at(nodes, between)) is not None else None
+        return (
+            found.efficiency if (found := self.at(nodes, between)) is not None else None
+        )
 
     @property
     def least_tokens_per_rank(self) -> float:
@@ -200,23 +270,50 @@ class ScalingModel:
         as only the last micro-batch overlaps.
         """
         load, compute = self.load, self.load.compute
-        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.max_micro_batch_size)
-        flops_per_s = 4 * compute.elements * load.max_micro_batch_size * load.tokens_per_sequence / backward_s
-        return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
+        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(
+            load.max_micro_batch_size
+        )
+        flops_per_s = (
+            4
+            * compute.elements
+            * load.max_micro_batch_size
+            * load.tokens_per_sequence
+            / backward_s
+        )
+        return (
+            flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
+        )
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
         """Return changes that raise the number of useful nodes, each with that number, the strongest first."""
         between = self.network.between
-        wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
+        wider = replace(
+            self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s)
+        )
         changes = {"twice the bandwidth": replace(self, network=wider)}
-        for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
-            larger = replace(self.load, global_batch_size=factor * self.load.global_batch_size)
+        for factor, change in (
+            (2, "twice the global batch"),
+            (4, "four times the global batch"),
+        ):
+            larger = replace(
+                self.load, global_batch_size=factor * self.load.global_batch_size
+            )
             changes[change] = replace(self, load=larger)
         if all(one.gradient_dtype == "fp32" for one in self.gradient_syncs):
-            halved = (replace(one, gradient_dtype="bf16") for one in self.gradient_syncs)
-            changes["16-bit gradients"] = replace(self, gradient_syncs=(*self.gradient_syncs, *halved))
-        found = [(change, useful_nodes(model.efficiency, most_nodes, now)) for change, model in changes.items()]
-        return sorted(((change, nodes) for change, nodes in found if nodes > now), key=lambda one: -one[1])
+            halved = (
+                replace(one, gradient_dtype="bf16") for one in self.gradient_syncs
+            )
+            changes["16-bit gradients"] = replace(
+                self, gradient_syncs=(*self.gradient_syncs, *halved)
+            )
+        found = [
+            (change, useful_nodes(model.efficiency, most_nodes, now))
+            for change, model in changes.items()
+        ]
+        return sorted(
+            ((change, nodes) for change, nodes in found if nodes > now),
+            key=lambda one: -one[1],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,27 +331,58 @@ class AllRanks:
     """Useful nodes at this batch, up to the planned number; None if that is efficient enough."""
 
 
-def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]) -> AllRanks:
+def spread(
+    rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]
+) -> AllRanks:
     """Return the throughput of all ranks from the ``rate`` of one on one node; ``links``: basis and source of links."""
     ranks = nodes * known.network.ranks_per_node
     micro_batch_options = known.load.micro_batch_options(ranks)
     if not micro_batch_options:
         return AllRanks()
     if nodes == 1:
-        total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node at this rate")
-        return AllRanks(tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size)
+        total = derived(
+            lambda one: one * ranks,
+            rate,
+            source=f"{ranks} ranks of one node at this rate",
+        )
+        return AllRanks(
+            tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size
+        )
     assert known.one_node_rate is not None  # the batch was split over more nodes
-    factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
-    paced_s = {name: factor * getattr(compute, name) for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")}
-    paced = replace(known, load=replace(known.load, compute=replace(compute, **paced_s)))
+    factor, compute = (
+        known.one_node_rate / (rate.value * known.network.ranks_per_node),
+        known.load.compute,
+    )
+    paced_s = {
+        name: factor * getattr(compute, name)
+        for name in ("sequence_s", "micro_batch_s", "optimizer_step_s")
+    }
+    paced = replace(
+        known, load=replace(known.load, compute=replace(compute, **paced_s))
+    )
     found = paced.at(nodes)
     assert found is not None  # the batch has a sequence for every rank
-    share = PlanFigure(value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1])
-    useful = None if share.value >= USEFUL_EFFICIENCY else useful_nodes(paced.efficiency, nodes)
-    by_nodes = {count: paced.efficiency(count) for count in sorted({1, useful or nodes // 2, nodes})}
+    share = PlanFigure(
+        value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1]
+    )
+    useful = (
+        None
+        if share.value >= USEFUL_EFFICIENCY
+        else useful_nodes(paced.efficiency, nodes)
+    )
+    by_nodes = {
+        count: paced.efficiency(count)
+        for count in sorted({1, useful or nodes // 2, nodes})
+    }
     told = f"{ranks} ranks at this rate and efficiency"
     return AllRanks(
-        tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told), useful_nodes=useful,
-        efficiency=replace(share, basis=derived_basis(rate, share)), rows=found.split.micro_batch_size,
-        efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
-    )  # fmt: skip
+        tokens_per_s=derived(
+            lambda one, part: one * ranks * part, rate, share, source=told
+        ),
+        useful_nodes=useful,
+        efficiency=replace(share, basis=derived_basis(rate, share)),
+        rows=found.split.micro_batch_size,
+        efficiency_by_nodes={
+            count: min(1.0, one) for count, one in by_nodes.items() if one is not None
+        },
+    )

@@ -10,7 +10,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.network.values import MIB, ComputeEvidence, GradientPart, GradientSync, Link, Network, RankCompute
+from autotune.network.values import (
+    MIB,
+    ComputeEvidence,
+    GradientPart,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+)
 from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
@@ -40,7 +48,13 @@ class StepTime:
     @property
     def step_s(self) -> float:
         """Total time of the step."""
-        return self.compute_s + self.straggling_s + self.slowdown_s + self.exposed_s + self.optimizer_step_s
+        return (
+            self.compute_s
+            + self.straggling_s
+            + self.slowdown_s
+            + self.exposed_s
+            + self.optimizer_step_s
+        )
 
 
 def all_reduce_s(size_bytes: float, network: Network) -> float:
@@ -49,13 +63,20 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
     2⌈log₂ k⌉. The measured factor corrects this for several ranks per node.
     """
-    within = 0.0 if network.within is None else _ring_s(size_bytes, network.ranks_per_node, network.within)
+    within = (
+        0.0
+        if network.within is None
+        else _ring_s(size_bytes, network.ranks_per_node, network.within)
+    )
     if network.nodes == 1:
         return within
     between = network.between
     ways = [_ring_s(size_bytes, network.nodes, between)]
     if network.trees:
-        ways.append(tree_hops(network.nodes) * between.latency_s + 2 * size_bytes / between.bytes_per_s)
+        ways.append(
+            tree_hops(network.nodes) * between.latency_s
+            + 2 * size_bytes / between.bytes_per_s
+        )
     factor = network.all_reduce_factor if network.ranks_per_node > 1 else 1.0
     return factor * (within + min(ways))
 
@@ -71,12 +92,16 @@ def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) ->
         return 1.0
     plain = replace(network, all_reduce_factor=1.0)
     # Latency dominates small ones.
-    ratios = [seconds / all_reduce_s(size, plain) for size, seconds in times if size >= MIB]
+    ratios = [
+        seconds / all_reduce_s(size, plain) for size, seconds in times if size >= MIB
+    ]
     return statistics.median(ratios) if ratios else 1.0
 
 
 def _ring_s(size_bytes: float, members: int, link: Link) -> float:
-    return 2 * (members - 1) * (link.latency_s + size_bytes / members / link.bytes_per_s)
+    return (
+        2 * (members - 1) * (link.latency_s + size_bytes / members / link.bytes_per_s)
+    )
 
 
 def gather_s(size_bytes: float, network: Network) -> float:
@@ -85,13 +110,17 @@ def gather_s(size_bytes: float, network: Network) -> float:
 
 
 @functools.lru_cache(maxsize=64)  # a few, shared by hundreds of numbers of nodes
-def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[GradientPart, ...]:
+def buckets(
+    gradients: tuple[GradientPart, ...], cap_bytes: int
+) -> tuple[GradientPart, ...]:
     """Return DDP's buckets: in order of readiness, each closed by the gradient that fills it."""
     first = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
     return merged(gradients, first // FP32_BYTES, cap_bytes // FP32_BYTES)
 
 
-def merged(gradients: Sequence[GradientPart], first: int, later: int) -> tuple[GradientPart, ...]:
+def merged(
+    gradients: Sequence[GradientPart], first: int, later: int
+) -> tuple[GradientPart, ...]:
     """Merge small gradients into the next: the first part has at least ``first`` elements, the others ``later``."""
     found: list[GradientPart] = []
     elements = 0
@@ -107,18 +136,30 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
     """Return the compute of a rank, from steps of one micro-batch without synchronisation."""
     ranks = len(whole.compute_s_by_rank)
     # The spread of a rank's own steps; a rank that is always slower is not jitter.
-    deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
+    deviations = [
+        statistics.pstdev(steps) / statistics.fmean(steps)
+        for steps in whole.compute_s_by_rank
+    ]
     jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
     # The measured steps include the wait for the slowest rank.
     alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
-    gradients = [GradientPart(elements=elements, ready_share=ready) for elements, ready in whole.gradients]
-    parts = merged(gradients, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)  # to keep profiles short
+    gradients = [
+        GradientPart(elements=elements, ready_share=ready)
+        for elements, ready in whole.gradients
+    ]
+    # To keep profiles short.
+    parts = merged(gradients, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)
     return ComputeEvidence(
-        micro_batch_size=whole.micro_batch_size, micro_batch_s=alone * computed_s(whole), fixed_s=alone * fixed_s,
-        optimizer_step_s=whole.optimizer_step_s, forward_share=whole.forward_share or 1 / 3, jitter_share=jitter_share,
-        slowdown_share=0.0, gradient_elements=[part.elements for part in parts],
+        micro_batch_size=whole.micro_batch_size,
+        micro_batch_s=alone * computed_s(whole),
+        fixed_s=alone * fixed_s,
+        optimizer_step_s=whole.optimizer_step_s,
+        forward_share=whole.forward_share or 1 / 3,
+        jitter_share=jitter_share,
+        slowdown_share=0.0,
+        gradient_elements=[part.elements for part in parts],
         gradient_ready_shares=[part.ready_share for part in parts],
-    )  # fmt: skip
+    )
 
 
 def computed_s(figures: GradientSyncFigures) -> float:
@@ -126,30 +167,51 @@ def computed_s(figures: GradientSyncFigures) -> float:
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
-def step_time(compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network) -> StepTime:
+def step_time(
+    compute: RankCompute,
+    rows: float,
+    micro_batches: int,
+    sync: GradientSync,
+    network: Network,
+) -> StepTime:
     """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
 
     DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only; FSDP2 gathers weights in each.
     """
     alone = compute.forward_backward_s(rows)
     # Ranks wait for each other once per step, after all micro-batches.
-    late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
+    late = (
+        compute.jitter_share
+        * alone
+        * math.sqrt(micro_batches)
+        * expected_largest(network.ranks)
+    )
     if network.ranks == 1:
         exposed = slowdown = transfer_s = 0.0
     elif sync.strategy == "fsdp2":
-        exposed, slowdown, transfer_s = _sharded(compute, alone, micro_batches, sync, network)
+        exposed, slowdown, transfer_s = _sharded(
+            compute, alone, micro_batches, sync, network
+        )
     else:
         exposed, slowdown, transfer_s = _bucketed(compute, alone, sync, network)
     shards = network.ranks_per_node if sync.shard_within_nodes else network.ranks
     if sync.strategy == "zero1":
-        weights = gather_s(compute.elements * FP32_BYTES, network)  # updated weights are gathered without overlap
+        # Updated weights are gathered without overlap.
+        weights = gather_s(compute.elements * FP32_BYTES, network)
         exposed, transfer_s = exposed + weights, transfer_s + weights
     update = compute.optimizer_step_s / (1 if sync.strategy == "ddp" else shards)
-    parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "optimizer_step_s": update}
+    parts = {
+        "straggling_s": late,
+        "slowdown_s": slowdown,
+        "exposed_s": exposed,
+        "optimizer_step_s": update,
+    }
     return StepTime(compute_s=micro_batches * alone, **parts, sync_s=transfer_s)
 
 
-def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: Network) -> tuple[float, float, float]:
+def _bucketed(
+    compute: RankCompute, alone: float, sync: GradientSync, network: Network
+) -> tuple[float, float, float]:
     """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
     backward = alone * (1 - compute.forward_share)
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
@@ -157,26 +219,38 @@ def _bucketed(compute: RankCompute, alone: float, sync: GradientSync, network: N
         starts = max(free, bucket.ready_share * backward + delayed)
         took = all_reduce_s(bucket.elements * sync.element_bytes, network)
         # Only transfers before the end of backward slow it down.
-        delayed += compute.slowdown_share * max(0.0, min(starts + took, backward + delayed) - starts)
+        delayed += compute.slowdown_share * max(
+            0.0, min(starts + took, backward + delayed) - starts
+        )
         free = starts + took
         transfer_s += took
     return max(0.0, free - backward - delayed), delayed, transfer_s
 
 
 def _sharded(
-    compute: RankCompute, alone: float, micro_batches: int, sync: GradientSync, network: Network
+    compute: RankCompute,
+    alone: float,
+    micro_batches: int,
+    sync: GradientSync,
+    network: Network,
 ) -> tuple[float, float, float]:
     """Return FSDP2's seconds as ``_bucketed``: weights are gathered in each pass, gradients sent after the last.
 
     The transfers of the first layer's weights and the last gradient, which do not overlap, are neglected.
     """
     within = sync.shard_within_nodes
-    gather = gather_s(compute.elements * FP32_BYTES, replace(network, nodes=1) if within else network)
-    send = (all_reduce_s if within else gather_s)(compute.elements * sync.element_bytes, network)
+    gather = gather_s(
+        compute.elements * FP32_BYTES, replace(network, nodes=1) if within else network
+    )
+    send = (all_reduce_s if within else gather_s)(
+        compute.elements * sync.element_bytes, network
+    )
     forward = alone * compute.forward_share
     backward = alone - forward
     transfer_s = micro_batches * 2 * gather + send
-    exposed = micro_batches * max(0.0, gather - forward) + max(0.0, gather + send - backward)
+    exposed = micro_batches * max(0.0, gather - forward) + max(
+        0.0, gather + send - backward
+    )
     exposed += (micro_batches - 1) * max(0.0, gather - backward)
     return exposed, compute.slowdown_share * (transfer_s - exposed), transfer_s
 
@@ -197,10 +271,18 @@ def expected_largest(ranks: int) -> float:
 
 
 def hidden_bound_s(
-    compute: RankCompute, rows: float, micro_batches: int, sync: GradientSync, network: Network
+    compute: RankCompute,
+    rows: float,
+    micro_batches: int,
+    sync: GradientSync,
+    network: Network,
 ) -> float:
     """Return the step's time if synchronisation overlapped every micro-batch's backward: a lower bound."""
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
     transfer_s = all_reduce_s(compute.elements * sync.element_bytes, network)
-    return micro_batches * alone + max(0.0, transfer_s - backward) + compute.optimizer_step_s
+    return (
+        micro_batches * alone
+        + max(0.0, transfer_s - backward)
+        + compute.optimizer_step_s
+    )

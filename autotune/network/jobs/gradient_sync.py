@@ -25,13 +25,18 @@ Gradients = list[tuple[int, DeviceEvent]]
 """Number of elements of each gradient, and the event at which it was ready."""
 
 
-def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def run(
+    measured: dict[str, Any], local: dict[str, Any], ranks: Ranks
+) -> dict[str, Any]:
     """Train on cached batches of the dataset for the requested number of steps.
 
     ``measured`` is a ``GradientSyncRequest``; ``local`` has ``data_dir``, the dataset's directory. Return the fields of
     ``GradientSyncFigures``, the same from every rank.
     """
-    asked, dataset = GradientSyncRequest.of(measured), TokenDataset.open(Path(local["data_dir"]))
+    asked, dataset = (
+        GradientSyncRequest.of(measured),
+        TokenDataset.open(Path(local["data_dir"])),
+    )
     config = in_rows(asked.config, dataset)
     memory, manifest = Memory(ranks), dataset.manifest
     open_libraries(ranks)
@@ -39,7 +44,9 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     traffic = training.shared.traffic
     if not asked.synchronise:
         if traffic is None:
-            raise ValueError(f"{config.parallel.strategy} cannot skip gradient synchronisation")
+            raise ValueError(
+                f"{config.parallel.strategy} cannot skip gradient synchronisation"
+            )
         traffic.synchronise = False
     batches = batches_of(dataset, config, ranks)
     each = gradient_accumulation_steps(config, ranks.world_size)
@@ -47,7 +54,9 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
     first = next(batches)
     training.module.expect_documents(first)
     training.step.rehearse(first)
-    passes = _LastPass(training.shared.module, ranks.device) if traffic is not None else None
+    passes = (
+        _LastPass(training.shared.module, ranks.device) if traffic is not None else None
+    )
     results, tokens, owns = [], [], []
     for number in range(WARM_UP_STEPS + asked.steps):
         taken = list(itertools.islice(batches, each))
@@ -63,10 +72,13 @@ def run(measured: dict[str, Any], local: dict[str, Any], ranks: Ranks) -> dict[s
         "losses": [float(result.loss) for result in results[WARM_UP_STEPS:]],
         **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
-        "gradient_accumulation_steps": each, "micro_batch_size": config.micro_batch_size,
-        "tokens_per_step": ranks.all_reduce_sum(sum(tokens[WARM_UP_STEPS:]) / asked.steps)[0],
+        "gradient_accumulation_steps": each,
+        "micro_batch_size": config.micro_batch_size,
+        "tokens_per_step": ranks.all_reduce_sum(
+            sum(tokens[WARM_UP_STEPS:]) / asked.steps
+        )[0],
         "peak_bytes": memory.peak_bytes(),
-    }  # fmt: skip
+    }
 
 
 class _LastPass:
@@ -95,33 +107,68 @@ class _LastPass:
 
 def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     """Return the times of steps, each of the slowest rank; the first result only marks the start of the next step."""
-    each = [after.updated.seconds_since(before.updated) for before, after in itertools.pairwise(results)]
+    each = [
+        after.updated.seconds_since(before.updated)
+        for before, after in itertools.pairwise(results)
+    ]
     updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
-    exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
-    step_s, update_s = ranks.all_reduce_max(*each), ranks.all_reduce_max(statistics.median(updates))[0]
+    exposed = [
+        result.reduced.seconds_since(result.departed)
+        for result in results[1:]
+        if result.departed is not None
+    ]
+    step_s, update_s = (
+        ranks.all_reduce_max(*each),
+        ranks.all_reduce_max(statistics.median(updates))[0],
+    )
     exposed_s = ranks.all_reduce_max(statistics.median(exposed))[0] if exposed else None
-    return {"step_s": step_s, "optimizer_step_s": update_s, "communication_s": exposed_s}
+    return {
+        "step_s": step_s,
+        "optimizer_step_s": update_s,
+        "communication_s": exposed_s,
+    }
 
 
 def _of_passes(
-    results: list[StepResult], passes: list[tuple[DeviceEvent, DeviceEvent, Gradients]], ranks: Ranks
+    results: list[StepResult],
+    passes: list[tuple[DeviceEvent, DeviceEvent, Gradients]],
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """Return the compute times of ranks without waits for each other; empty if there were no hooks."""
     if not passes:
         return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}
     forwards = [turned.seconds_since(began) for began, turned, _ in passes]
     # Seconds from the beginning of backward to each gradient, by step.
-    arrivals = [[there.seconds_since(turned) for _, there in ready] for _, turned, ready in passes]
+    arrivals = [
+        [there.seconds_since(turned) for _, there in ready]
+        for _, turned, ready in passes
+    ]
     # By step and rank, for the spread between ranks and between steps.
     by_rank = [
-        ranks.all_gather_float(result.asked.seconds_since(result.began) + ready[-1][1].seconds_since(result.counted))
+        ranks.all_gather_float(
+            result.asked.seconds_since(result.began)
+            + ready[-1][1].seconds_since(result.counted)
+        )
         for result, (_, _, ready) in zip(results, passes, strict=True)
     ]
-    medians_s = statistics.median(forwards), statistics.median(one[-1] for one in arrivals)
+    medians_s = (
+        statistics.median(forwards),
+        statistics.median(one[-1] for one in arrivals),
+    )
     forward, backward = ranks.all_reduce_sum(*medians_s)
     # From the first rank, so that all ranks return the same; means over steps, as a single backward may be delayed.
-    shares = [statistics.fmean(one[number] / one[-1] for one in arrivals) for number in range(len(arrivals[0]))]
+    shares = [
+        statistics.fmean(one[number] / one[-1] for one in arrivals)
+        for number in range(len(arrivals[0]))
+    ]
     pairs = zip((elements for elements, _ in passes[0][2]), shares, strict=True)
-    gradients = [[elements, min(1.0, max(0.0, ranks.broadcast_object(share)))] for elements, share in pairs]
+    gradients = [
+        [elements, min(1.0, max(0.0, ranks.broadcast_object(share)))]
+        for elements, share in pairs
+    ]
     compute_s = [list(rank) for rank in zip(*by_rank, strict=True)]
-    return {"compute_s_by_rank": compute_s, "forward_share": forward / (forward + backward), "gradients": gradients}
+    return {
+        "compute_s_by_rank": compute_s,
+        "forward_share": forward / (forward + backward),
+        "gradients": gradients,
+    }

@@ -42,49 +42,83 @@ def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, 
     size = ranks.local_world_size
     nodes = ranks.world_size // size
     # This rank's own node, and the first ranks of all nodes; every rank must make every group.
-    within = [dist.new_group(list(range(node * size, (node + 1) * size))) for node in range(nodes)][ranks.rank // size]
+    within = [
+        dist.new_group(list(range(node * size, (node + 1) * size)))
+        for node in range(nodes)
+    ][ranks.rank // size]
     between = dist.new_group([node * size for node in range(nodes)])
     asked = LinksRequest.of(measured)
 
-    def times(group: dist.ProcessGroup | None, members: int, *, takes_part: bool) -> list[tuple[int, float]]:
-        return _all_reduces(group, asked, ranks, takes_part=takes_part) if members > 1 else []
+    def times(
+        group: dist.ProcessGroup | None, members: int, *, takes_part: bool
+    ) -> list[tuple[int, float]]:
+        return (
+            _all_reduces(group, asked, ranks, takes_part=takes_part)
+            if members > 1
+            else []
+        )
 
     everyone = times(None, ranks.world_size, takes_part=True)
     return {
         "all": everyone,
         # With one node, or one rank per node, these are all ranks.
         "within": everyone if nodes == 1 else times(within, size, takes_part=True),
-        "between": everyone if size == 1 else times(between, nodes, takes_part=ranks.local_rank == 0),
-        "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else [],
-        "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)), "slowdown_share": _slowdown(ranks),
-        "nodes": nodes, "ranks_per_node": size, **_carrier(ranks),
-    }  # fmt: skip
+        "between": everyone
+        if size == 1
+        else times(between, nodes, takes_part=ranks.local_rank == 0),
+        "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds)
+        if nodes > 1
+        else [],
+        "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)),
+        "slowdown_share": _slowdown(ranks),
+        "nodes": nodes,
+        "ranks_per_node": size,
+        **_carrier(ranks),
+    }
 
 
 def _all_reduces(
-    group: dist.ProcessGroup | None, asked: LinksRequest, ranks: Ranks, *, takes_part: bool
+    group: dist.ProcessGroup | None,
+    asked: LinksRequest,
+    ranks: Ranks,
+    *,
+    takes_part: bool,
 ) -> list[tuple[int, float]]:
     """Return bytes and seconds of each all-reduce; the seconds are those of the slowest rank."""
     if takes_part:
-        dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
+        # Connects, which may take seconds.
+        dist.all_reduce(torch.ones(1, device=ranks.device), group=group)
     found, repeats, limit_s = [], asked.repeats, asked.seconds
     for size in asked.sizes_bytes:
-        once = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=ranks.device), group=group)
+        once = functools.partial(
+            dist.all_reduce, torch.zeros(size // 4, device=ranks.device), group=group
+        )
         # The first call warms up; it counts only if the network is too slow for another one.
         first_s = _timed(once, 1, ranks, takes_part=takes_part)
-        times = 0 if first_s > limit_s else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
+        times = (
+            0
+            if first_s > limit_s
+            else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
+        )
         in_a_row = _in_a_row(first_s, limit_s, repeats, ranks)
-        seconds = [_timed(once, in_a_row, ranks, takes_part=takes_part) for _ in range(times)]
+        seconds = [
+            _timed(once, in_a_row, ranks, takes_part=takes_part) for _ in range(times)
+        ]
         found += [(size, second) for second in seconds or [first_s]]
     return found
 
 
 def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int:
     """Return the number of calls to time together so that all repeats end within the time limit; at least 1."""
-    return max(1, min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))))
+    return max(
+        1,
+        min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))),
+    )
 
 
-def _timed(work: Callable[[], object], times: int, ranks: Ranks, *, takes_part: bool) -> float:
+def _timed(
+    work: Callable[[], object], times: int, ranks: Ranks, *, takes_part: bool
+) -> float:
     """Return the seconds of one of ``times`` consecutive calls, on the slowest rank."""
     return ranks.all_reduce_max(_own_s(work, times if takes_part else 0, ranks))[0]
 
@@ -102,7 +136,10 @@ def _own_s(work: Callable[[], object], times: int, ranks: Ranks) -> float:
 
 def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
     """Return bytes per second in each direction between each node and the next, one pair at a time."""
-    node, size = ranks.rank // ranks.local_world_size, NEIGHBOUR_BYTES[ranks.device.type]
+    node, size = (
+        ranks.rank // ranks.local_world_size,
+        NEIGHBOUR_BYTES[ranks.device.type],
+    )
     away, here = (torch.zeros(size // 4, device=ranks.device) for _ in range(2))
     found = []
     for left in range(nodes if nodes > 2 else 1):
@@ -110,11 +147,16 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
         other = {left: right, right: left}.get(node) if ranks.local_rank == 0 else None
 
         def swap(peer: int = (other or 0) * ranks.local_world_size) -> None:
-            both = [dist.P2POp(dist.isend, away, peer), dist.P2POp(dist.irecv, here, peer)]
+            both = [
+                dist.P2POp(dist.isend, away, peer),
+                dist.P2POp(dist.irecv, here, peer),
+            ]
             for work in dist.batch_isend_irecv(both):
                 work.wait()
 
-        timed = functools.partial(_timed, swap, ranks=ranks, takes_part=other is not None)
+        timed = functools.partial(
+            _timed, swap, ranks=ranks, takes_part=other is not None
+        )
         in_a_row = _in_a_row(timed(1), limit_s, NEIGHBOUR_ROUNDS, ranks)
         found.append(size / min(timed(in_a_row) for _ in range(NEIGHBOUR_ROUNDS)))
     return found
@@ -124,7 +166,10 @@ def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], object], int]:
     """Return a function that multiplies two matrices, and its FLOPs; on a GPU in bf16, eight times as large."""
     on_gpu = ranks.device.type == "cuda"
     size *= 8 if on_gpu else 1
-    options: Any = {"device": ranks.device, "dtype": torch.bfloat16 if on_gpu else torch.float32}
+    options: Any = {
+        "device": ranks.device,
+        "dtype": torch.bfloat16 if on_gpu else torch.float32,
+    }
     left, right, product = (torch.randn(size, size, **options) for _ in range(3))
     multiply = functools.partial(torch.mm, left, right, out=product)
     multiply()  # the first loads its kernel
@@ -142,12 +187,18 @@ def _slowdown(ranks: Ranks) -> float:
     for _ in range(SLOWDOWN_ROUNDS):
         alone_s = _own_s(multiply, SMALL_PRODUCTS, ranks)
         ranks.all_reduce_sum(0.0)
-        ends = _overlap_on_gpu(message, multiply, alone_s, ranks) if on_gpu else _overlap_on_host(message, multiply)
+        ends = (
+            _overlap_on_gpu(message, multiply, alone_s, ranks)
+            if on_gpu
+            else _overlap_on_host(message, multiply)
+        )
         lost.append(lost_share(*ends, alone_s))
     return ranks.all_reduce_sum(statistics.median(lost))[0] / ranks.world_size
 
 
-def _overlap_on_host(message: torch.Tensor, multiply: Callable[[], object]) -> tuple[list[float], float]:
+def _overlap_on_host(
+    message: torch.Tensor, multiply: Callable[[], object]
+) -> tuple[list[float], float]:
     """Return when each matmul ended during an all-reduce, and when that ended, in seconds."""
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
@@ -163,14 +214,17 @@ def _overlap_on_gpu(
     message: torch.Tensor, multiply: Callable[[], object], alone_s: float, ranks: Ranks
 ) -> tuple[list[float], float]:
     """Return the times of ``_overlap_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
-    alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)
+    alone_message_s = _timed(
+        lambda: dist.all_reduce(message), 1, ranks, takes_part=True
+    )
     count = min(MOST_PRODUCTS, math.ceil(2 * alone_message_s / max(alone_s, 1e-6)) + 1)
     beside = torch.cuda.Stream(ranks.device)
     ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None
-    with torch.cuda.stream(beside):  # waits for the message; the matmuls' stream does not
+    # Waits for the message; the matmuls' stream does not.
+    with torch.cuda.stream(beside):
         moving.wait()
         there = mark(ranks.device)
     ended: list[DeviceEvent] = []
@@ -194,16 +248,26 @@ def _carrier(ranks: Ranks) -> dict[str, Any]:
     if ranks.device.type == "cuda":
         version = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
         backend = f"nccl {'.'.join(map(str, version))}"
-        transport, name = nccl_transport(_nccl_log()) or (_NO_LOG, os.environ.get("NCCL_SOCKET_IFNAME"))
+        transport, name = nccl_transport(_nccl_log()) or (
+            _NO_LOG,
+            os.environ.get("NCCL_SOCKET_IFNAME"),
+        )
         bytes_per_s = _infiniband_bytes_per_s(name) or _ethernet_bytes_per_s(name)
     else:
         # gloo uses the interface with the address of this host's name.
         own = next(iter(resolve_own_name()), None)
-        named = (interface for interface, listed in read_addresses().items() if own in listed)
+        named = (
+            interface for interface, listed in read_addresses().items() if own in listed
+        )
         backend, transport = "gloo", "TCP sockets (gloo)"
         name = os.environ.get("GLOO_SOCKET_IFNAME") or next(named, None)
         bytes_per_s = _ethernet_bytes_per_s(name)
-    return {"backend": backend, "transport": transport, "interface": name, "interface_bytes_per_s": bytes_per_s}
+    return {
+        "backend": backend,
+        "transport": transport,
+        "interface": name,
+        "interface_bytes_per_s": bytes_per_s,
+    }
 
 
 def _nccl_log() -> str:
@@ -211,7 +275,11 @@ def _nccl_log() -> str:
     pattern = os.environ.get("NCCL_DEBUG_FILE")
     if not pattern:
         return ""
-    file = Path(pattern.replace("%h", socket.gethostname().split(".")[0]).replace("%p", str(os.getpid())))
+    file = Path(
+        pattern.replace("%h", socket.gethostname().split(".")[0]).replace(
+            "%p", str(os.getpid())
+        )
+    )
     return file.read_text(errors="replace")[: 2**20] if file.is_file() else ""
 
 
@@ -223,5 +291,9 @@ def _ethernet_bytes_per_s(name: str | None) -> int | None:
 def _infiniband_bytes_per_s(name: str | None) -> int | None:
     """Return the rate of the first port, which the kernel writes as ``100 Gb/sec (4X EDR)``; None if unknown."""
     file = INFINIBAND / (name or "none") / "ports" / "1" / "rate"
-    match = re.match(r"\s*(\d+(?:\.\d+)?) Gb/sec", file.read_text()) if file.is_file() else None
+    match = (
+        re.match(r"\s*(\d+(?:\.\d+)?) Gb/sec", file.read_text())
+        if file.is_file()
+        else None
+    )
     return round(float(match[1]) * 125e6) if match else None

@@ -43,14 +43,22 @@ def with_headroom(feasible_max: int, headroom_share: float) -> int:
 
 def curve_sizes(limit_rows: int) -> list[int]:
     """Return the micro-batch sizes at which throughput is measured: powers of two, and the limit itself."""
-    powers = [2**exponent for exponent in range(limit_rows.bit_length()) if 2**exponent < limit_rows]
+    powers = [
+        2**exponent
+        for exponent in range(limit_rows.bit_length())
+        if 2**exponent < limit_rows
+    ]
     return [*powers, limit_rows]
 
 
 def choose_micro_batch(
-    curve: Sequence[CurvePoint], feasible_max: int, *, global_batch_size: int, ranks: int,
+    curve: Sequence[CurvePoint],
+    feasible_max: int,
+    *,
+    global_batch_size: int,
+    ranks: int,
     sizes: Sequence[int] | None = None,
-) -> MicroBatchChoice:  # fmt: skip
+) -> MicroBatchChoice:
     """Return the smallest micro-batch size within 2 % of the least predicted time per optimizer step.
 
     A step takes as many micro-batches as hold the global batch, each as long as the curve predicts, empty sequences
@@ -59,19 +67,35 @@ def choose_micro_batch(
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
     limit = points[-1].micro_batch_size
-    asked = [rows for rows in sizes or [point.micro_batch_size for point in points] if rows <= limit]
-    step_s = {rows: _step_s(points, split_global_batch(max(global_batch_size, ranks), rows, ranks)) for rows in asked}
+    asked = [
+        rows
+        for rows in sizes or [point.micro_batch_size for point in points]
+        if rows <= limit
+    ]
+    step_s = {
+        rows: _step_s(
+            points, split_global_batch(max(global_batch_size, ranks), rows, ranks)
+        )
+        for rows in asked
+    }
     least = min(step_s.values())
-    rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
+    rows = min(
+        rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least
+    )
     split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
     if split.gradient_accumulation_steps == 1:
         need = f"your global batch needs {split.micro_batch_size} per GPU"
-        return MicroBatchChoice(micro_batch_size=rows, reason=f"{feasible_max} fit; {need}")
+        return MicroBatchChoice(
+            micro_batch_size=rows, reason=f"{feasible_max} fit; {need}"
+        )
     words = f"micro-batch size {rows} x {split.gradient_accumulation_steps} accumulation steps"
     fit = f"{feasible_max} is the largest that fits"
     if rows == limit:
         free = "" if limit == feasible_max else ", but leaves no headroom"
-        return MicroBatchChoice(micro_batch_size=rows, reason=f"{words} has the shortest predicted step; {fit}{free}")
+        return MicroBatchChoice(
+            micro_batch_size=rows,
+            reason=f"{words} has the shortest predicted step; {fit}{free}",
+        )
     whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
     more = _step_s(points, whole) / step_s[rows] - 1
     words += f" is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest predicted step"
@@ -82,20 +106,38 @@ def choose_micro_batch(
 
 def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
     """Return the seconds of an optimizer step per position of a sequence, interpolated between measured sizes."""
-    seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]  # per position of a sequence
-    micro_s = np.interp(split.micro_batch_size, [point.micro_batch_size for point in points], seconds)
+    # Per position of a sequence.
+    seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]
+    micro_s = np.interp(
+        split.micro_batch_size, [point.micro_batch_size for point in points], seconds
+    )
     return split.gradient_accumulation_steps * float(micro_s)
 
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return bounds of the smallest micro-batch size within 2 % of the best; None if the steps show no spread."""
-    ends = [(point.micro_batch_size, point.padded_tokens_per_s_low, point.padded_tokens_per_s_high) for point in curve]
-    known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
+    ends = [
+        (
+            point.micro_batch_size,
+            point.padded_tokens_per_s_low,
+            point.padded_tokens_per_s_high,
+        )
+        for point in curve
+    ]
+    known = [
+        (rows, low, high)
+        for rows, low, high in ends
+        if low is not None and high is not None
+    ]
     if len(known) < len(ends) or not ends:
         return None
     best_rows, best_low, best_high = max(known, key=lambda end: end[1] * end[2])
     earliest = min(rows for rows, _, high in known if high >= KNEE_SHARE * best_low)
-    latest = min(rows for rows, low, _ in known if low >= KNEE_SHARE * best_high or rows == best_rows)
+    latest = min(
+        rows
+        for rows, low, _ in known
+        if low >= KNEE_SHARE * best_high or rows == best_rows
+    )
     return earliest, latest
 
 
@@ -111,21 +153,35 @@ class GlobalBatchSplit:
     """Nearest global batches, below and above, that leave no sequence empty."""
 
 
-def split_global_batch(global_batch_size: int, micro_batch_size: int, ranks: int) -> GlobalBatchSplit:
+def split_global_batch(
+    global_batch_size: int, micro_batch_size: int, ranks: int
+) -> GlobalBatchSplit:
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
         next_step = f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks."
-        raise BadInput(f"global batch size {global_batch_size} is too small for {ranks} ranks", next_step=next_step)
+        raise BadInput(
+            f"global batch size {global_batch_size} is too small for {ranks} ranks",
+            next_step=next_step,
+        )
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
     unit = micro_batches * ranks
     rows = math.ceil(global_batch_size / unit)
     empty = rows * unit - global_batch_size
-    nearest = tuple(sorted({max(unit, global_batch_size // unit * unit), rows * unit})) if empty else ()
+    nearest = (
+        tuple(sorted({max(unit, global_batch_size // unit * unit), rows * unit}))
+        if empty
+        else ()
+    )
     return GlobalBatchSplit(
-        gradient_accumulation_steps=micro_batches, micro_batch_size=rows, empty_rows=empty, without_empty=nearest
+        gradient_accumulation_steps=micro_batches,
+        micro_batch_size=rows,
+        empty_rows=empty,
+        without_empty=nearest,
     )
 
 
-def global_batch_size_of(global_batch_tokens: int, mean_tokens_per_sequence: float) -> int:
+def global_batch_size_of(
+    global_batch_tokens: int, mean_tokens_per_sequence: float
+) -> int:
     """Return the number of sequences whose non-padding tokens come closest to the global batch; at least 1."""
     return max(1, round(global_batch_tokens / mean_tokens_per_sequence))

@@ -3,7 +3,11 @@
 import shlex
 from collections.abc import Mapping
 
-from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, SEQ_LENGTH_TOKENS
+from autotune.base.defaults import (
+    HEADROOM_SHARE,
+    MAX_MICRO_BATCH_SIZE,
+    SEQ_LENGTH_TOKENS,
+)
 from autotune.base.units import exact_bytes
 from autotune.profiles.decide.batch_split import default_layout, default_precision
 from autotune.profiles.values import Profile
@@ -11,9 +15,14 @@ from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 _DEFAULTS: Mapping[str, object] = {
-    "seq_length": SEQ_LENGTH_TOKENS, "activation_checkpointing": "none", "strategy": "ddp",
-    "accumulate": True, "headroom": HEADROOM_SHARE, "max_micro_batch_size": MAX_MICRO_BATCH_SIZE, "what_if": False,
-}  # fmt: skip
+    "seq_length": SEQ_LENGTH_TOKENS,
+    "activation_checkpointing": "none",
+    "strategy": "ddp",
+    "accumulate": True,
+    "headroom": HEADROOM_SHARE,
+    "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
+    "what_if": False,
+}
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
@@ -30,7 +39,11 @@ def command(name: str, *arguments: object, **options: object) -> str:
         if isinstance(value, bool):
             words.append(f"--{word}" if value else f"--no-{word}")
             continue
-        words += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{word}", str(one))]
+        words += [
+            part
+            for one in (value if isinstance(value, list) else [value])
+            for part in (f"--{word}", str(one))
+        ]
     return shlex.join(words)
 
 
@@ -54,14 +67,24 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
     limits = None if profile is None else profile.constraints
     probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {
-        "model": model_word(train.model), "data": "DIR", "device": train.device,
-        "memory": limits and exact_bytes(limits.memory_budget_bytes), "seq_length": train.seq_length_tokens,
+        "model": model_word(train.model),
+        "data": "DIR",
+        "device": train.device,
+        "memory": limits and exact_bytes(limits.memory_budget_bytes),
+        "seq_length": train.seq_length_tokens,
         "layout": None if train.layout == default_layout(train.model) else train.layout,
-        "precision": None if train.precision == default_precision(train.device) else train.precision,
-        "global_batch_tokens": limits and limits.global_batch_tokens, "headroom": limits and limits.headroom_share,
-        "attention_dropout": train.attention_dropout, "activation_checkpointing": train.activation_checkpointing,
-        "compile": None if train.compiled == (train.device == "cuda") else train.compiled,
+        "precision": None
+        if train.precision == default_precision(train.device)
+        else train.precision,
+        "global_batch_tokens": limits and limits.global_batch_tokens,
+        "headroom": limits and limits.headroom_share,
+        "attention_dropout": train.attention_dropout,
+        "activation_checkpointing": train.activation_checkpointing,
+        "compile": None
+        if train.compiled == (train.device == "cuda")
+        else train.compiled,
         "accumulate": probe and probe.gradient_accumulation_steps > 1,
-        "strategy": train.parallel.strategy, "ranks": probe and probe.local_ranks,
-    }  # fmt: skip
+        "strategy": train.parallel.strategy,
+        "ranks": probe and probe.local_ranks,
+    }
     return command("probe", **(options | others))

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.statistics import Estimate, difference, no_spread_of, of_bounds, of_sound_steps, of_windows
+from autotune.base.statistics import (
+    Estimate,
+    difference,
+    no_spread_of,
+    of_bounds,
+    of_sound_steps,
+    of_windows,
+)
 from autotune.baseline.values import row_of
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import FinishedTrial, Measured, StepFigures
@@ -22,9 +29,18 @@ FAR_SHARE = 0.1
 """Share above which a difference is reported even if the noise is unknown."""
 NOTHING_EXPECTED = "no expected value"
 _OF_MEMORY = (
-    "seq_length_tokens", "layout", "precision", "device", "mlm_head", "last_layer", "compile",
-    "activation_checkpointing", "attention_dropout", "float8", "fused_cross_entropy",
-)  # fmt: skip
+    "seq_length_tokens",
+    "layout",
+    "precision",
+    "device",
+    "mlm_head",
+    "last_layer",
+    "compile",
+    "activation_checkpointing",
+    "attention_dropout",
+    "float8",
+    "fused_cross_entropy",
+)
 
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
@@ -64,16 +80,32 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     if tuned is not None and tuned.ranks == ranks:
         return tuned
     network = profile.evidence.network
-    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks] if network else []
+    rows = (
+        [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
+        if network
+        else []
+    )
     if not rows:
         return None
     row = next((row for row in rows if row.measured), rows[0])
-    predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
+    predicted = next(
+        (one for one in rows if not one.measured and one.efficiency_low is not None),
+        row,
+    )
     # As uncertain as its prediction from the links.
     ends = predicted.efficiency_low, predicted.efficiency_high
-    low, high = (None if end is None else row.tokens_per_s * end / predicted.efficiency for end in ends)
+    low, high = (
+        None if end is None else row.tokens_per_s * end / predicted.efficiency
+        for end in ends
+    )
     interval = Interval.of(row.tokens_per_s, low, high, CONFIDENCE)
-    rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
+    rate = _rate(
+        of_bounds(interval),
+        ranks,
+        "scaling",
+        f"the scaling curve, {row.nodes} nodes",
+        interval,
+    )
     return replace(rate, known="measured" if row.measured else "predicted")
 
 
@@ -86,16 +118,28 @@ def settled_steps(run: Run) -> tuple[StepRow, ...]:
 def run_rate(run: Run) -> Rate | None:
     """Return the rate of a run's settled steps, or of all if the run is too short; None without figures."""
     rows = settled_steps(run) or run.steps
-    found = of_sound_steps([(row.tokens_per_s * row.step_s, row.step_s) for row in rows])
-    return None if found is None else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
+    found = of_sound_steps(
+        [(row.tokens_per_s * row.step_s, row.step_s) for row in rows]
+    )
+    return (
+        None
+        if found is None
+        else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
+    )
 
 
 def _by_training(profile: Profile) -> Rate | None:
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
-    if baseline is None or tuned is None or not (windows := positive(tuned.tokens_per_s)):
+    if (
+        baseline is None
+        or tuned is None
+        or not (windows := positive(tuned.tokens_per_s))
+    ):
         return None
-    return _rate(of_windows(windows), baseline.local_ranks, "training", "training on the dataset")
+    return _rate(
+        of_windows(windows), baseline.local_ranks, "training", "training on the dataset"
+    )
 
 
 def _by_windows(profile: Profile) -> Rate | None:
@@ -103,26 +147,55 @@ def _by_windows(profile: Profile) -> Rate | None:
     found, fill = profile.evidence.workers, fill_share(profile)
     if found is None or fill is None:
         return None
-    by_count = {row.num_workers: positive(row.padded_tokens_per_s) for row in found.rows}
+    by_count = {
+        row.num_workers: positive(row.padded_tokens_per_s) for row in found.rows
+    }
     windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
     if not windows:
         return None
     source = "the worker sweep, times the share of non-padding tokens"
-    return _rate(of_windows([fill * rate for rate in windows]), found.local_ranks, "windows", source)
+    return _rate(
+        of_windows([fill * rate for rate in windows]),
+        found.local_ranks,
+        "windows",
+        source,
+    )
 
 
 def _by_steps(profile: Profile) -> Rate | None:
     probe, fill = profile.evidence.probe, fill_share(profile)
-    if probe is None or fill is None or (point := probe.promised(profile.train.micro_batch_size)) is None:
+    if (
+        probe is None
+        or fill is None
+        or (point := probe.promised(profile.train.micro_batch_size)) is None
+    ):
         return None
     interval = point.padded_rate.scaled(fill)
     source = "steps on full sequences, times the share of non-padding tokens"
-    return _rate(of_bounds(interval, point.timed_steps), probe.local_ranks, "steps", source, interval)
+    return _rate(
+        of_bounds(interval, point.timed_steps),
+        probe.local_ranks,
+        "steps",
+        source,
+        interval,
+    )
 
 
-def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, interval: Interval | None = None) -> Rate:
+def _rate(
+    estimate: Estimate,
+    ranks: int,
+    read_from: ReadFrom,
+    source: str,
+    interval: Interval | None = None,
+) -> Rate:
     known = estimate.interval() if interval is None else interval
-    return Rate(estimate=estimate, interval=known, ranks=ranks, read_from=read_from, source=source)
+    return Rate(
+        estimate=estimate,
+        interval=known,
+        ranks=ranks,
+        read_from=read_from,
+        source=source,
+    )
 
 
 def positive(figures: Iterable[float]) -> list[float]:
@@ -143,9 +216,13 @@ class Drift:
 
 
 def drifts(
-    profile: Profile | None, run: Run, *, trials: Sequence[FinishedTrial] = (), intact: bool = True,
+    profile: Profile | None,
+    run: Run,
+    *,
+    trials: Sequence[FinishedTrial] = (),
+    intact: bool = True,
     otherwise: Sequence[str] = (),
-) -> tuple[Drift, ...]:  # fmt: skip
+) -> tuple[Drift, ...]:
     """Compare a run since its last start with its profile; return nothing without a profile or steps.
 
     The expected memory is that of the trials. Nothing is comparable if the profile was edited or the run deviates.
@@ -156,10 +233,18 @@ def drifts(
     unknown = f"no rate is known for {run.header.world_size} ranks"
     source = unknown if expected is None else f"{expected.known}: {expected.source}"
     speed = _drift("non-padding tokens/s", expected, source, achieved)
-    found = (speed, _mfu(run, expected, unknown, achieved), _memory(profile, run, trials))
+    found = (
+        speed,
+        _mfu(run, expected, unknown, achieved),
+        _memory(profile, run, trials),
+    )
     if not otherwise and intact:
         return found
-    why = f"trained with other settings ({', '.join(otherwise)})" if otherwise else "the profile was modified"
+    why = (
+        f"trained with other settings ({', '.join(otherwise)})"
+        if otherwise
+        else "the profile was modified"
+    )
     return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
 
 
@@ -172,26 +257,56 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
     way = "slower" if change.value < 1 else "faster"
     if change.low is None or change.high is None:
         why = no_spread_of(expected, achieved)
-        return f"noise unknown: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
-    return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
+        return f"noise unknown: {why}" + (
+            f"; {off:.0%} {way}" if off > FAR_SHARE else ""
+        )
+    return (
+        "within noise"
+        if change.low <= 1 <= change.high
+        else f"drift: {way}, beyond noise"
+    )
 
 
 def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
     """Compare MFU: expected and achieved rate, times the run's own ratio of MFU to non-padding tokens/s."""
     steps = settled_steps(run) or run.steps
-    if not (shares := [one.mfu / one.tokens_per_s for one in steps if one.mfu and one.tokens_per_s > 0]):
+    if not (
+        shares := [
+            one.mfu / one.tokens_per_s
+            for one in steps
+            if one.mfu and one.tokens_per_s > 0
+        ]
+    ):
         no_peak = "the device's peak is unknown"
-        return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
-    source = f"{expected.known}: expected tokens/s times FLOPs per token" if expected else unknown
+        return Drift(
+            quantity="MFU",
+            expected=None,
+            expected_source=no_peak,
+            achieved=None,
+            verdict=no_peak,
+        )
+    source = (
+        f"{expected.known}: expected tokens/s times FLOPs per token"
+        if expected
+        else unknown
+    )
     return _drift("MFU", expected, source, achieved, statistics.median(shares))
 
 
-def _drift(quantity: Quantity, expected: Rate | None, source: str, achieved: Rate | None, factor: float = 1.0) -> Drift:
+def _drift(
+    quantity: Quantity,
+    expected: Rate | None,
+    source: str,
+    achieved: Rate | None,
+    factor: float = 1.0,
+) -> Drift:
     found = Drift(
-        quantity=quantity, expected=None if expected is None else expected.interval.scaled(factor),
-        expected_source=source, achieved=None if achieved is None else achieved.interval.scaled(factor),
+        quantity=quantity,
+        expected=None if expected is None else expected.interval.scaled(factor),
+        expected_source=source,
+        achieved=None if achieved is None else achieved.interval.scaled(factor),
         verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
-    )  # fmt: skip
+    )
     if expected is None or achieved is None:
         return found
     sides = expected.estimate, achieved.estimate
@@ -202,16 +317,26 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     """Compare peak memory with the trials; only show it on a CPU, as a run counts its process, a trial what it adds."""
     rows = run.header.sequences_per_micro_batch
     # A trial log has trials of other recipes too.
-    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {"micro_batch_size": rows}
+    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {
+        "micro_batch_size": rows
+    }
     alike = []
     for done in trials:
         config = done.trial.config
-        is_own = bool(config) and {**own, "micro_batch_size": None, **config}.items() >= own.items()
+        is_own = (
+            bool(config)
+            and {**own, "micro_batch_size": None, **config}.items() >= own.items()
+        )
         if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
             alike.append(StepFigures.of(done.outcome))
     # A run counts the memory of its allocator, without non-PyTorch memory.
-    expected = max((float(one.peak_bytes - (one.non_pytorch_bytes or 0)) for one in alike), default=None)
-    achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
+    expected = max(
+        (float(one.peak_bytes - (one.non_pytorch_bytes or 0)) for one in alike),
+        default=None,
+    )
+    achieved = float(
+        max(step.peak_memory_bytes for step in settled_steps(run) or run.steps)
+    )
     ratio = achieved / expected if expected else None
     if run.header.device == "cpu":
         verdict = "not comparable on a CPU: the run counts its whole process"
@@ -223,6 +348,10 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
         verdict = f"drift: {'more' if ratio > 1 else 'less'} than in the trial"
     source = f"{'measured: trials' if alike else 'no trial'} with these settings at micro-batch size {rows}"
     return Drift(
-        quantity="peak memory", expected=None if expected is None else Interval(value=expected), expected_source=source,
-        achieved=Interval(value=achieved), ratio=None if ratio is None else Interval(value=ratio), verdict=verdict,
-    )  # fmt: skip
+        quantity="peak memory",
+        expected=None if expected is None else Interval(value=expected),
+        expected_source=source,
+        achieved=Interval(value=achieved),
+        ratio=None if ratio is None else Interval(value=ratio),
+        verdict=verdict,
+    )

@@ -16,32 +16,106 @@ from autotune.speed.values import Kernel, KernelKind
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _DTYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
-_MATMULS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}
+_MATMULS = {
+    "mm": 0,
+    "bmm": 0,
+    "_scaled_mm": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "_addmm_activation": 1,
+}
 """Operators by the position of their first factor."""
 _ATTENTION = {
-    "_scaled_dot_product_flash_attention": "flash", "_scaled_dot_product_efficient_attention": "efficient",
-    "_scaled_dot_product_flash_attention_for_cpu": "cpu", "_varlen_attn": "varlen",
-}  # fmt: skip
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_flash_attention_for_cpu": "cpu",
+    "_varlen_attn": "varlen",
+}
 _BACKWARD_MATMULS = 2.5
 """FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for two."""
 _TILE = 128
 """Tokens of a tile of FlashAttention for heads of 64."""
-_ORDER: tuple[KernelKind, ...] = ("copy", "embedding", "norm", "math", "softmax", "random")
+_ORDER: tuple[KernelKind, ...] = (
+    "copy",
+    "embedding",
+    "norm",
+    "math",
+    "softmax",
+    "random",
+)
 """Kinds that can be fused, from the cheapest to the most expensive."""
 _KINDS: dict[str, KernelKind] = {
-    **dict.fromkeys(("gelu", "gelu_backward", "silu", "silu_backward", "exp", "erf", "tanh", "tanh_backward"), "math"),
-    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "sum", "mean", "var_mean"), "norm"),
-    **dict.fromkeys(("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"), "softmax"),
-    **dict.fromkeys(("native_dropout", "bernoulli_", "rand", "inductor_random"), "random"),
-    **dict.fromkeys(("embedding", "embedding_dense_backward", "index_select", "gather", "index_add", "index_put"),
-                    "embedding"),
-    **dict.fromkeys(("_fused_adamw_", "_foreach_norm", "_foreach_mul_", "_foreach_copy_"), "optimizer"),
-}  # fmt: skip
-_WRITES_ONLY = frozenset({
-    "zero_", "fill_", "zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like",
-    "arange", "bernoulli_", "scalar_tensor",
-})  # fmt: skip
-_MOVES_NOTHING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
+    **dict.fromkeys(
+        (
+            "gelu",
+            "gelu_backward",
+            "silu",
+            "silu_backward",
+            "exp",
+            "erf",
+            "tanh",
+            "tanh_backward",
+        ),
+        "math",
+    ),
+    **dict.fromkeys(
+        ("native_layer_norm", "native_layer_norm_backward", "sum", "mean", "var_mean"),
+        "norm",
+    ),
+    **dict.fromkeys(
+        (
+            "_softmax",
+            "_softmax_backward_data",
+            "_log_softmax",
+            "_log_softmax_backward_data",
+        ),
+        "softmax",
+    ),
+    **dict.fromkeys(
+        ("native_dropout", "bernoulli_", "rand", "inductor_random"), "random"
+    ),
+    **dict.fromkeys(
+        (
+            "embedding",
+            "embedding_dense_backward",
+            "index_select",
+            "gather",
+            "index_add",
+            "index_put",
+        ),
+        "embedding",
+    ),
+    **dict.fromkeys(
+        ("_fused_adamw_", "_foreach_norm", "_foreach_mul_", "_foreach_copy_"),
+        "optimizer",
+    ),
+}
+_WRITES_ONLY = frozenset(
+    {
+        "zero_",
+        "fill_",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "full",
+        "full_like",
+        "new_full",
+        "ones",
+        "ones_like",
+        "arange",
+        "bernoulli_",
+        "scalar_tensor",
+    }
+)
+_MOVES_NOTHING = (
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "set_",
+    "resize_",
+)
 _READS_RESULT = frozenset({"embedding", "index_select", "gather"})
 """Operators that read only as much of a table as they return."""
 
@@ -53,12 +127,16 @@ class KernelCounter:
         self._document_tokens = document_tokens
         self.counts: Counter[Kernel] = Counter()
 
-    def add(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:  # noqa: ANN401 - a call
+    def add(
+        self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+    ) -> None:  # noqa: ANN401 - a call
         """Count the kernel of an operator's call."""
         if (kernel := self.kernel_of(function, args, kwargs, result)) is not None:
             self.counts[kernel] += 1
 
-    def kernel_of(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Kernel | None:  # noqa: ANN401 - a call
+    def kernel_of(
+        self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+    ) -> Kernel | None:  # noqa: ANN401 - a call
         """Return the kernel of an operator's call; None for views and allocations."""
         name, launches = _name_of(function)
         if not launches:
@@ -70,41 +148,70 @@ class KernelCounter:
             return Kernel("matmul", "", _DTYPES.get(first.dtype, "fp32"), flops, moved)
         forward = name.removesuffix("_backward")
         if forward in _ATTENTION:
-            return _attention(_ATTENTION[forward], name != forward, args, result, self._document_tokens)
+            return _attention(
+                _ATTENTION[forward],
+                name != forward,
+                args,
+                result,
+                self._document_tokens,
+            )
         written = moved_bytes(tensors_in(result))
         if name in _WRITES_ONLY:
             read = 0
         elif name in _READS_RESULT:
             read = written
         elif name in {"_foreach_copy_", "copy_"}:
-            read, written = moved_bytes(tensors_in(args[1])), moved_bytes(tensors_in(args[0]))
+            read, written = (
+                moved_bytes(tensors_in(args[1])),
+                moved_bytes(tensors_in(args[0])),
+            )
         else:
             read = moved_bytes(tensors_in((args, tuple(kwargs.values()))))
             if name.endswith("_") and not written:  # in place, without a result
                 written = read
-        return Kernel(_KINDS.get(name, "copy"), "", "", 0.0, read + written) if read + written else None
+        return (
+            Kernel(_KINDS.get(name, "copy"), "", "", 0.0, read + written)
+            if read + written
+            else None
+        )
 
 
 def kind_of(functions: Sequence[Any]) -> KernelKind:
     """Return the kind of a kernel into which several operators are fused."""
     kinds = {_KINDS.get(_name_of(function)[0], "copy") for function in functions}
-    return max((kind for kind in kinds if kind in _ORDER), key=_ORDER.index, default="copy")
+    return max(
+        (kind for kind in kinds if kind in _ORDER), key=_ORDER.index, default="copy"
+    )
 
 
 def moved_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """Return the bytes of tensors; an expanded dimension is in memory once."""
-    sizes = ((one.element_size(), zip(one.shape, one.stride(), strict=True)) for one in tensors)
-    return sum(each * math.prod(size for size, stride in dims if stride or not size) for each, dims in sizes)
+    sizes = (
+        (one.element_size(), zip(one.shape, one.stride(), strict=True))
+        for one in tensors
+    )
+    return sum(
+        each * math.prod(size for size, stride in dims if stride or not size)
+        for each, dims in sizes
+    )
 
 
-def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tokens: float) -> Kernel:  # noqa: ANN401
+def _attention(
+    kernel: str, backward: bool, args: Any, result: Any, document_tokens: float
+) -> Kernel:  # noqa: ANN401
     query, key = args[backward : backward + 2]
     if kernel == "varlen":
         queries, heads, width = query.shape
-        pairs_of_sides = [one for one in args if isinstance(one, list | tuple) and len(one) == 2]
+        pairs_of_sides = [
+            one for one in args if isinstance(one, list | tuple) and len(one) == 2
+        ]
         window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
         # Tiles of queries and keys that a window touches are computed whole.
-        keys = document_tokens if window < 0 else min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
+        keys = (
+            document_tokens
+            if window < 0
+            else min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
+        )
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])
@@ -112,7 +219,9 @@ def _attention(kernel: str, backward: bool, args: Any, result: Any, document_tok
     flops = 4.0 * pairs * width * (_BACKWARD_MATMULS if backward else 1.0)
     moved = moved_bytes(tensors_in((args, result)))
     name = f"{kernel} {'backward' if backward else 'forward'}"
-    return Kernel("attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys)
+    return Kernel(
+        "attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys
+    )
 
 
 @functools.cache
@@ -125,7 +234,9 @@ def _name_of(function: Any) -> tuple[str, bool]:  # noqa: ANN401 - an operator
 def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
     """Return whether all results of an operator share the memory of its arguments, none of which it changes."""
     returns = function._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    return bool(returns) and all(
+        one.alias_info is not None and not one.alias_info.is_write for one in returns
+    )
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - arguments, nested

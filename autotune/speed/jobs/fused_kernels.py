@@ -14,7 +14,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune.speed.jobs.count_kernels import KernelCounter, kind_of, moved_bytes, tensors_in
+from autotune.speed.jobs.count_kernels import (
+    KernelCounter,
+    kind_of,
+    moved_bytes,
+    tensors_in,
+)
 from autotune.speed.values import Kernel
 
 _PARTIAL_SUMS_BYTES = 2**20
@@ -36,9 +41,11 @@ class _Loop:
 
 
 def kernels_of(
-    nodes: Sequence[fx.Node], stored: Collection[fx.Node],
-    library_call: Callable[[fx.Node], tuple[Any, Any] | None], counter: KernelCounter,
-) -> Iterator[Kernel]:  # fmt: skip
+    nodes: Sequence[fx.Node],
+    stored: Collection[fx.Node],
+    library_call: Callable[[fx.Node], tuple[Any, Any] | None],
+    counter: KernelCounter,
+) -> Iterator[Kernel]:
     """Yield the kernels of one call of a graph.
 
     ``stored`` are the values in memory; ``library_call`` returns operator and arguments of a library call, else None.
@@ -55,14 +62,18 @@ def kernels_of(
             needs[node] = calls
             args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
             # A wrapper that saves the random state has no value; those of its attention are in its users.
-            if (kernel := counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))) is not None:
+            if (
+                kernel := counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))
+            ) is not None:
                 yield kernel
         elif node in stored:
             _add(_loop_of(node, stored, calls, needs[node]), loops)
     for loop in loops:
         # What only the loop itself reads stays in registers.
         inside = {one for one in loop.writes if not _leaves(one, loop, stored)}
-        moved = moved_bytes(_values(loop.reads - loop.writes)) + moved_bytes(_values(loop.writes - inside))
+        moved = moved_bytes(_values(loop.reads - loop.writes)) + moved_bytes(
+            _values(loop.writes - inside)
+        )
         yield Kernel(kind_of(loop.operators), "", "", 0.0, moved)
         if loop.sums_columns:
             yield Kernel("norm", "", "", 0.0, _PARTIAL_SUMS_BYTES)
@@ -81,7 +92,9 @@ def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
     return not value.users
 
 
-def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int) -> _Loop:
+def _loop_of(
+    node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int
+) -> _Loop:
     """Return the loop that computes a value, back to what is in memory."""
     loop = _Loop(elements=0, between=between, earliest=earliest, writes={node})
     waiting, seen = [node], set()
@@ -97,7 +110,9 @@ def _loop_of(node: fx.Node, stored: Collection[fx.Node], between: int, earliest:
         if hasattr(one.target, "_schema"):
             loop.operators.append(one.target)
         waiting.extend(one.all_input_nodes)
-    loop.elements = max((value.numel() for value in _values(loop.reads | {node})), default=0)
+    loop.elements = max(
+        (value.numel() for value in _values(loop.reads | {node})), default=0
+    )
     return loop
 
 
@@ -129,11 +144,18 @@ def waits_for_all(node: fx.Node) -> bool:
 
 def _sums_columns(node: fx.Node) -> bool:
     """Return whether a value is a sum over all but the last dimension."""
-    if getattr(node.target, "__name__", "").split(".")[0] != "sum" or len(node.args) < 2:
+    if (
+        getattr(node.target, "__name__", "").split(".")[0] != "sum"
+        or len(node.args) < 2
+    ):
         return False
     dims = node.args[1]
     rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]  # a node
-    return isinstance(dims, list | tuple) and bool(dims) and rank - 1 not in {dim % rank for dim in dims}
+    return (
+        isinstance(dims, list | tuple)
+        and bool(dims)
+        and rank - 1 not in {dim % rank for dim in dims}
+    )
 
 
 def _values(nodes: Collection[fx.Node]) -> list[torch.Tensor]:

@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.speed.decide import attention_rates, fit_matmul_rates
 from autotune.speed.jobs.count_kernels import KernelCounter
-from autotune.speed.values import AttentionRates, KernelKind, MatmulRates, PassRate, RatesRequest
+from autotune.speed.values import (
+    AttentionRates,
+    KernelKind,
+    MatmulRates,
+    PassRate,
+    RatesRequest,
+)
 from trainer.distributed.ranks import pick_device
 from trainer.model.sparse_last_layer import attend_documents
 
@@ -30,7 +36,10 @@ _IN_A_ROW = 10
 _MIB = 2**20
 _GPU_PASSES_MIB, _CPU_PASSES_MIB = (256,), (1, 8, 64)
 _GPU_TOKENS, _CPU_TOKENS = (16_384, 65_536), (512, 4096)
-_GPU_LAYERS, _CPU_LAYERS = ((768, 768), (768, 3072), (1024, 4096)), ((256, 256), (256, 1024), (512, 2048))
+_GPU_LAYERS, _CPU_LAYERS = (
+    ((768, 768), (768, 3072), (1024, 4096)),
+    ((256, 256), (256, 1024), (512, 2048)),
+)
 _HEAD, _HIDDEN = 64, 256
 
 
@@ -41,7 +50,9 @@ class _Counting(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.counter = KernelCounter(0.0)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
         self.counter.add(func, args, kwargs or {}, result)
         return result
@@ -50,11 +61,16 @@ class _Counting(TorchDispatchMode):
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise."""
     kind = RatesRequest.of(measured).device
-    torch.set_float32_matmul_precision("high")  # in TF32, as the trainer does by default
+    # In TF32, as the trainer does by default.
+    torch.set_float32_matmul_precision("high")
     bench = _Bench(pick_device(kind, 0))
     dtypes = {"fp32": torch.float32}
     # Without instructions for bf16 a CPU takes minutes for a step.
-    if kind == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if (
+        kind == "cuda"
+        or torch.cpu._is_avx512_bf16_supported()
+        or torch.cpu._is_amx_tile_supported()
+    ):
         dtypes["bf16"] = torch.bfloat16
     matmul = {name: bench.matmul(dtype).model_dump() for name, dtype in dtypes.items()}
     attention = {
@@ -62,7 +78,10 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
         for name, dtype in dtypes.items()
         for kernel, rates in bench.attention(dtype).items()
     }
-    passes = {name: [point.model_dump() for point in bench.passes(name)] for name in bench.works(1)}
+    passes = {
+        name: [point.model_dump() for point in bench.passes(name)]
+        for name in bench.works(1)
+    }
     found = {"matmul": matmul, "attention": attention, "passes": passes, **bench.host()}
     return found | {"spread": statistics.median(bench.spreads)}
 
@@ -99,43 +118,84 @@ class _Bench:
     def matmul(self, dtype: torch.dtype) -> MatmulRates:
         """Return the rates of matmuls, forward and both of the backward."""
         points = []
-        layers, tokens = (_GPU_LAYERS, _GPU_TOKENS) if self._cuda else (_CPU_LAYERS, _CPU_TOKENS)
-        for m, (k, n) in itertools.product(tokens, [*layers, *((n, k) for k, n in layers if k != n)]):
-            value, weight, grad = (self._tensor(shape, dtype) for shape in ((m, k), (n, k), (m, n)))
+        layers, tokens = (
+            (_GPU_LAYERS, _GPU_TOKENS) if self._cuda else (_CPU_LAYERS, _CPU_TOKENS)
+        )
+        for m, (k, n) in itertools.product(
+            tokens, [*layers, *((n, k) for k, n in layers if k != n)]
+        ):
+            value, weight, grad = (
+                self._tensor(shape, dtype) for shape in ((m, k), (n, k), (m, n))
+            )
             moved = value.element_size() * (m * k + n * k + m * n)
             works = (
                 lambda value=value, weight=weight: value @ weight.t(),
                 lambda grad=grad, weight=weight: grad @ weight,
                 lambda grad=grad, value=value: grad.t() @ value,
             )
-            points += [(2.0 * m * n * k, float(moved), self.seconds(work)) for work in works]
-        return fit_matmul_rates(*(np.array(column) for column in zip(*points, strict=True)))
+            points += [
+                (2.0 * m * n * k, float(moved), self.seconds(work)) for work in works
+            ]
+        return fit_matmul_rates(
+            *(np.array(column) for column in zip(*points, strict=True))
+        )
 
     def attention(self, dtype: torch.dtype) -> dict[str, AttentionRates]:
         """Return the rates of the attention kernels of this device, by kernel and direction."""
-        kernels = ("varlen", "efficient") if self._cuda and dtype == torch.bfloat16 else ("efficient",)
+        kernels = (
+            ("varlen", "efficient")
+            if self._cuda and dtype == torch.bfloat16
+            else ("efficient",)
+        )
         found, lengths = {}, (128, 512)
         for kernel in kernels if self._cuda else ("cpu",):
-            forward, backward = zip(*(self._attention_s(kernel, length, dtype) for length in lengths), strict=True)
+            forward, backward = zip(
+                *(self._attention_s(kernel, length, dtype) for length in lengths),
+                strict=True,
+            )
             found[f"{kernel} forward"] = attention_rates(lengths, forward)
             found[f"{kernel} backward"] = attention_rates(lengths, backward)
         return found
 
-    def _attention_s(self, kernel: str, length: int, dtype: torch.dtype) -> tuple[float, float]:
+    def _attention_s(
+        self, kernel: str, length: int, dtype: torch.dtype
+    ) -> tuple[float, float]:
         """Return the FLOP/s of attention within documents of a length, forward and backward."""
         tokens, heads = (131_072, 12) if self._cuda else (4096, 4)
-        shape = (tokens, heads, _HEAD) if kernel == "varlen" else (tokens // length, heads, length, _HEAD)
-        query, key, value = (self._tensor(shape, dtype).requires_grad_() for _ in range(3))
+        shape = (
+            (tokens, heads, _HEAD)
+            if kernel == "varlen"
+            else (tokens // length, heads, length, _HEAD)
+        )
+        query, key, value = (
+            self._tensor(shape, dtype).requires_grad_() for _ in range(3)
+        )
         attend: Callable[[], torch.Tensor]
         if kernel == "varlen":
-            edges = torch.arange(0, tokens + 1, length, device=self._device, dtype=torch.int32)
+            edges = torch.arange(
+                0, tokens + 1, length, device=self._device, dtype=torch.int32
+            )
             attend = functools.partial(
-                attend_documents, query, key, value,
-                query_edges=edges, key_edges=edges, longest_query=length, longest_key=length,
-            )  # fmt: skip
+                attend_documents,
+                query,
+                key,
+                value,
+                query_edges=edges,
+                key_edges=edges,
+                longest_query=length,
+                longest_key=length,
+            )
         else:
-            mask = torch.zeros(tokens // length, 1, length, length, device=self._device, dtype=dtype)
-            attend = functools.partial(functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
+            mask = torch.zeros(
+                tokens // length, 1, length, length, device=self._device, dtype=dtype
+            )
+            attend = functools.partial(
+                functional.scaled_dot_product_attention,
+                query,
+                key,
+                value,
+                attn_mask=mask,
+            )
         torch.backends.cuda.enable_cudnn_sdp(False)
         flops = 4.0 * tokens * heads * length * _HEAD
         with torch.no_grad():
@@ -150,16 +210,24 @@ class _Bench:
         rows = count // _HIDDEN
         value, other = (self._tensor((rows, _HIDDEN), torch.float32) for _ in range(2))
         wanted = self._tensor((rows, _HIDDEN), torch.float32).requires_grad_()
-        norm, table = nn.LayerNorm(_HIDDEN, device=self._device), nn.Embedding(8192, _HIDDEN, device=self._device)
+        norm, table = (
+            nn.LayerNorm(_HIDDEN, device=self._device),
+            nn.Embedding(8192, _HIDDEN, device=self._device),
+        )
         ids = torch.randint(0, 8192, (rows,), device=self._device)
 
-        def both(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], object]:
+        def both(
+            function: Callable[[torch.Tensor], torch.Tensor],
+        ) -> Callable[[], object]:
             return lambda: function(wanted).backward(value)
 
         found: dict[KernelKind, Callable[[], object]] = {
-            "copy": lambda: value + other, "math": both(functional.gelu), "norm": both(norm),
-            "softmax": both(lambda one: one.softmax(-1)), "embedding": lambda: table(ids).backward(value),
-        }  # fmt: skip
+            "copy": lambda: value + other,
+            "math": both(functional.gelu),
+            "norm": both(norm),
+            "softmax": both(lambda one: one.softmax(-1)),
+            "embedding": lambda: table(ids).backward(value),
+        }
         if not self._cuda:
             found["random"] = lambda: torch.empty_like(value).bernoulli_(0.9)
         weight = nn.Parameter(torch.zeros(rows, _HIDDEN, device=self._device))
@@ -175,9 +243,16 @@ class _Bench:
             with _Counting() as counting:
                 work()
             counts = counting.counter.counts.items()
-            kernels = sum(count for kernel, count in counts if kernel.moved_bytes > _MIB // 4)
+            kernels = sum(
+                count for kernel, count in counts if kernel.moved_bytes > _MIB // 4
+            )
             moved = sum(kernel.moved_bytes * count for kernel, count in counts)
-            found.append(PassRate(moved_bytes=moved // max(1, kernels), bytes_per_s=moved / self.seconds(work)))
+            found.append(
+                PassRate(
+                    moved_bytes=moved // max(1, kernels),
+                    bytes_per_s=moved / self.seconds(work),
+                )
+            )
         return found
 
     def host(self) -> dict[str, float]:
@@ -190,11 +265,18 @@ class _Bench:
                 value = value * 1.5
             return value
 
-        eager_s = self.seconds(lambda: chain(weight).sum().backward(), 20) / (2 * operations)
+        eager_s = self.seconds(lambda: chain(weight).sum().backward(), 20) / (
+            2 * operations
+        )
         compiled = torch.compile(lambda value: (value * 1.5).cos())
         graph_s = self.seconds(lambda: compiled(weight).sum().backward(), 20) / 2
         call_s, kernel_s = max(0.0, graph_s - 2 * eager_s), 3e-6 if self._cuda else 0.0
-        return {"launch_s": eager_s, "compiled_launch_s": eager_s, "graph_call_s": call_s, "kernel_s": kernel_s}
+        return {
+            "launch_s": eager_s,
+            "compiled_launch_s": eager_s,
+            "graph_call_s": call_s,
+            "kernel_s": kernel_s,
+        }
 
     def _tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(*shape, device=self._device, dtype=torch.float32).to(dtype)

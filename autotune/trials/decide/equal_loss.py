@@ -31,7 +31,9 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
     return LossVerdict(equal=False, message=told)
 
 
-def compare_losses(reference: Sequence[float], other: Sequence[float], names: tuple[str, str]) -> LossVerdict:
+def compare_losses(
+    reference: Sequence[float], other: Sequence[float], names: tuple[str, str]
+) -> LossVerdict:
     """Compare the losses of the last quarter of the steps; ``names`` are those of the two settings."""
     first, second = _last(reference), _last(other)
     apart = abs(second / first - 1)

@@ -66,19 +66,37 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
         raise MachineLacks(told, next_step=next_step)
 
 
-def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None) -> bool:
+def has_rate(
+    trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None
+) -> bool:
     """Return whether a trial's rate may be shown: it was timed, on a real GPU that can reach it."""
-    return trial.is_timed and not is_pretended(driver) and is_possible(gpu_name, rates_of_trial(trial, outcome))
+    return (
+        trial.is_timed
+        and not is_pretended(driver)
+        and is_possible(gpu_name, rates_of_trial(trial, outcome))
+    )
 
 
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """Yield the rates of a trial, each of one GPU."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
-    if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get("replayed_step_s"):
-        yield GpuRate(what=what, per_s=_training_flops_per_s(trial, figures), of=_format(trial.config))
+    if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get(
+        "replayed_step_s"
+    ):
+        yield GpuRate(
+            what=what,
+            per_s=_training_flops_per_s(trial, figures),
+            of=_format(trial.config),
+        )
     if trial.job == "links":
-        yield from (GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"])
-        times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
+        yield from (
+            GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"]
+        )
+        times = [
+            pair
+            for name in ("all", "within", "between")
+            for pair in figures.get(name, ())
+        ]
         moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
         moved += figures.get("neighbours_bytes_per_s", ())
         yield from (GpuRate(what=what, per_s=one, of="links") for one in moved)
@@ -88,77 +106,154 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
     least = least_flops_per_token(settings_of(trial.config), None)
     if trial.job == "training":
-        flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("tokens_per_s", 0.0))
+        flops_per_s = max(
+            figures.get("model_flops_per_s") or 0.0,
+            least * figures.get("tokens_per_s", 0.0),
+        )
         return float(flops_per_s / (figures.get("local_ranks") or 1))
     if not figures["step_s"]:
         return 0.0
     seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
     if trial.job == "gradient_sync":
-        rows_of_rank = figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
+        rows_of_rank = (
+            figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
+        )
         ranks = max(1.0, trial.config.get("global_batch_size", 0) / rows_of_rank)
         return float(least * figures["tokens_per_step"] / seconds / ranks)
-    flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("padded_tokens_per_step", 0))
+    flops = max(
+        figures.get("model_flops_per_step") or 0.0,
+        least * figures.get("padded_tokens_per_step", 0),
+    )
     return float(flops / seconds / (figures.get("local_ranks") or 1))
 
 
 def check_profile(profile: Profile) -> None:
     """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` for any rate of a pretended GPU."""
-    here, evidence, probe = profile.fingerprint, profile.evidence, profile.evidence.probe
+    here, evidence, probe = (
+        profile.fingerprint,
+        profile.evidence,
+        profile.evidence.probe,
+    )
     kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
-    if any(one is not None for one in kept) or (probe is not None and (probe.curve or probe.sustained)):
+    if any(one is not None for one in kept) or (
+        probe is not None and (probe.curve or probe.sustained)
+    ):
         check_real(here.gpu_name, here.driver, "a profile's tokens/s")
     check_rates(here.gpu_name, _rates_of_profile(profile))
 
 
 def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
-    network, of = profile.evidence.network, product_format(profile.train.precision, tf32=profile.train.tf32)
+    network, of = (
+        profile.evidence.network,
+        product_format(profile.train.precision, tf32=profile.train.tf32),
+    )
     least = least_flops_per_token(profile.train, profile.parameters)
     for what, tokens_per_s, ranks, number_format in _tokens_per_s(profile, of):
         yield GpuRate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
-    for row in profile.evidence.workers.rows if profile.evidence.workers is not None else ():
+    for row in (
+        profile.evidence.workers.rows if profile.evidence.workers is not None else ()
+    ):
         for per_s in row.model_flops_per_s_per_rank:
-            yield GpuRate(what=f"{row.num_workers} DataLoader workers", per_s=per_s, of=of)
+            yield GpuRate(
+                what=f"{row.num_workers} DataLoader workers", per_s=per_s, of=of
+            )
     if network is not None:
-        yield from (GpuRate(what="matmuls", per_s=per_s) for per_s in network.matmul_flops_per_s)
-        yield from (GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
+        yield from (
+            GpuRate(what="matmuls", per_s=per_s) for per_s in network.matmul_flops_per_s
+        )
+        yield from (
+            GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links")
+            for link in network.links
+        )
 
 
-def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, int, Format]]:
+def _tokens_per_s(
+    profile: Profile, of: Format
+) -> Iterator[tuple[str, float, int, Format]]:
     """Yield every rate in tokens: its name, tokens per second, number of ranks, and number format."""
-    probe, workers, network = profile.evidence.probe, profile.evidence.workers, profile.evidence.network
+    probe, workers, network = (
+        profile.evidence.probe,
+        profile.evidence.workers,
+        profile.evidence.network,
+    )
     baseline, explore = profile.evidence.baseline, profile.evidence.explore
     if probe is not None:
         for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            yield f"micro-batch size {point.micro_batch_size}", point.padded_tokens_per_s, probe.local_ranks, of
-    if workers is not None and workers.replayed_step_s is None:  # a replayed one computes nothing
+            yield (
+                f"micro-batch size {point.micro_batch_size}",
+                point.padded_tokens_per_s,
+                probe.local_ranks,
+                of,
+            )
+    # A replayed one computes nothing.
+    if workers is not None and workers.replayed_step_s is None:
         fill = fill_share(profile) or 0.0
-        counts = [(f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s) for row in workers.rows]
-        for what, rates in [*counts, ("cached batches", workers.cached_padded_tokens_per_s)]:
+        counts = [
+            (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
+            for row in workers.rows
+        ]
+        for what, rates in [
+            *counts,
+            ("cached batches", workers.cached_padded_tokens_per_s),
+        ]:
             yield from ((what, fill * rate, workers.local_ranks, of) for rate in rates)
     if baseline is not None:
         for recipe in baseline.rows:
-            of_recipe: Format = of if recipe.name == "tuned" else "bf16"  # others may have another precision
-            yield from ((recipe.name, rate, baseline.local_ranks, of_recipe) for rate in recipe.tokens_per_s)
+            # Others may have another precision.
+            of_recipe: Format = of if recipe.name == "tuned" else "bf16"
+            yield from (
+                (recipe.name, rate, baseline.local_ranks, of_recipe)
+                for rate in recipe.tokens_per_s
+            )
     if explore is not None:
         for tried in explore.rows:
             tried_in = product_format(tried.settings.precision, tf32=profile.train.tf32)
-            yield tried.settings.name, tried.tokens_per_s or 0.0, profile.local_ranks, tried_in
+            yield (
+                tried.settings.name,
+                tried.tokens_per_s or 0.0,
+                profile.local_ranks,
+                tried_in,
+            )
     if network is not None:
         for one in network.gradient_syncs:
-            yield one.strategy, one.tokens_per_s or 0.0, network.nodes * network.ranks_per_node, of
+            yield (
+                one.strategy,
+                one.tokens_per_s or 0.0,
+                network.nodes * network.ranks_per_node,
+                of,
+            )
         for row in network.scaling:
-            yield f"{row.nodes} nodes", row.tokens_per_s, row.nodes * network.ranks_per_node, of
+            yield (
+                f"{row.nodes} nodes",
+                row.tokens_per_s,
+                row.nodes * network.ranks_per_node,
+                of,
+            )
 
 
 def check_run(run: Run) -> None:
     """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` if that is a pretended one."""
     header, what = run.header, f"the run {run.directory.name}"
     check_real(header.device, header.driver, f"{what}: its tokens/s")
-    least, of = least_flops_per_token(settings_of(header.config), header.parameters), _format(header.config)
+    least, of = (
+        least_flops_per_token(settings_of(header.config), header.parameters),
+        _format(header.config),
+    )
     peak = header.peak_flops_per_s or 0.0
-    each = [(row.model_flops_per_s_per_rank, row.tokens_per_s / header.world_size, row.mfu or 0.0) for row in run.steps]
-    flops_per_s = (max(told, least * tokens_per_s, mfu * peak) for told, tokens_per_s, mfu in each)
-    check_rates(header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])
+    each = [
+        (
+            row.model_flops_per_s_per_rank,
+            row.tokens_per_s / header.world_size,
+            row.mfu or 0.0,
+        )
+        for row in run.steps
+    ]
+    flops_per_s = (
+        max(told, least * tokens_per_s, mfu * peak) for told, tokens_per_s, mfu in each
+    )
+    check_rates(
+        header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)]
+    )
 
 
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
@@ -174,4 +269,6 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
 
 
 def _format(config: dict[str, Any]) -> Format:
-    return product_format(config.get("precision", "fp32"), tf32=config.get("tf32", True))
+    return product_format(
+        config.get("precision", "fp32"), tf32=config.get("tf32", True)
+    )

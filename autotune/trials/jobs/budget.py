@@ -43,9 +43,13 @@ def return_large_blocks(least_bytes: int) -> ctypes.CDLL:
 
 
 def enforce(
-    budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None, *,
-    large_block_bytes: int = LARGE_BLOCK_BYTES, clean: bool = False,
-) -> "Budget":  # fmt: skip
+    budget_bytes: int | None,
+    ranks: Ranks,
+    device_used_before_bytes: int | None,
+    *,
+    large_block_bytes: int = LARGE_BLOCK_BYTES,
+    clean: bool = False,
+) -> "Budget":
     """Start to enforce a memory budget of one rank; None only measures.
 
     ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
@@ -87,7 +91,8 @@ def _fill_arenas() -> None:
 
     It serves objects of up to 512 bytes from pools of one size, and takes memory for 64 pools at once.
     """
-    kept: list[bytes] = [b""] * _MOST_OBJECTS  # full length at once: a list that grows takes memory as well
+    # Full length at once: a list that grows takes memory as well.
+    kept: list[bytes] = [b""] * _MOST_OBJECTS
     _KEPT.append(kept)
     places = iter(range(_MOST_OBJECTS))
     place = _fill_arena(kept, places)
@@ -109,7 +114,8 @@ def _fill_arena(kept: list[bytes], places: Iterator[int]) -> int:
     for place in places:
         kept[place] = bytes(_LARGEST_SMALL_BYTES)
         if place % 32 == 31:
-            if taken:  # 32 objects ago, maybe by another size: this size has a pool of it now
+            # 32 objects ago, maybe by another size: this size has a pool of it now.
+            if taken:
                 break
             taken = status_bytes("VmSize") >= before_bytes + _ARENA_BYTES
     return place
@@ -121,26 +127,43 @@ class CpuBudget:
     non_pytorch_bytes = None
 
     def __init__(
-        self, budget_bytes: int | None, large_block_bytes: int = LARGE_BLOCK_BYTES, *, clean: bool = False
+        self,
+        budget_bytes: int | None,
+        large_block_bytes: int = LARGE_BLOCK_BYTES,
+        *,
+        clean: bool = False,
     ) -> None:
         if budget_bytes is not None:
             # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
             # different runs, and the largest micro-batch would be a matter of luck.
             libc = return_large_blocks(large_block_bytes)
             if clean:
-                libc.mallopt(_M_TOP_PAD, 0)  # the heap grows by pages, not by 128 KiB that only some runs need
+                # The heap grows by pages, not by 128 KiB that only some runs need.
+                libc.mallopt(_M_TOP_PAD, 0)
                 _fill_arenas()
                 _fill_heap(libc)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an OOM.
-            resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard))
-        self._before_bytes, self._data_before_bytes = status_bytes("VmSize"), status_bytes("VmData")
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard)
+            )
+        self._before_bytes, self._data_before_bytes = (
+            status_bytes("VmSize"),
+            status_bytes("VmData"),
+        )
         self._resident_before_bytes = self.host_peak_bytes = status_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
         """Return the highest growth of the limited part of the address space, of which the kernel keeps no peak."""
-        beyond_bytes = status_bytes("VmSize") - status_bytes("VmData") - self._before_bytes + self._data_before_bytes
-        return max(0, status_bytes("VmPeak") - self._before_bytes - max(0, beyond_bytes))
+        beyond_bytes = (
+            status_bytes("VmSize")
+            - status_bytes("VmData")
+            - self._before_bytes
+            + self._data_before_bytes
+        )
+        return max(
+            0, status_bytes("VmPeak") - self._before_bytes - max(0, beyond_bytes)
+        )
 
     def take_step_peak(self) -> int:
         """Return the highest growth of resident memory since the last call; other peaks cannot be reset."""
@@ -168,16 +191,30 @@ class CudaBudget:
 
     host_peak_bytes = 0
 
-    def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
-        self._budget_bytes, self._device, self._used_before_bytes = budget_bytes, device, used_before_bytes
+    def __init__(
+        self,
+        budget_bytes: int | None,
+        device: torch.device,
+        used_before_bytes: int | None,
+    ) -> None:
+        self._budget_bytes, self._device, self._used_before_bytes = (
+            budget_bytes,
+            device,
+            used_before_bytes,
+        )
         self._held_bytes = self._reserved_bytes = 0
         self._outside_bytes = max(0, self._outside_now_bytes())
         if budget_bytes is not None:
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
+            room_bytes = (
+                budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
+            )
             beyond_bytes = max(0, free_bytes - max(0, room_bytes))
             # Rounded up, to leave no memory beyond the budget; at most all of the free memory.
-            self._held_bytes = min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES) * _PAGE_BYTES
+            self._held_bytes = (
+                min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES)
+                * _PAGE_BYTES
+            )
             hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -209,10 +246,17 @@ class CudaBudget:
         """Raise ``OutOfMemoryError`` if the allocator freed cached blocks or failed, or the peak exceeds the budget."""
         counts = torch.cuda.memory_stats(self._device)
         if counts.get("num_ooms", 0):
-            raise torch.OutOfMemoryError("an allocation failed, and the code continued without it")
+            raise torch.OutOfMemoryError(
+                "an allocation failed, and the code continued without it"
+            )
         if counts.get("num_alloc_retries", 0):
-            raise torch.OutOfMemoryError("the allocator had to free cached blocks and retry")
-        if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
+            raise torch.OutOfMemoryError(
+                "the allocator had to free cached blocks and retry"
+            )
+        if (
+            self._budget_bytes is not None
+            and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0
+        ):
             raise torch.OutOfMemoryError(
                 f"the peak exceeds the budget by {format_bytes(beyond_bytes)}: "
                 f"{format_bytes(self._most_reserved_bytes())} in PyTorch's allocator and "
@@ -226,7 +270,9 @@ class CudaBudget:
             used_bytes = all_bytes - free_bytes
         else:
             # NVML before and after: CUDA's own count omits the driver's reserve.
-            used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
+            used_bytes = (
+                torch.cuda.device_memory_used(self._device) - self._used_before_bytes
+            )
         return used_bytes - torch.cuda.memory_reserved(self._device) - self._held_bytes
 
 
@@ -237,6 +283,10 @@ Budget = CpuBudget | CudaBudget
 def hold_device_memory(size_bytes: int) -> None:
     """Hold memory of the current CUDA device until this process ends; raise ``RuntimeError`` if the device has less."""
     if size_bytes:
-        code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
+        code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(
+            ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes)
+        )
         if code:
-            raise RuntimeError(f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
+            raise RuntimeError(
+                f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}"
+            )

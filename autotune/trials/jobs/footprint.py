@@ -24,7 +24,10 @@ def memory_bytes() -> int | None:
 def private_bytes_of_children() -> list[int]:
     """Return the memory that each child has for itself alone (USS); empty if it cannot be read."""
     with contextlib.suppress(*_UNREADABLE):
-        return [child.memory_full_info().uss for child in psutil.Process().children(recursive=True)]
+        return [
+            child.memory_full_info().uss
+            for child in psutil.Process().children(recursive=True)
+        ]
     return []
 
 
@@ -61,7 +64,11 @@ class Memory:
         own = math.nan
         if self._before_bytes is not None:
             on_gpu = self._ranks.device.type == "cuda"
-            highest = torch.cuda.max_memory_reserved(self._ranks.device) if on_gpu else status_bytes("VmHWM")
+            highest = (
+                torch.cuda.max_memory_reserved(self._ranks.device)
+                if on_gpu
+                else status_bytes("VmHWM")
+            )
             own = max(0, highest - self._before_bytes)
         most = self._ranks.all_reduce_max(own, 1.0 if math.isnan(own) else 0.0)
         return None if most[1] else round(most[0])

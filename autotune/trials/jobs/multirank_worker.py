@@ -28,22 +28,41 @@ def serve(directory: Path, device: str) -> int:
 
     # The least configuration for joining, without a timeout: the parent decides how long a trial may take.
     joining = {
-        "model": {"name": "none", "config": {"model_type": "none"}}, "device": device, "micro_batch_size": 1,
-        "global_batch_size": 1, "parallel": {"timeout_s": 86400.0},
-    }  # fmt: skip
+        "model": {"name": "none", "config": {"model_type": "none"}},
+        "device": device,
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
+        "parallel": {"timeout_s": 86400.0},
+    }
     ranks = join_ranks(TrainConfig.model_validate(joining))
     if ranks.leads:
-        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
-        write_atomically(directory / "joined.json", json.dumps({"versions": versions}), durable=False)
+        versions = {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "transformers": transformers.__version__,
+        }
+        write_atomically(
+            directory / "joined.json", json.dumps({"versions": versions}), durable=False
+        )
     number, measured = 0, True
     while measured:
         place = directory / str(number)
-        told = ranks.broadcast_object(_next(place / "trial.json", directory / END, os.getppid()) if ranks.leads else "")
+        told = ranks.broadcast_object(
+            _next(place / "trial.json", directory / END, os.getppid())
+            if ranks.leads
+            else ""
+        )
         if told == END:
             leave_ranks(together=True)
             return 0
         trial = json.loads(told)
-        measured = run_job(trial["job"], place / f"rank-{ranks.rank}.json", trial["measured"], trial["local"], ranks)
+        measured = run_job(
+            trial["job"],
+            place / f"rank-{ranks.rank}.json",
+            trial["measured"],
+            trial["local"],
+            ranks,
+        )
         number += 1
     return 1
 

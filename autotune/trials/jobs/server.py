@@ -42,7 +42,12 @@ def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
     # Transformers imports torchao where it is installed, which starts CUDA, and breaks it in forked processes.
     sys.modules["torchao"] = None  # type: ignore[assignment]
-    for module in ("trainer.loop", "autotune.memory.jobs.step", "autotune.workers.job", "torch._dynamo"):
+    for module in (
+        "trainer.loop",
+        "autotune.memory.jobs.step",
+        "autotune.workers.job",
+        "torch._dynamo",
+    ):
         importlib.import_module(module)
     del sys.modules["torchao"]
 
@@ -74,7 +79,9 @@ class RankProcess:
 
     def runs(self) -> bool:
         """Return whether it still runs; if not, end all processes that it left running."""
-        if self.exit_code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if self.exit_code is None and os.waitid(
+            os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
             self.reap()
         return self.exit_code is None
 
@@ -84,10 +91,15 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
-        self.exit_code, self.ended_s = os.waitstatus_to_exitcode(status), time.monotonic()
+        self.exit_code, self.ended_s = (
+            os.waitstatus_to_exitcode(status),
+            time.monotonic(),
+        )
 
 
-def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> dict[str, Any]:
+def run_trial(
+    request: dict[str, Any], parent_gone: Callable[[float], bool]
+) -> dict[str, Any]:
     """Run a trial in as many processes as it has local ranks; return what ``classify`` reads, and ``timed_out``.
 
     ``request`` has ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``, the trial's own. ``parent_gone``
@@ -102,11 +114,20 @@ def run_trial(request: dict[str, Any], parent_gone: Callable[[float], bool]) -> 
         ranks.append(RankProcess(pid=pid))
     timed_out = _watch(ranks, time.monotonic() + request["timeout_s"], parent_gone)
     _kill_orphans()
-    accounts = [_account(process, Path(request["directory"]), rank) for rank, process in enumerate(ranks)]
-    return {"timed_out": timed_out, "killed_by_kernel": _kernel_kills() > kills_before, "ranks": accounts}
+    accounts = [
+        _account(process, Path(request["directory"]), rank)
+        for rank, process in enumerate(ranks)
+    ]
+    return {
+        "timed_out": timed_out,
+        "killed_by_kernel": _kernel_kills() > kills_before,
+        "ranks": accounts,
+    }
 
 
-def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]) -> bool:
+def _watch(
+    ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]
+) -> bool:
     """Wait until all ranks have ended, or end them; return whether the deadline was the reason."""
     failed = False
     while running := [process for process in ranks if process.runs()]:
@@ -118,7 +139,8 @@ def _watch(ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[f
         if late or gone:
             for process in running:
                 process.killed = True
-                os.kill(process.pid, signal.SIGKILL)  # its group follows; it may not have made one yet
+                # Its group follows; it may not have made one yet.
+                os.kill(process.pid, signal.SIGKILL)
             for process in running:
                 process.reap()
             if gone:
@@ -142,10 +164,12 @@ def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]
     file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
     result = json.loads(file.read_text()) if file.exists() else None
     return {
-        "result": result, "exit_code": process.exit_code, "killed": process.killed,
+        "result": result,
+        "exit_code": process.exit_code,
+        "killed": process.killed,
         "ended_s": process.ended_s if result is None else result["ended_s"],
         "log_tail": log.read_text(errors="replace")[-4000:] if log.exists() else "",
-    }  # fmt: skip
+    }
 
 
 def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoReturn:
@@ -153,21 +177,39 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     end_with_parent(server)
     directory, local = Path(request["directory"]), request["local"]
     if ranks > 1:  # its ranks, as torchrun sets them, and the rendezvous
-        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        numbers = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
         local |= {"environment": numbers, "rendezvous": str(directory / "rendezvous")}
-    log = os.open(directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(
+        directory / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if the host runs out of memory, a trial ends, and not you
+        # If the host runs out of memory, a trial ends, and not you.
+        Path("/proc/self/oom_score_adj").write_text("1000")
     # All ranks are on this host; gloo would otherwise go by the host's name, which need not lead anywhere.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 1
     try:
-        code = 0 if run_job(request["job"], directory / f"rank-{rank}.json", request["measured"], local) else 1
+        code = (
+            0
+            if run_job(
+                request["job"],
+                directory / f"rank-{rank}.json",
+                request["measured"],
+                local,
+            )
+            else 1
+        )
     finally:
-        os._exit(code)  # no interpreter shutdown: handlers of the server are not the child's to run
+        # No interpreter shutdown: handlers of the server are not the child's to run.
+        os._exit(code)
 
 
 def _kernel_kills() -> int:
@@ -177,11 +219,15 @@ def _kernel_kills() -> int:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers in {"", "memory"}:
-                of_group = "/memory.events" if controllers == "" else "/memory.oom_control"
+                of_group = (
+                    "/memory.events" if controllers == "" else "/memory.oom_control"
+                )
                 files.append(f"/sys/fs/cgroup/{controllers}{path}{of_group}")
     for file in (*files, "/proc/vmstat"):
         with contextlib.suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE):
+            if found := re.search(
+                r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE
+            ):
                 return int(found[1])
     return 0
 
@@ -201,7 +247,8 @@ def serve(preload: dict[str, Any] | None = None) -> None:
         replies.flush()
 
     def ended(within_s: float) -> bool:
-        return bool(select.select([0], [], [], within_s)[0])  # nothing is asked meanwhile: this is the end
+        # Nothing is asked meanwhile: this is the end.
+        return bool(select.select([0], [], [], within_s)[0])
 
     keep_orphans()
     versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
@@ -209,28 +256,46 @@ def serve(preload: dict[str, Any] | None = None) -> None:
         preload_trainer()
         versions["transformers"] = importlib.metadata.version("transformers")
     else:
-        function = getattr(importlib.import_module(preload["module"]), preload["function"])
+        function = getattr(
+            importlib.import_module(preload["module"]), preload["function"]
+        )
         versions["preloaded"] = function(**preload["options"])
     send(versions)
-    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that its end is seen in a trial
+    # Unbuffered, so that its end is seen in a trial.
+    with open(0, "rb", buffering=0) as requests:
         for line in iter(requests.readline, b""):
             request = json.loads(line)
             if "modules" in request:
                 before = psutil.Process().num_threads()
-                for name in request["modules"]:  # imported late by a trial; as far as they can be imported here
+                # Imported late by a trial; as far as they can be imported here.
+                for name in request["modules"]:
                     with contextlib.suppress(Exception, SystemExit):
                         importlib.import_module(name)
                 send({"threads": psutil.Process().num_threads() - before})
                 continue
-            preload_model(request["measured"].get("config", {}).get("model", {}).get("config", {}).get("model_type"))
+            preload_model(
+                request["measured"]
+                .get("config", {})
+                .get("model", {})
+                .get("config", {})
+                .get("model_type")
+            )
             send(run_trial(request, ended))
 
 
 # gloo's and NCCL's texts for another rank that is gone.
-_LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")
+_LOST_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote"
+)
 
 
-def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[str, Any], *more: object) -> bool:
+def run_job(
+    job: str,
+    result_file: Path,
+    measured: dict[str, Any],
+    local: dict[str, Any],
+    *more: object,
+) -> bool:
     """Run a job and write how it ended: ``status``, its details, and ``ended_s`` on the monotonic clock.
 
     ``job`` names a job, or a module by its full name, whose ``run`` gets ``measured`` and ``local`` of the trial and
@@ -248,20 +313,36 @@ def run_job(job: str, result_file: Path, measured: dict[str, Any], local: dict[s
         _lift_limit()
         result = _failure(error, local.get("first_attempt", False))
     if os.getpid() != process:
-        os._exit(1)  # a copy of the trial, which its own code has forked: there is one account, the original's
-    write_atomically(result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False)
+        # A copy of the trial, which its own code has forked: there is one account, the
+        # original's.
+        os._exit(1)
+    write_atomically(
+        result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False
+    )
     return bool(result["status"] == "measured")
 
 
 def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:
     if isinstance(error, TrainerError):
-        told = {"message": error.message, "next_step": error.next_step, "exit_code": error.exit_code}
+        told = {
+            "message": error.message,
+            "next_step": error.next_step,
+            "exit_code": error.exit_code,
+        }
         return {"status": "refused", **told}
     if (refusal := out_of_memory(error)) is not None:
-        return {"status": "crashed" if first_attempt and is_vague(refusal) else "out_of_memory", "detail": refusal}
+        return {
+            "status": "crashed"
+            if first_attempt and is_vague(refusal)
+            else "out_of_memory",
+            "detail": refusal,
+        }
     # Not this rank's failure: that of the rank which it has lost.
     lost = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
-    return {"status": "lost_peer" if lost else "crashed", "detail": traceback.format_exc()[-2000:]}
+    return {
+        "status": "lost_peer" if lost else "crashed",
+        "detail": traceback.format_exc()[-2000:],
+    }
 
 
 def _lift_limit() -> None:
@@ -271,7 +352,8 @@ def _lift_limit() -> None:
 
 
 if __name__ == "__main__":
-    psutil.Process()  # imported for children, which must not import anything near their memory limit
+    # Imported for children, which must not import anything near their memory limit.
+    psutil.Process()
     serve(*map(json.loads, sys.argv[1:]))
     # Nothing is left to do, and taking torch apart would delay the parent by most of a second.
     os._exit(0)

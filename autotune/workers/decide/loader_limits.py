@@ -34,14 +34,21 @@ class LoaderLimits:
     def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
         """Return the reason why ``workers`` do not fit; None if they do."""
         need = f"{workers} DataLoader workers on each of {self.local_ranks} ranks need"
-        each_bytes = (worker_bytes or WORKER_BYTES) + self.prefetch_factor * self.batch_bytes
-        needed, there = self.local_ranks * workers * each_bytes, self.host.ram_available_bytes
+        each_bytes = (
+            worker_bytes or WORKER_BYTES
+        ) + self.prefetch_factor * self.batch_bytes
+        needed, there = (
+            self.local_ranks * workers * each_bytes,
+            self.host.ram_available_bytes,
+        )
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
             free = f"only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
             return f"{need} about {format_bytes(needed)} ({source}), but {free}"
         # Each worker's prefetched batches, and the one that it prepares.
-        shared = self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
+        shared = (
+            self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
+        )
         room = self.host.shm_free_bytes
         if room is not None and shared > USABLE_SHARE * room:
             return f"{need} {format_bytes(shared)} of /dev/shm, but only {format_bytes(room)} are free"
@@ -51,7 +58,10 @@ class LoaderLimits:
         """Return the most workers to try and the reason; raise ``ExceedsMemory`` if the user requested more."""
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
-            wanted, ranks = self.cpus_per_rank, f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}"
+            wanted, ranks = (
+                self.cpus_per_rank,
+                f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}",
+            )
             because = f"{self.host.allotted_cpus} available CPU cores, {ranks}"
         if (refusal := self.refusal(wanted)) is None:
             return wanted, because
@@ -64,7 +74,11 @@ class LoaderLimits:
     def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
         """Return the most workers that fit, up to ``wanted``."""
         counts = range(1, wanted + 1)
-        return bisect.bisect(counts, False, key=lambda count: self.refusal(count, worker_bytes) is not None)
+        return bisect.bisect(
+            counts,
+            False,
+            key=lambda count: self.refusal(count, worker_bytes) is not None,
+        )
 
     def warning(self) -> str | None:
         """Return a warning if the user requests more workers than CPU cores; None otherwise."""
@@ -77,7 +91,11 @@ class LoaderLimits:
 
 
 def batch_bytes(
-    rows: int, seq_length_tokens: int, id_bytes: int, masking_probability: float, samples_per_sequence: float
+    rows: int,
+    seq_length_tokens: int,
+    id_bytes: int,
+    masking_probability: float,
+    samples_per_sequence: float,
 ) -> int:
     """Return the bytes of a micro-batch that a worker sends: ids, sample boundaries, masked tokens."""
     tokens = rows * seq_length_tokens

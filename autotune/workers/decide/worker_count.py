@@ -73,7 +73,9 @@ class WorkersChoice:
 
 def ladder(max_count: int) -> list[int]:
     """Return the counts 0, 1, 2, 4, … and the largest allowed."""
-    return sorted({0, max_count, *(2**exponent for exponent in range(max_count.bit_length()))})
+    return sorted(
+        {0, max_count, *(2**exponent for exponent in range(max_count.bit_length()))}
+    )
 
 
 class WorkersRule:
@@ -84,13 +86,17 @@ class WorkersRule:
         self._waits: dict[int, list[float]] = {}
         for number, one in enumerate(rounds):
             for count, figures in one.items():
-                self._logs.setdefault(count, {})[number] = math.log(figures.tokens_per_s)
+                self._logs.setdefault(count, {})[number] = math.log(
+                    figures.tokens_per_s
+                )
                 if count is not None:
                     self._waits.setdefault(count, []).append(figures.data_wait_share)
         self._max_count = max_count
         self._intervals: dict[tuple[int, Count], Interval] = {}
         self.seen = sorted(count for count in self._logs if count is not None)
-        self._refuted = next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
+        self._refuted = next(
+            (count for count in reversed(self.seen) if self._is_refuted(count)), -1
+        )
         self._best = self._best_count()
 
     def next_rounds(self) -> NextRounds | None:
@@ -100,12 +106,19 @@ class WorkersRule:
         if (rung := self._next_rung()) is not None:
             return NextRounds(counts=(None, rung), rounds=1)
         candidate, below = self.candidate, self._below
-        if young := [count for count in (below, candidate) if count is not None and self._is_young(count)]:
+        if young := [
+            count
+            for count in (below, candidate)
+            if count is not None and self._is_young(count)
+        ]:
             return NextRounds(counts=(None, *young), rounds=1)
         if (peak := self._unseen_peak()) is not None:
             return NextRounds(counts=(None, peak, candidate), rounds=FIRST_ROUNDS)
         if below is not None and below < candidate - 1:
-            return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
+            return NextRounds(
+                counts=(None, self._probe(below, candidate), candidate),
+                rounds=FIRST_ROUNDS,
+            )
         open_counts = [candidate] if self.verdict(candidate) == "open" else []
         if below is not None and below > self._refuted:
             open_counts = [below, candidate]
@@ -114,28 +127,53 @@ class WorkersRule:
     @property
     def candidate(self) -> int:
         """Smallest measured count that seems sufficient."""
-        likely = (count for count in self.seen if count > self._refuted and self._seems_enough(count))
+        likely = (
+            count
+            for count in self.seen
+            if count > self._refuted and self._seems_enough(count)
+        )
         return next(likely, self.seen[-1])
 
     @property
     def _below(self) -> int | None:
-        return max((count for count in self.seen if count < self.candidate), default=None)
+        return max(
+            (count for count in self.seen if count < self.candidate), default=None
+        )
 
     def choose(self) -> WorkersChoice:
         """Return the count to use, decided or not."""
         chosen = self.candidate
         verdicts = {count: self.verdict(count) for count in self.seen}
-        larger = (count for count in self.seen if count >= chosen and verdicts[count] == "verified")
+        larger = (
+            count
+            for count in self.seen
+            if count >= chosen and verdicts[count] == "verified"
+        )
         verified = next(larger, self._max_count)
-        hopeless = max((one for one in self.seen if one < chosen and self._is_hopeless(one, chosen)), default=-1)
+        hopeless = max(
+            (
+                one
+                for one in self.seen
+                if one < chosen and self._is_hopeless(one, chosen)
+            ),
+            default=-1,
+        )
         undecided = (max(self._refuted, hopeless) + 1, verified)
-        decided = verified == chosen and verdicts[chosen] == "verified" and self._refuted == chosen - 1
+        decided = (
+            verified == chosen
+            and verdicts[chosen] == "verified"
+            and self._refuted == chosen - 1
+        )
         return WorkersChoice(
-            workers=chosen, undecided_between=() if decided else undecided,
-            ratios={count: self.interval(count, None) for count in self.seen}, verdicts=verdicts,
-            keeps_up=self._low(chosen) >= ENOUGH_SHARE or self._waits_too_little(chosen), proof=self._proof(chosen),
+            workers=chosen,
+            undecided_between=() if decided else undecided,
+            ratios={count: self.interval(count, None) for count in self.seen},
+            verdicts=verdicts,
+            keeps_up=self._low(chosen) >= ENOUGH_SHARE
+            or self._waits_too_little(chosen),
+            proof=self._proof(chosen),
             next_smaller=self._next_smaller(),
-        )  # fmt: skip
+        )
 
     def verdict(self, count: int) -> Verdict:
         """Return the verdict on a measured count."""
@@ -152,8 +190,11 @@ class WorkersRule:
     def interval(self, count: int, reference: Count) -> Interval:
         """Return the ratio of a count's throughput to that of another, or to that of cached batches."""
         key, differences = (count, reference), self._differences(count, reference)
-        if not differences:  # without a common round, only the ratios of both to cached batches are known
-            return Interval(value=self._value(count, None) / self._value(reference or 0, None))
+        # Without a common round, only the ratios of both to cached batches are known.
+        if not differences:
+            return Interval(
+                value=self._value(count, None) / self._value(reference or 0, None)
+            )
         if key not in self._intervals:
             self._intervals[key] = self._about(differences, reference)
         return self._intervals[key]
@@ -168,7 +209,10 @@ class WorkersRule:
             return None
         candidate = self.candidate
         # A count that remains open relative to cached batches is compared with larger ones.
-        stuck = self.verdict(candidate) == "open" and len(self._common(candidate, None)) >= STUCK_ROUNDS
+        stuck = (
+            self.verdict(candidate) == "open"
+            and len(self._common(candidate, None)) >= STUCK_ROUNDS
+        )
         if self._best is None and not stuck:
             return None
         return next(rung for rung in ladder(self._max_count) if rung > self.seen[-1])
@@ -181,13 +225,19 @@ class WorkersRule:
         rungs, place = ladder(self._max_count), self.seen.index(best)
         for low, high in itertools.pairwise(self.seen[max(0, place - 1) : place + 2]):
             # Once in each interval of the ladder; again only next to a best count found this way.
-            if high - low > 1 and ((low in rungs and high in rungs) or best not in rungs):
+            if high - low > 1 and (
+                (low in rungs and high in rungs) or best not in rungs
+            ):
                 return (low + high) // 2
         return None
 
     def _best_count(self) -> Count:
         """Return the count to compare with: None (cached batches) while one seems to reach them, else the best."""
-        rates = ((self._value(count, None), -count) for count in self.seen if count > self._refuted)
+        rates = (
+            (self._value(count, None), -count)
+            for count in self.seen
+            if count > self._refuted
+        )
         value, best = max(rates, default=(1.0, 0))
         return None if value >= ENOUGH_SHARE else -best
 
@@ -197,7 +247,9 @@ class WorkersRule:
         if not larger:
             return None
         best = max(larger, key=lambda other: self._value(other, None))
-        return max((larger[0], best, larger[-1]), key=lambda other: self._at_most(other, count))
+        return max(
+            (larger[0], best, larger[-1]), key=lambda other: self._at_most(other, count)
+        )
 
     def _at_most(self, other: int, count: int) -> float:
         """Return the upper bound of another count's ratio to this one; by cached batches if they share few rounds."""
@@ -208,8 +260,13 @@ class WorkersRule:
     def _seems_enough(self, count: int) -> bool:
         if count == self._best or self.verdict(count) == "verified":
             return True
-        if self._best is not None and len(self._common(count, self._best)) < FIRST_ROUNDS:
-            return self._value(count, None) / self._value(self._best, None) >= ENOUGH_SHARE
+        if (
+            self._best is not None
+            and len(self._common(count, self._best)) < FIRST_ROUNDS
+        ):
+            return (
+                self._value(count, None) / self._value(self._best, None) >= ENOUGH_SHARE
+            )
         return self._value(count, self._best) >= ENOUGH_SHARE
 
     def _more(self, counts: Sequence[int]) -> NextRounds:
@@ -218,7 +275,9 @@ class WorkersRule:
         # The best larger count decides unless cached batches do.
         rival = self._larger_rival(candidate) if self._explored else best
         together = tuple(dict.fromkeys((best, *counts, rival)))
-        fewest = min(len(self._common(count, best)) for count in counts if count != best)
+        fewest = min(
+            len(self._common(count, best)) for count in counts if count != best
+        )
         return NextRounds(counts=together, rounds=max(1, round(GROWTH * fewest)))
 
     def _is_young(self, count: int) -> bool:
@@ -234,7 +293,9 @@ class WorkersRule:
 
     def _is_refuted(self, count: int) -> bool:
         differences = self._to_larger(count)
-        if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(ENOUGH_SHARE):
+        if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(
+            ENOUGH_SHARE
+        ):
             return False
         high = self._about(differences).high
         return high is not None and high < ENOUGH_SHARE
@@ -246,16 +307,30 @@ class WorkersRule:
         """
         differences = []
         for number, log in self._logs[count].items():
-            larger = [self._logs[other][number] for other in self.seen if other > count and number in self._logs[other]]
+            larger = [
+                self._logs[other][number]
+                for other in self.seen
+                if other > count and number in self._logs[other]
+            ]
             if larger:
                 differences.append(log - sum(larger) / len(larger))
         return differences
 
     def _about(self, differences: Sequence[float], reference: Count = None) -> Interval:
         residuals = None
-        if len(differences) < OWN_RESIDUALS:  # those of all counts, each about its own location
-            groups = [self._differences(count, reference) for count in self.seen if count != reference]
-            residuals = [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
+        # Those of all counts, each about its own location.
+        if len(differences) < OWN_RESIDUALS:
+            groups = [
+                self._differences(count, reference)
+                for count in self.seen
+                if count != reference
+            ]
+            residuals = [
+                one
+                for group in groups
+                if len(group) >= FIRST_ROUNDS
+                for one in residuals_of(group)
+            ]
         found = of_windows(differences, scale="linear", residuals=residuals)
         return replace(found, value=math.exp(found.value), scale="log").ratio()
 
@@ -266,7 +341,10 @@ class WorkersRule:
 
     def _waits_too_little(self, count: int) -> bool:
         """Return True if it waits so little for data that more workers can gain no more than 2 %."""
-        return len(self._waits[count]) >= FIRST_ROUNDS and self._longest_wait(count) <= 1 - ENOUGH_SHARE
+        return (
+            len(self._waits[count]) >= FIRST_ROUNDS
+            and self._longest_wait(count) <= 1 - ENOUGH_SHARE
+        )
 
     def _longest_wait(self, count: int) -> float:
         """Return the upper bound of the share of time that it waits for data."""
@@ -283,10 +361,17 @@ class WorkersRule:
         return self.interval(count, None).low or 0.0
 
     def _common(self, count: int, reference: Count) -> list[int]:
-        return [number for number in self._logs[count] if number in self._logs.get(reference, {})]
+        return [
+            number
+            for number in self._logs[count]
+            if number in self._logs.get(reference, {})
+        ]
 
     def _differences(self, count: int, reference: Count) -> list[float]:
-        return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
+        return [
+            self._logs[count][number] - self._logs[reference][number]
+            for number in self._common(count, reference)
+        ]
 
     def _proof(self, chosen: int) -> str:
         """Return the reason why the chosen count is sufficient, or the evidence so far."""
@@ -301,8 +386,14 @@ class WorkersRule:
         if verified and rival is None:
             return "the fastest count, and the largest allowed"
         other = rival if verified or self._best is not None else None
-        reference = "cached batches" if other is None else f"num_workers={other}, the fastest larger count"
-        return f"{_shown(self.interval(chosen, other))} of the throughput with {reference}"
+        reference = (
+            "cached batches"
+            if other is None
+            else f"num_workers={other}, the fastest larger count"
+        )
+        return (
+            f"{_shown(self.interval(chosen, other))} of the throughput with {reference}"
+        )
 
     def _next_smaller(self) -> str | None:
         """Return the result of the largest smaller count that was measured; None if there is none."""

@@ -18,19 +18,34 @@ TOKENS = 1000
 def run_of(rates, *, ranks=2, **header) -> Run:
     """One step for each rate, in real tokens/s."""
     steps = tuple(
-        row_of(number, non_padding_tokens=TOKENS, step_s=TOKENS / rate, tokens_per_s=rate)
+        row_of(
+            number, non_padding_tokens=TOKENS, step_s=TOKENS / rate, tokens_per_s=rate
+        )
         for number, rate in enumerate(rates, start=1)
     )
     return Run(
-        directory=Path("runs/r"), header=header_of(world_size=ranks, **header), steps=steps, evaluations=(), events=(),
-        startup=None, end=end_of(),
-    )  # fmt: skip
+        directory=Path("runs/r"),
+        header=header_of(world_size=ranks, **header),
+        steps=steps,
+        evaluations=(),
+        events=(),
+        startup=None,
+        end=end_of(),
+    )
 
 
-def noisy(seed: int, n: int, *, memory: float, noise: float, mean: float) -> list[float]:
+def noisy(
+    seed: int, n: int, *, memory: float, noise: float, mean: float
+) -> list[float]:
     """Rates whose logarithms are a first-order autoregression of such a spread, about such a mean."""
-    pushes = np.random.default_rng(seed).normal(size=n + 300) * math.sqrt(1 - memory**2) * noise
-    logs = list(itertools.accumulate(pushes, lambda before, push: memory * before + push))[300:]
+    pushes = (
+        np.random.default_rng(seed).normal(size=n + 300)
+        * math.sqrt(1 - memory**2)
+        * noise
+    )
+    logs = list(
+        itertools.accumulate(pushes, lambda before, push: memory * before + push)
+    )[300:]
     # Tokens over seconds is a harmonic mean: a log-normal second is longer than its middle.
     return [mean * math.exp(log + noise**2 / 2) for log in logs]
 
@@ -38,5 +53,9 @@ def noisy(seed: int, n: int, *, memory: float, noise: float, mean: float) -> lis
 def add_evidence(profile=None, **parts):
     """Only with these parts of its evidence."""
     profile = example_profile("d") if profile is None else profile
-    kept = {name: getattr(profile.evidence, name) for name, wanted in parts.items() if wanted}
+    kept = {
+        name: getattr(profile.evidence, name)
+        for name, wanted in parts.items()
+        if wanted
+    }
     return profile.model_copy(update={"evidence": Evidence(**kept)})

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("here")
 
 def write_profile(path: str, world: World = WORLD, **changes) -> Path:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(profile_to_toml(profile_of(world, settings(world, **changes))))
+    Path(path).write_text(
+        profile_to_toml(profile_of(world, settings(world, **changes)))
+    )
     return Path(path)
 
 
@@ -28,7 +30,9 @@ def write_run(place: str, **changes) -> str:
     record = run_of(WORLD, settings(WORLD, **changes))
     Path(place).mkdir(parents=True)
     Path(place, RUN_FILE).write_text(record.header.model_dump_json())
-    Path(place, STEPS_FILE).write_text("".join(f"{row.model_dump_json()}\n" for row in record.steps))
+    Path(place, STEPS_FILE).write_text(
+        "".join(f"{row.model_dump_json()}\n" for row in record.steps)
+    )
     return place
 
 
@@ -48,7 +52,9 @@ def predicted(monkeypatch):
 def test_gains_are_predicted_for_settings_that_a_gpu_step_lacks(advise, predicted):
     found, asked = predicted
     found["compile"] = 1.5
-    said = json.loads(advise(write_profile("p.toml", attention_dropout=0.1, compile=False), "--json"))["advice"]
+    said = json.loads(
+        advise(write_profile("p.toml", attention_dropout=0.1, compile=False), "--json")
+    )["advice"]
     gains = {one["rule"]: one["gain"] for one in said}
     assert gains["memory-bound"]["low"] < 1.4 < gains["memory-bound"]["ratio"] <= 1.5
     assert asked == [{"compile", "attention_dropout"}]
@@ -65,7 +71,10 @@ def test_it_says_what_limits_and_what_to_set_and_machines_get_the_same(advise):
     assert "set: train.data.num_workers = 4 (was 1), safe" in said
     assert "would change this:" in said
     found = json.loads(advise(starved(), "--json"))
-    assert (found["bottleneck"]["limit"], found["advice"][0]["rule"]) == ("data loading", "more-workers")
+    assert (found["bottleneck"]["limit"], found["advice"][0]["rule"]) == (
+        "data loading",
+        "more-workers",
+    )
     assert found["advice"][0]["gain"]["low"] > 1
     assert found["applied"] is None
 
@@ -76,7 +85,10 @@ def test_safe_changes_are_written_into_a_new_profile(advise):
     assert "train.data.num_workers = 4 (was 1)" in advise(path, "--apply")
     written = read_profile(Path("profiles/p.advised.toml"))
     assert written.intact
-    assert (written.profile.train.data.num_workers, written.profile.provenance.commands[-1]) == (4, "advise")
+    assert (
+        written.profile.train.data.num_workers,
+        written.profile.provenance.commands[-1],
+    ) == (4, "advise")
     assert path.read_text() == before
     Path("profiles/p.advised.toml").write_text("somebody's\n")
     assert "kept as profiles/p.advised.previous.toml" in advise(path, "--apply")
@@ -88,14 +100,18 @@ def test_safe_changes_are_written_into_a_new_profile(advise):
 
 
 def test_figures_of_another_micro_batch_are_dropped(advise):
-    advise(write_profile("p.toml", micro_batch_size=2, global_batch_size=256), "--apply")
+    advise(
+        write_profile("p.toml", micro_batch_size=2, global_batch_size=256), "--apply"
+    )
     written = read_profile(Path("p.advised.toml")).profile
     assert written.train.micro_batch_size > 2
     assert written.evidence.workers is None
     assert written.evidence.probe is not None
 
 
-def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_measured(advise):
+def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_measured(
+    advise,
+):
     path = write_profile("p.toml", data__num_workers=1)
     assert "the profile is unchanged" in advise(path, "--apply")
     path = starved()
@@ -107,7 +123,9 @@ def test_nothing_safe_writes_nothing_and_an_edited_profile_is_not_made_to_look_m
     assert not any(one["safe"] for one in found)
 
 
-def test_a_run_is_enough_and_found_where_none_is_named_and_a_profile_of_another_step_is_refused(advise):
+def test_a_run_is_enough_and_found_where_none_is_named_and_a_profile_of_another_step_is_refused(
+    advise,
+):
     place = write_run("runs/a", layout="padded")
     said = advise(place)
     assert "Bottleneck: padding, " in said
@@ -141,13 +159,22 @@ def test_rules_are_listed(advise):
     assert all(one["looks_for"] for one in listed)
 
 
-@pytest.mark.parametrize(("place", "option"), [
-    ("profiles/p.toml", ["profiles/p.toml"]), ("profiles/p.toml", ["--out", "other.toml"]),
-    ("runs/r", ["--nodes", "8"]), (".", ["--nodes", "8"]),
-])  # fmt: skip
-def test_options_without_use_are_refused_and_nodes_of_which_nothing_is_known_are_said_to_be(place, option, advise):
+@pytest.mark.parametrize(
+    ("place", "option"),
+    [
+        ("profiles/p.toml", ["profiles/p.toml"]),
+        ("profiles/p.toml", ["--out", "other.toml"]),
+        ("runs/r", ["--nodes", "8"]),
+        (".", ["--nodes", "8"]),
+    ],
+)
+def test_options_without_use_are_refused_and_nodes_of_which_nothing_is_known_are_said_to_be(
+    place, option, advise
+):
     write_run("runs/r")
     said = " ".join(advise(starved(), "--nodes", "8").split())
     assert "links between nodes, required to predict 8 nodes" in said
     assert "autotune network profiles/p.toml --slurm" in said
-    assert re.search(f"error: .*{option[-1]}.* requires ", advise(place, *option, code=2))
+    assert re.search(
+        f"error: .*{option[-1]}.* requires ", advise(place, *option, code=2)
+    )

@@ -23,7 +23,16 @@ GPU = World()
 TOLERANCE = 0.1
 """Of a promise without an interval."""
 PAPER = {"R1", "R2", "R3", "R4", "R5"}
-CAUSES = {"data loading", "padding", "network", "straggler", "launch-bound", "memory", "optimizer step", "compute"}
+CAUSES = {
+    "data loading",
+    "padding",
+    "network",
+    "straggler",
+    "launch-bound",
+    "memory",
+    "optimizer step",
+    "compute",
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,9 @@ def test_rules_have_names_of_their_own_and_cover_the_paper_and_every_bottleneck(
 
 
 @pytest.mark.parametrize("rule", NAMES)
-def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promises(every, rule):
+def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promises(
+    every, rule
+):
     for scenario in (one for one in every if one.rule == rule):
         assert scenario.is_silent(), scenario.what
         advice = scenario.spoken()
@@ -58,8 +69,16 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
             continue
         assert advice.gain is not None
         delivered = scenario.delivered(advice)
-        low = advice.gain.ratio * (1 - TOLERANCE) if advice.gain.low is None else advice.gain.low
-        high = advice.gain.ratio * (1 + TOLERANCE) if advice.gain.high is None else advice.gain.high
+        low = (
+            advice.gain.ratio * (1 - TOLERANCE)
+            if advice.gain.low is None
+            else advice.gain.low
+        )
+        high = (
+            advice.gain.ratio * (1 + TOLERANCE)
+            if advice.gain.high is None
+            else advice.gain.high
+        )
         assert low * 0.98 <= delivered <= high * 1.02
         # Wide intervals promise nothing: what is likeliest must be near as well, on the right side of nothing.
         assert 0.5 < (delivered - 1) / (advice.gain.ratio - 1) < 2
@@ -79,13 +98,18 @@ def test_good_settings_are_left_alone_and_that_is_not_said_beside_something_to_d
     found = advise(ran(GPU, settings(GPU)))
     assert NOTHING in [one.rule for one in found]
     assert all(one.severity == "info" for one in found)
-    found = [one.rule for one in advise(replace(ran(GPU, settings(GPU, layout="padded")), data=None))]
+    found = [
+        one.rule
+        for one in advise(replace(ran(GPU, settings(GPU, layout="padded")), data=None))
+    ]
     assert NOTHING not in found
     assert "padding" in found
     assert [one.rule for one in advise(TrainingContext(train=None))] == [TOO_LITTLE]
 
 
-@pytest.mark.parametrize(("driver", "known"), [("580.1", "measured"), ("0.0 (nullgpu)", "allocator")])
+@pytest.mark.parametrize(
+    ("driver", "known"), [("580.1", "measured"), ("0.0 (nullgpu)", "allocator")]
+)
 def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(every, driver, known):
     now = next(one.speaks for one in every if one.rule == "beyond-memory")
     now = replace(now, profile=but(now.profile, fingerprint={"driver": driver}))
@@ -97,31 +121,47 @@ def test_lines_neither_begin_below_nothing_nor_fall():
     assert line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((1, 2))
     assert line([1, 2], [1.0, 3.0]) == pytest.approx((0, 2))
     assert line([1, 2], [2.0, 1.0]) == pytest.approx((1.2, 0))
-    assert line([1, 2**70], [1.0, 2.0]) == pytest.approx((1, 2**-70))  # a profile may hold any integer
+    # A profile may hold any integer.
+    assert line([1, 2**70], [1.0, 2.0]) == pytest.approx((1, 2**-70))
 
 
 def test_bounds_name_a_confidence_only_where_nothing_is_assumed(all_advice):
     figures = [figure for advice in all_advice for figure in advice.evidence]
     gains = [advice.gain for advice in all_advice if advice.gain is not None]
     assert all(one.confidence is None for one in [*figures, *gains] if one.low is None)
-    bounded_figures, bounded = ([one for one in some if one.low is not None] for some in (figures, gains))
+    bounded_figures, bounded = (
+        [one for one in some if one.low is not None] for some in (figures, gains)
+    )
     assert bounded_figures
     for figure in bounded_figures:
         is_interval = figure.known != "assumed" and figure.name not in READINGS
         assert (figure.confidence in CONFIDENCES) == is_interval, figure
-    assert all(gain.confidence in CONFIDENCES for gain in bounded if gain.known == "measured")
+    assert all(
+        gain.confidence in CONFIDENCES for gain in bounded if gain.known == "measured"
+    )
     assert any(gain.confidence is None for gain in bounded)
     assert without(MEASURED).confidence == 0.95
     assumed = without(MEASURED, (0.0, 0.5, 1.0))
-    others = (without(StepPart(cause="data loading", share=0.2)), assumed, times(without(MEASURED), (1.0, 1.1, 1.2)))
+    others = (
+        without(StepPart(cause="data loading", share=0.2)),
+        assumed,
+        times(without(MEASURED), (1.0, 1.1, 1.2)),
+    )
     assert [one.confidence for one in others] == [None] * 3
 
 
 def advice(*changes: SettingChange, safe: bool = True) -> Advice:
     return Advice(
-        rule="x", severity="warning", claim="", evidence=(), gain=None, cost="", changes=changes, would_change="",
+        rule="x",
+        severity="warning",
+        claim="",
+        evidence=(),
+        gain=None,
+        cost="",
+        changes=changes,
+        would_change="",
         safe=safe,
-    )  # fmt: skip
+    )
 
 
 def change(key: str, old: object, new: object) -> SettingChange:
@@ -132,10 +172,13 @@ def test_only_safe_changes_count_and_the_first_of_two_wishes_and_what_are_no_set
     train = example_profile().train
     head = change("mlm_head", "dense", "sparse")  # which it is already
     wishes = [
-        advice(change("micro_batch_size", 2, 4)), advice(change("micro_batch_size", 2, 8), head),
+        advice(change("micro_batch_size", 2, 4)),
+        advice(change("micro_batch_size", 2, 8), head),
         advice(change("precision", "fp32", "bf16"), safe=False),
-    ]  # fmt: skip
+    ]
     assert safe_changes(train, wishes) == (change("micro_batch_size", 2, 4),)
-    assert apply_changes(train, [change("data.num_workers", 1, 5)]).data.num_workers == 5
+    assert (
+        apply_changes(train, [change("data.num_workers", 1, 5)]).data.num_workers == 5
+    )
     with pytest.raises(BadInput):
         apply_changes(train, [change("micro_batch_size", 2, 0)])

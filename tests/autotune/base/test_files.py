@@ -9,7 +9,11 @@ from autotune.base.files import check_writable, json_rows, write_atomically
 from autotune.errors import BadInput
 from autotune.trials.trial_log import TrialLog, read_trial_log
 
-_ANEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+_ANEW = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60,
+    deadline=None,
+)
 
 
 def _numbers(directory) -> list[int]:
@@ -20,7 +24,9 @@ def _append(directory, *numbers: int, writer: str = "w") -> Path:
     """Append records by a new writer; its file."""
     trial_log = TrialLog(directory, writer)
     for number in numbers:
-        trial_log.append({"time_utc": f"2026-01-01T00:00:{number:02}", "number": number})
+        trial_log.append(
+            {"time_utc": f"2026-01-01T00:00:{number:02}", "number": number}
+        )
     return trial_log._file
 
 
@@ -55,7 +61,10 @@ def test_a_changed_byte_never_becomes_another_record(tmp_path_factory, place, va
     assert read_trial_log(path.parent)[0] in ([], [record])
 
 
-@pytest.mark.parametrize("line", [b"null", b"[]", b"{}", b'{"record": 1, "sha256": "x"}', b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [b"null", b"[]", b"{}", b'{"record": 1, "sha256": "x"}', b"[" * 100_000, b"\xff"],
+)
 def test_lines_from_strangers_are_counted_and_left_out(tmp_path, line):
     (tmp_path / "x.jsonl").write_bytes(line + b"\n")
     assert read_trial_log(tmp_path) == ([], 1)
@@ -74,7 +83,10 @@ def test_a_file_is_replaced_whole_and_nothing_else_is_left_there(tmp_path):
 def test_a_place_that_cannot_be_written_and_a_full_disk_are_bad_input(tmp_path):
     blocked, trial_log = tmp_path / "file", TrialLog(tmp_path, "w")
     blocked.write_text("")
-    for refuse in (lambda: check_writable(blocked / "x"), lambda: write_atomically(blocked / "x", "")):
+    for refuse in (
+        lambda: check_writable(blocked / "x"),
+        lambda: write_atomically(blocked / "x", ""),
+    ):
         with pytest.raises(BadInput, match="cannot write"):
             refuse()
     trial_log._file.symlink_to("/dev/full")
@@ -83,7 +95,11 @@ def test_a_place_that_cannot_be_written_and_a_full_disk_are_bad_input(tmp_path):
 
 
 _PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 

@@ -8,27 +8,49 @@ from hypothesis import strategies as st
 from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
 
 
-@pytest.mark.parametrize(("headers", "rows", "align", "text"), [
-    (("name", "bytes"), [("a", "1"), ("long name", "12345")], "lr",
-     "name       bytes\na              1\nlong name  12345"),
-    (("x",), [(None,)], "", "x\nn/a"), (("a", "b"), [], "", "a  b"),
-    (("n", "v"), [("日本", "x"), ("abcd", "y")], "", "n     v\n日本  x\nabcd  y"),
-], ids=["aligned", "missing", "no rows", "wide"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("headers", "rows", "align", "text"),
+    [
+        (
+            ("name", "bytes"),
+            [("a", "1"), ("long name", "12345")],
+            "lr",
+            "name       bytes\na              1\nlong name  12345",
+        ),
+        (("x",), [(None,)], "", "x\nn/a"),
+        (("a", "b"), [], "", "a  b"),
+        (("n", "v"), [("日本", "x"), ("abcd", "y")], "", "n     v\n日本  x\nabcd  y"),
+    ],
+    ids=["aligned", "missing", "no rows", "wide"],
+)
 def test_columns_line_up(headers, rows, align, text):
     assert text_table(headers, rows, align) == text
 
 
 def test_markdown_aligns_numbers_to_the_right_and_a_row_of_another_length_is_refused():
-    assert markdown_table(("a", "b"), [("x", "1")], "lr") == "| a | b |\n| --- | ---: |\n| x | 1 |"
+    assert (
+        markdown_table(("a", "b"), [("x", "1")], "lr")
+        == "| a | b |\n| --- | ---: |\n| x | 1 |"
+    )
     for table in (text_table, markdown_table):
         with pytest.raises(ValueError, match="1 cells under 2 headers"):
             table(("a", "b"), [("x",)])
 
 
-@pytest.mark.parametrize("hostile", [
-    "a|b", "<img src=x onerror=alert(1)>", "`code`", "&lt;", "[x](javascript:alert(1))", "https://evil", "www.evil",
-    "a@b.c", "\\",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a|b",
+        "<img src=x onerror=alert(1)>",
+        "`code`",
+        "&lt;",
+        "[x](javascript:alert(1))",
+        "https://evil",
+        "www.evil",
+        "a@b.c",
+        "\\",
+    ],
+)
 def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
     shown = markdown_inert(hostile)
     assert html.unescape(shown) == hostile

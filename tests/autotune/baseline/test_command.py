@@ -14,9 +14,15 @@ from trainer.data.dataset import read_manifest
 
 TINY = ModelSettings(
     name="tiny",
-    config={"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "intermediate_size": 64, "max_position_embeddings": 64},
-)  # fmt: skip
+    config={
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+)
 
 
 @pytest.fixture
@@ -24,42 +30,64 @@ def profile(here, monkeypatch):
     """Probed here, as far as anybody can tell, with a dataset of rows that are half full; no cluster near."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
-    data = write_dataset(here / "data", [[5 + number % 100] * 30 for number in range(400)], vocab_size=128)
+    data = write_dataset(
+        here / "data",
+        [[5 + number % 100] * 30 for number in range(400)],
+        vocab_size=128,
+    )
     manifest = read_manifest(data)
-    place = fingerprint(open_device("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None)
+    place = fingerprint(
+        open_device("cpu", data, SystemHost(), NvmlMonitor()), TINY, manifest, None
+    )
     train = TrainConfig(
-        model=TINY, data=DataSettings(path="data", dataset_hash=manifest.dataset_hash), seq_length_tokens=64,
-        layout="packed", micro_batch_size=2, global_batch_size=4,
-    )  # fmt: skip
+        model=TINY,
+        data=DataSettings(path="data", dataset_hash=manifest.dataset_hash),
+        seq_length_tokens=64,
+        layout="packed",
+        micro_batch_size=2,
+        global_batch_size=4,
+    )
     found = example_profile().model_copy(update={"train": train, "fingerprint": place})
     (here / "p.toml").write_text(profile_to_toml(found))
     return here / "p.toml"
 
 
 @pytest.mark.usefixtures("warm_server")
-def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profile, says):
+def test_real_windows_are_written_into_the_profile_and_are_not_read_again(
+    profile, says
+):
     other = write_dataset(profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
     assert "dataset_hash" in says("baseline", profile, "--data", other, code=6)
     command = ["baseline", str(profile), "--window", "0.1s", "--rounds", "1", "--json"]
     found = json.loads(says(*command))
     rows = {row["name"]: row for row in found["rows"]}
-    read = {name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()}
+    read = {
+        name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()
+    }
     assert read == dict.fromkeys(("paper", "hf-trainer", "tuned"), ("ran", 1))
-    for name, *values in (("hf-trainer", "layout", "dynamic", "packed"), ("paper", "mlm_head", "dense", "sparse")):
-        difference = dict(zip(("key", "theirs", "tuned", "reason"), (*values, None), strict=True))
+    for name, *values in (
+        ("hf-trainer", "layout", "dynamic", "packed"),
+        ("paper", "mlm_head", "dense", "sparse"),
+    ):
+        difference = dict(
+            zip(("key", "theirs", "tuned", "reason"), (*values, None), strict=True)
+        )
         assert difference in rows[name]["differences"]
     stored = read_profile(profile)
     assert stored.intact
     assert stored.profile.evidence.baseline.model_dump() == found
     assert stored.profile.provenance.commands == ["probe", "baseline"]
     trial_log = list((profile.parent / "reports" / "p" / "trials").iterdir())
-    assert json.loads(says(*command)) | {"seconds": 0} == found | {"seconds": 0}  # the trial log keeps milliseconds
+    # The trial log keeps milliseconds.
+    assert json.loads(says(*command)) | {"seconds": 0} == found | {"seconds": 0}
     assert list((profile.parent / "reports" / "p" / "trials").iterdir()) == trial_log
 
 
 @pytest.mark.usefixtures("warm_server")
 def test_the_workers_that_were_counted_are_written_into_the_profile(profile, says):
-    found = json.loads(says("workers", profile, "--window", "0.1s", "--max-workers", "1", "--json"))
+    found = json.loads(
+        says("workers", profile, "--window", "0.1s", "--max-workers", "1", "--json")
+    )
     stored = read_profile(profile)
     assert stored.intact
     assert stored.profile.train.data.num_workers == found["chosen"]

@@ -5,15 +5,31 @@ from transformers import TrainingArguments
 
 from autotune.base.interval import Interval
 from autotune.baseline.decide.recipes import differences, hf_trainer, is_precise, paper
-from trainer.config.train_config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
+from trainer.config.train_config import (
+    DataSettings,
+    ModelSettings,
+    ParallelSettings,
+    TrainConfig,
+)
 
 TUNED = TrainConfig(
     model=ModelSettings(name="m", config={"model_type": "bert"}),
-    data=DataSettings(path="../data", dataset_hash="d", num_workers=3, prefetch_factor=4),
+    data=DataSettings(
+        path="../data", dataset_hash="d", num_workers=3, prefetch_factor=4
+    ),
     parallel=ParallelSettings(strategy="zero1", bucket_cap_mib=100, timeout_s=900.0),
-    seq_length_tokens=128, layout="packed", micro_batch_size=64, global_batch_size=128, attention_dropout=0.0,
-    compile=True, precision="bf16", device="cuda", seed=7, learning_rate=3e-4, masking_probability=0.3,
-)  # fmt: skip
+    seq_length_tokens=128,
+    layout="packed",
+    micro_batch_size=64,
+    global_batch_size=128,
+    attention_dropout=0.0,
+    compile=True,
+    precision="bf16",
+    device="cuda",
+    seed=7,
+    learning_rate=3e-4,
+    masking_probability=0.3,
+)
 
 
 def theirs(tuned: TrainConfig = TUNED) -> TrainConfig:
@@ -25,34 +41,68 @@ def papers(tuned: TrainConfig = TUNED, workers: int = 12) -> TrainConfig:
 
 
 def told(recipe, tuned=TUNED, local_ranks=1):
-    return {one.key: (one.theirs, one.tuned, one.reason) for one in differences(recipe, tuned, local_ranks)}
+    return {
+        one.key: (one.theirs, one.tuned, one.reason)
+        for one in differences(recipe, tuned, local_ranks)
+    }
 
 
 @pytest.mark.parametrize("config", [theirs(), papers()])
-def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_over_all_places(config):
-    kept = ("model", "seq_length_tokens", "device", "seed", "learning_rate", "masking_probability")
+def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_over_all_places(
+    config,
+):
+    kept = (
+        "model",
+        "seq_length_tokens",
+        "device",
+        "seed",
+        "learning_rate",
+        "masking_probability",
+    )
     assert all(getattr(config, name) == getattr(TUNED, name) for name in kept)
     assert (config.data.path, config.data.dataset_hash) == ("../data", "d")
     assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
     assert TrainConfig.model_validate(config.model_dump()) == config
-    plain = {"precision": "fp32", "tf32": False, "mlm_head": "dense", "last_layer": "dense", "attention": "auto",
-             "compile": False, "activation_checkpointing": "none"}  # fmt: skip
+    plain = {
+        "precision": "fp32",
+        "tf32": False,
+        "mlm_head": "dense",
+        "last_layer": "dense",
+        "attention": "auto",
+        "compile": False,
+        "activation_checkpointing": "none",
+    }
     assert {name: getattr(config, name) for name in plain} == plain
-    assert config.parallel == ParallelSettings(gradient_as_bucket_view=False, timeout_s=900.0)
+    assert config.parallel == ParallelSettings(
+        gradient_as_bucket_view=False, timeout_s=900.0
+    )
 
 
 def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_arguments():
-    config, arguments = theirs(), {one.name: one.default for one in dataclasses.fields(TrainingArguments)}
+    config, arguments = (
+        theirs(),
+        {one.name: one.default for one in dataclasses.fields(TrainingArguments)},
+    )
     assert (config.layout, config.attention_dropout) == ("dynamic", None)
     assert config.micro_batch_size == arguments["per_device_train_batch_size"]
     assert config.data.num_workers == arguments["dataloader_num_workers"]
     assert config.data.pin_memory == arguments["dataloader_pin_memory"]
-    assert not any(arguments[name] for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing"))
-    assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (None, "random")
+    assert not any(
+        arguments[name]
+        for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
+    )
+    assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (
+        None,
+        "random",
+    )
 
 
-@pytest.mark.parametrize(("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("deberta", None)])
-def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(model_type, dropout):
+@pytest.mark.parametrize(
+    ("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("deberta", None)]
+)
+def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(
+    model_type, dropout
+):
     model = ModelSettings(name="m", config={"model_type": model_type})
     config = papers(TUNED.model_copy(update={"model": model}))
     assert (config.layout, config.attention_dropout) == ("padded", dropout)
@@ -62,9 +112,12 @@ def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(
 def test_differences_name_the_key_theirs_and_ours():
     found = told(hf_trainer(TUNED, 4096), local_ranks=2)
     expected = {
-        "precision": ("fp32", "bf16", None), "compile": (False, True, None), "attention_dropout": (None, 0.0, None),
-        "data.num_workers": (0, 3, None), "parallel.strategy": ("ddp", "zero1", None),
-    }  # fmt: skip
+        "precision": ("fp32", "bf16", None),
+        "compile": (False, True, None),
+        "attention_dropout": (None, 0.0, None),
+        "data.num_workers": (0, 3, None),
+        "parallel.strategy": ("ddp", "zero1", None),
+    }
     assert {key: found[key] for key in expected} == expected
     assert not any("global_batch" in one or "timeout" in one for one in found)
     assert told(hf_trainer(theirs(), 4096), theirs(), 2) == {}
@@ -74,19 +127,35 @@ def test_differences_name_the_key_theirs_and_ours():
 
 
 def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tuned_and_so_is_a_smaller_micro_batch():
-    assert all(reason is None for _, _, reason in told(paper(TUNED, 1, 8, "8 CPUs")).values())
+    assert all(
+        reason is None for _, _, reason in told(paper(TUNED, 1, 8, "8 CPUs")).values()
+    )
     recipe = paper(TUNED, 1, 3, "3 CPUs")
     smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
     because = {**recipe.because, "micro_batch_size": "64 do not fit"}
     found = told(dataclasses.replace(recipe, config=smaller, because=because))
-    assert found["data.num_workers"] == (3, 3, "the paper's 8 exceed the limit of this machine: 3 CPUs")
+    assert found["data.num_workers"] == (
+        3,
+        3,
+        "the paper's 8 exceed the limit of this machine: 3 CPUs",
+    )
     assert found["micro_batch_size"] == (32, 64, "64 do not fit")
-    other = TUNED.model_copy(update={"model": TUNED.model.model_copy(update={"config": {"model_type": "deberta"}})})
-    assert "this setting of deberta" in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
+    other = TUNED.model_copy(
+        update={
+            "model": TUNED.model.model_copy(
+                update={"config": {"model_type": "deberta"}}
+            )
+        }
+    )
+    assert (
+        "this setting of deberta"
+        in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
+    )
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "precise"), [(0.96, 1.04, True), (0.9, 1.1, False), (None, None, False), (0.93, 1.02, True)]
+    ("low", "high", "precise"),
+    [(0.96, 1.04, True), (0.9, 1.1, False), (None, None, False), (0.93, 1.02, True)],
 )
 def test_a_ratio_is_precise_when_its_bounds_are_five_per_cent_away(low, high, precise):
     assert is_precise(Interval(value=1.0, low=low, high=high)) is precise

@@ -6,9 +6,21 @@ from pathlib import Path
 import pytest
 
 from autotune.cluster.job_script import Shape, measure_script, read_template, render
-from autotune.cluster.site_file import NetworkSettings, SiteFile, SlurmSettings, Templates, job_variables, read_site
+from autotune.cluster.site_file import (
+    NetworkSettings,
+    SiteFile,
+    SlurmSettings,
+    Templates,
+    job_variables,
+    read_site,
+)
 from autotune.errors import BadInput
-from autotune.launch.training_job import TrainRequest, default_ranks, term_lead_s, train_script
+from autotune.launch.training_job import (
+    TrainRequest,
+    default_ranks,
+    term_lead_s,
+    train_script,
+)
 from tests.autotune.profiles.examples import but, example_profile
 from trainer.errors import BadConfig
 
@@ -16,18 +28,32 @@ NO_SITE = SiteFile()
 SITE = SiteFile(
     prologue=["module load python/3.11", "export LANG=C"],
     command_prefix="apptainer exec --nv image.sif",
-    slurm=SlurmSettings(account="project1", partition="gpu", gres="gpu:h100:{count}", time="01:00:00"),
+    slurm=SlurmSettings(
+        account="project1", partition="gpu", gres="gpu:h100:{count}", time="01:00:00"
+    ),
 )
 JOB = {
-    "name": "workers-tiny", "purpose": "Counts the loader workers that tiny needs.", "command": ["autotune", "workers"],
-    "shape": Shape(gpus=2, cpus=16), "log": Path("reports/jobs/workers-%j.log"),
-}  # fmt: skip
+    "name": "workers-tiny",
+    "purpose": "Counts the loader workers that tiny needs.",
+    "command": ["autotune", "workers"],
+    "shape": Shape(gpus=2, cpus=16),
+    "log": Path("reports/jobs/workers-%j.log"),
+}
 PROFILE = example_profile()
 REQUEST = TrainRequest(
-    profile_path=Path("profiles/p.toml"), profile=PROFILE, config=PROFILE.train, data_dir=Path("data"),
-    assignments=["train.max_steps=7"], run=Path("runs/one"), nodes=2, ranks=2, python="/opt/python",
-    torch_version="2.13.0", code_sha256="c", directory=Path("/home/me/project"),
-)  # fmt: skip
+    profile_path=Path("profiles/p.toml"),
+    profile=PROFILE,
+    config=PROFILE.train,
+    data_dir=Path("data"),
+    assignments=["train.max_steps=7"],
+    run=Path("runs/one"),
+    nodes=2,
+    ranks=2,
+    python="/opt/python",
+    torch_version="2.13.0",
+    code_sha256="c",
+    directory=Path("/home/me/project"),
+)
 
 
 def with_gpus(**fingerprint):
@@ -36,7 +62,9 @@ def with_gpus(**fingerprint):
     return replace(REQUEST, profile=profile, config=profile.train)
 
 
-TRAINING = replace(with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), python="python")
+TRAINING = replace(
+    with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), python="python"
+)
 
 
 def measured(site: SiteFile = SITE, **changes) -> str:
@@ -52,21 +80,33 @@ def script_of(request: TrainRequest, site: SiteFile = NO_SITE) -> str:
 
 
 def statement(script: str, beginning: str) -> str:
-    return next(line for line in script.replace("\\\n", "").splitlines() if line.startswith(beginning))
+    return next(
+        line
+        for line in script.replace("\\\n", "").splitlines()
+        if line.startswith(beginning)
+    )
 
 
 def checked(script: str) -> str:
     """A script that bash understands, whose directives come before any command."""
     lines = script.splitlines()
-    command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    command = next(
+        number for number, line in enumerate(lines) if line and not line.startswith("#")
+    )
     assert not any(line.startswith("#SBATCH") for line in lines[command:])
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-n"], input=script, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return script
 
 
 def options_of(script: str) -> set[str]:
-    return {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")}
+    return {
+        line.removeprefix("#SBATCH --")
+        for line in script.splitlines()
+        if line.startswith("#SBATCH --")
+    }
 
 
 def test_what_the_cluster_wants_said_is_said_and_nothing_that_the_site_does_not_say():
@@ -74,9 +114,14 @@ def test_what_the_cluster_wants_said_is_said_and_nothing_that_the_site_does_not_
     assert script.startswith("#!/bin/bash\n")
     by_site = {"gres=gpu:h100:2", "time=01:00:00", "account=project1", "partition=gpu"}
     usual = {
-        "job-name=workers-tiny", "nodes=1", "ntasks-per-node=1", "cpus-per-task=16", "mem-per-cpu=2048M", "no-requeue",
+        "job-name=workers-tiny",
+        "nodes=1",
+        "ntasks-per-node=1",
+        "cpus-per-task=16",
+        "mem-per-cpu=2048M",
+        "no-requeue",
         "output=reports/jobs/workers-%j.log",
-    }  # fmt: skip
+    }
     assert options_of(script) == usual | by_site
     assert options_of(measured(NO_SITE)) == usual | {"gres=gpu:2", "time=04:00:00"}
     assert not any("gres" in option for option in options_of(measured(shape=Shape())))
@@ -109,29 +154,54 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     path.write_text(PAPER)
     script = checked(trained(read_site(path), nodes=128))
     assert {
-        "account=project", "partition=gpu", "constraint=nvlink", "nodes=128", "ntasks-per-node=1", "gres=gpu:h100:2",
-        "cpus-per-task=24", "mem=0", "exclude='d-1-[1-3],d-2-7'", "distribution=nopack", "time=1-00:00:00", "exclusive",
+        "account=project",
+        "partition=gpu",
+        "constraint=nvlink",
+        "nodes=128",
+        "ntasks-per-node=1",
+        "gres=gpu:h100:2",
+        "cpus-per-task=24",
+        "mem=0",
+        "exclude='d-1-[1-3],d-2-7'",
+        "distribution=nopack",
+        "time=1-00:00:00",
+        "exclusive",
         "reservation=pretraining",
-    } <= options_of(script)  # fmt: skip
+    } <= options_of(script)
     assert {
-        "conda activate pretraining", "export NCCL_SOCKET_IFNAME=ib0", "export GLOO_SOCKET_IFNAME=ib0",
+        "conda activate pretraining",
+        "export NCCL_SOCKET_IFNAME=ib0",
+        "export GLOO_SOCKET_IFNAME=ib0",
         "export NCCL_IB_DISABLE=1",
-    } <= set(script.splitlines())  # fmt: skip
+    } <= set(script.splitlines())
     assert "--mem-per-cpu" not in script
     assert script.count(" --cpus 24 ") == 1
-    assert "'train.data.stage_to=$TMPDIR'" in script  # the trainer fills it in, on each node
+    # The trainer fills it in, on each node.
+    assert "'train.data.stage_to=$TMPDIR'" in script
 
 
 def test_the_prologue_and_the_prefix_come_before_the_command_which_is_told_its_cpus_as_it_does_not_inherit_them():
     script = measured()
-    assert script.index("module load python/3.11") < script.index("export LANG=C") < script.index("\nsrun ")
+    assert (
+        script.index("module load python/3.11")
+        < script.index("export LANG=C")
+        < script.index("\nsrun ")
+    )
     step = statement(script, "srun ")
     assert step.endswith(" apptainer exec --nv image.sif autotune workers")
     assert " --cpus-per-task=16 " in step
     assert " --cpus-per-task=24 " in statement(trained(), "on_every_node=")
 
 
-ODD = ["autotune", "workers", "my profiles/$HOME/`id`.toml", "--data", "a'b\\c;rm -rf *", "&", "é\n"]
+ODD = [
+    "autotune",
+    "workers",
+    "my profiles/$HOME/`id`.toml",
+    "--data",
+    "a'b\\c;rm -rf *",
+    "&",
+    "é\n",
+]
 
 
 def test_a_shell_expands_nothing_in_the_arguments(put, tmp_path):
@@ -139,7 +209,10 @@ def test_a_shell_expands_nothing_in_the_arguments(put, tmp_path):
     script = measured(NO_SITE, command=ODD, variables={"AUTOTUNE_DATA": "a $(id) 'b"})
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path)
     assert (tmp_path / "said").read_text().split("\0")[:-1] == ODD
-    assert shlex.split(statement(script, "export AUTOTUNE_DATA"))[1] == "AUTOTUNE_DATA=a $(id) 'b"
+    assert (
+        shlex.split(statement(script, "export AUTOTUNE_DATA"))[1]
+        == "AUTOTUNE_DATA=a $(id) 'b"
+    )
 
 
 @pytest.mark.parametrize("name", ["a\n#SBATCH --uid=0", "\x1b[2J"])
@@ -161,31 +234,48 @@ def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_th
     line = statement(trained(), "    exec apptainer")
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "'my p.toml'" in line
-    assert " ".join(line.split()).startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
+    assert " ".join(line.split()).startswith(
+        "exec apptainer exec --nv image.sif python -m torch.distributed.run"
+    )
     words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
-    assert " -m trainer profiles/p.toml --data data --out runs/one --resume auto " in words
+    assert (
+        " -m trainer profiles/p.toml --data data --out runs/one --resume auto " in words
+    )
     assert " --set train.max_steps=7 }" in words
 
 
 def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
     for script in (trained, measured):
-        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(script(SiteFile(numa_binding=False)))
+        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(
+            script(SiteFile(numa_binding=False))
+        )
         assert "AUTOTUNE_NUMA_BINDING" not in script(NO_SITE)
 
 
 def test_a_site_may_bring_its_own_template(tmp_path):
-    (tmp_path / "mine.sbatch").write_text("#!/bin/bash\n{{ command }} # {{ purpose }}\n")
+    (tmp_path / "mine.sbatch").write_text(
+        "#!/bin/bash\n{{ command }} # {{ purpose }}\n"
+    )
     site = SiteFile(templates=Templates(measure="mine.sbatch", train="none.sbatch"))
-    script = measure_script(site, read_template("measure", site, tmp_path / "site.toml"), **JOB)
-    assert script.endswith("\nautotune workers # Counts the loader workers that tiny needs.\n")
+    script = measure_script(
+        site, read_template("measure", site, tmp_path / "site.toml"), **JOB
+    )
+    assert script.endswith(
+        "\nautotune workers # Counts the loader workers that tiny needs.\n"
+    )
     with pytest.raises(BadInput, match="cannot read the template") as refused:
         read_template("train", site, tmp_path / "site.toml")
     assert "templates.train" in refused.value.next_step
 
 
-@pytest.mark.parametrize(("template", "words"), [
-    ("{{ comand }}", "'comand' is undefined"), ("{% if %}", "line 1"), ("{{ ''.__class__.__mro__ }}", "unsafe"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ comand }}", "'comand' is undefined"),
+        ("{% if %}", "line 1"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
 def test_a_wrong_template_is_refused_with_what_it_may_use(template, words):
     with pytest.raises(BadInput, match="template") as refused:
         render(template, {"command": "c", "purpose": "p"})
@@ -197,17 +287,27 @@ def test_a_job_takes_what_the_profile_was_tuned_with():
     request = with_gpus()
     assert default_ranks(request.profile) == 4
     options = options_of(script_of(replace(request, ranks=4)))
-    assert {"job-name=train-one", "nodes=2", "gres=gpu:4", "cpus-per-task=48"} <= options
+    assert {
+        "job-name=train-one",
+        "nodes=2",
+        "gres=gpu:4",
+        "cpus-per-task=48",
+    } <= options
     assert request.script == Path("runs/one/train.sbatch")
     assert default_ranks(PROFILE) == 1
 
 
-@pytest.mark.parametrize(("mib_per_cpu", "mib"), [
-    (2048, 2 * 2048),
-    (16, 640),  # a quarter more than the half GiB of the sweep
-    (2**20, 2**14),
-])  # fmt: skip
-def test_memory_is_the_sites_per_processor_more_if_more_was_measured_and_never_more_than_there_was(mib_per_cpu, mib):
+@pytest.mark.parametrize(
+    ("mib_per_cpu", "mib"),
+    [
+        (2048, 2 * 2048),
+        (16, 640),  # a quarter more than the half GiB of the sweep
+        (2**20, 2**14),
+    ],
+)
+def test_memory_is_the_sites_per_processor_more_if_more_was_measured_and_never_more_than_there_was(
+    mib_per_cpu, mib
+):
     site = SiteFile(slurm=SlurmSettings(memory_mib_per_cpu=mib_per_cpu))
     assert f"#SBATCH --mem={mib}M\n" in script_of(REQUEST, site)
 
@@ -230,20 +330,35 @@ def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does(
     script = script_of(request)
     assert f"#SBATCH --signal=TERM@{lead_s}\n" in script
     assert f"--shutdown-timeout={lead_s - 15}" in script
-    assert "TERM@90\n" in script_of(request, SiteFile(slurm=SlurmSettings(term_lead_s=90)))
+    assert "TERM@90\n" in script_of(
+        request, SiteFile(slurm=SlurmSettings(term_lead_s=90))
+    )
 
 
 def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_last():
     assert job_variables(SiteFile()) == {}
-    network = NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})
+    network = NetworkSettings(
+        interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"}
+    )
     found = job_variables(SiteFile(network=network))
-    assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
+    assert found == {
+        "NCCL_SOCKET_IFNAME": "ib1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_DEBUG": "WARN",
+    }
 
 
-@pytest.mark.parametrize("text", [
-    "acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]',
-    '[network.nccl]\n"A; rm" = "x"', "[slurm]\nterm_lead_s = 15",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "acount = 1",
+        '[slurm]\ntime = "soon"',
+        '[slurm]\naccount = "a\\nb"',
+        'prologue = ["x\\ny"]',
+        '[network.nccl]\n"A; rm" = "x"',
+        "[slurm]\nterm_lead_s = 15",
+    ],
+)
 def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(BadConfig):

@@ -6,11 +6,19 @@ from autotune.cluster.preflight import NodeFacts, describe, problems_of
 from tests.autotune.cluster.test_job_script import PROFILE, with_gpus
 
 GIB = 2**30
-ON_GPUS = with_gpus(gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, dataset_hash="d" * 64).profile
+ON_GPUS = with_gpus(
+    gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, dataset_hash="d" * 64
+).profile
 NODE = NodeFacts(
-    name="n1", allotted_cpus=24, gpu_names=("H100 NVL", "H100 NVL"), gpu_total_bytes=(94 * GIB, 94 * GIB),
-    nvlinked=True, code_sha256="a" * 64, dataset_hash="d" * 64, dataset_dir="/data",
-)  # fmt: skip
+    name="n1",
+    allotted_cpus=24,
+    gpu_names=("H100 NVL", "H100 NVL"),
+    gpu_total_bytes=(94 * GIB, 94 * GIB),
+    nvlinked=True,
+    code_sha256="a" * 64,
+    dataset_hash="d" * 64,
+    dataset_dir="/data",
+)
 
 
 def problems(node, profile=ON_GPUS):
@@ -26,16 +34,36 @@ def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
     assert "NVLink: yes; code aaaaaaaaaaaa; dataset dddddddddddd" in line
 
 
-@pytest.mark.parametrize(("changes", "field", "found", "next_step"), [
-    ({"allotted_cpus": 1}, "allotted_cpus", "1", "--cpus-per-task"),
-    ({"gpu_names": ("H100 NVL",), "gpu_total_bytes": (94 * GIB,)}, "gpu_count", "1", "slurm.exclude"),
-    ({"gpu_names": ("A100", "H100 NVL")}, "gpu_name", "A100", "slurm.exclude"),
-    ({"gpu_total_bytes": (94 * GIB, 80 * GIB)}, "gpu_total_bytes", str(80 * GIB), "slurm.exclude"),
-    ({"code_sha256": "b" * 64}, "code", "b" * 12, "Install"),
-    ({"dataset_hash": "e" * 64}, "dataset", "e" * 12, "/data"),
-    ({"dataset_hash": None, "dataset_missing": "no such place"}, "dataset", "no such place", "/data"),
-])  # fmt: skip
-def test_what_differs_is_named_with_both_values_and_what_to_do(changes, field, found, next_step):
+@pytest.mark.parametrize(
+    ("changes", "field", "found", "next_step"),
+    [
+        ({"allotted_cpus": 1}, "allotted_cpus", "1", "--cpus-per-task"),
+        (
+            {"gpu_names": ("H100 NVL",), "gpu_total_bytes": (94 * GIB,)},
+            "gpu_count",
+            "1",
+            "slurm.exclude",
+        ),
+        ({"gpu_names": ("A100", "H100 NVL")}, "gpu_name", "A100", "slurm.exclude"),
+        (
+            {"gpu_total_bytes": (94 * GIB, 80 * GIB)},
+            "gpu_total_bytes",
+            str(80 * GIB),
+            "slurm.exclude",
+        ),
+        ({"code_sha256": "b" * 64}, "code", "b" * 12, "Install"),
+        ({"dataset_hash": "e" * 64}, "dataset", "e" * 12, "/data"),
+        (
+            {"dataset_hash": None, "dataset_missing": "no such place"},
+            "dataset",
+            "no such place",
+            "/data",
+        ),
+    ],
+)
+def test_what_differs_is_named_with_both_values_and_what_to_do(
+    changes, field, found, next_step
+):
     (problem,) = problems(replace(NODE, **changes))
     assert (problem.field, problem.found) == (field, found)
     assert problem.expected != problem.found
@@ -44,5 +72,8 @@ def test_what_differs_is_named_with_both_values_and_what_to_do(changes, field, f
 
 def test_on_cpus_gpus_do_not_matter():
     node = replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)
-    assert problems(replace(node, dataset_hash=PROFILE.fingerprint.dataset_hash), PROFILE) == ()
+    assert (
+        problems(replace(node, dataset_hash=PROFILE.fingerprint.dataset_hash), PROFILE)
+        == ()
+    )
     assert "GPUs: none; NVLink: n/a" in describe(node)

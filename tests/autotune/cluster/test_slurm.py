@@ -8,30 +8,58 @@ from autotune.errors import ExceedsMemory, MachineLacks, StartAgain, StoppedWait
 from autotune.machine.values import SlurmFacts
 
 JOB = {
-    "SLURM_JOB_ID": "4711", "SLURM_JOB_END_TIME": "1700003600", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "8",
-    "SLURM_GPUS_ON_NODE": "2", "SLURMD_NODENAME": "n1",
-}  # fmt: skip
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_END_TIME": "1700003600",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_NTASKS": "8",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURMD_NODENAME": "n1",
+}
 
 
 def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everything_is_missing():
     facts = slurm.read_slurm(JOB, lambda name: f"/usr/bin/{name}")
     assert facts == SlurmFacts(
-        job_id="4711", end_time_s=1_700_003_600, nodes=4, tasks=8, gpus_per_node=2, node_name="n1",
+        job_id="4711",
+        end_time_s=1_700_003_600,
+        nodes=4,
+        tasks=8,
+        gpus_per_node=2,
+        node_name="n1",
         commands=("sbatch", "srun", "sinfo"),
-    )  # fmt: skip
+    )
     assert (facts.in_job, facts.is_login_node) == (True, False)
     outside = slurm.read_slurm({}, lambda _: None)
-    assert outside == SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+    assert outside == SlurmFacts(
+        job_id=None,
+        end_time_s=None,
+        nodes=None,
+        tasks=None,
+        gpus_per_node=None,
+        commands=(),
+    )
     assert (outside.in_job, outside.is_login_node) == (False, False)
-    assert slurm.read_slurm({}, lambda name: name if name == "sbatch" else None).is_login_node
+    assert slurm.read_slurm(
+        {}, lambda name: name if name == "sbatch" else None
+    ).is_login_node
 
 
-@pytest.mark.parametrize(("text", "count"), [("2", 2), ("h100:2", 2), ("h100:2,a100:1", 3), ("", None), ("h100", None)])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2", 2), ("h100:2", 2), ("h100:2,a100:1", 3), ("", None), ("h100", None)],
+)
 def test_requested_gpus_are_added_up_over_their_types(text, count):
-    assert slurm.read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node == count
+    assert (
+        slurm.read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node
+        == count
+    )
 
 
-@given(st.dictionaries(st.sampled_from([*JOB, "SLURM_GPUS_PER_NODE", "SLURM_NNODES"]), st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from([*JOB, "SLURM_GPUS_PER_NODE", "SLURM_NNODES"]), st.text()
+    )
+)
 def test_any_environment_is_readable(environment):
     facts = slurm.read_slurm(environment, lambda _: None)
     assert facts.nodes is None or facts.nodes >= 0
@@ -50,11 +78,18 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
     assert (tmp_path / "said").read_text() == f"--parsable {script} 2\n"
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
-    ("echo soon", "rejected the job: soon"), ("exit 1", "rejected the job: "), (None, "sbatch not found"),
-])  # fmt: skip
-def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(put, tmp_path, monkeypatch, body, words):
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("echo 'Invalid account' >&2; exit 1", "rejected the job: Invalid account"),
+        ("echo soon", "rejected the job: soon"),
+        ("exit 1", "rejected the job: "),
+        (None, "sbatch not found"),
+    ],
+)
+def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(
+    put, tmp_path, monkeypatch, body, words
+):
     put("sbatch", body) if body else monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineLacks, match=words) as refused:
         slurm.submit(tmp_path / "job.sbatch")
@@ -67,12 +102,18 @@ def test_a_jobs_state_is_read_from_its_first_fields():
     assert running == JobState(state="RUNNING", exit_code=0, nodes="lab[1-2]")
     failed = slurm.parse_state("JobState=FAILED Reason=NonZeroExitCode ExitCode=4:0")
     assert failed == JobState(state="FAILED", reason="NonZeroExitCode", exit_code=4)
-    assert slurm.parse_state("JobState=FAILED ExitCode=0:9") == JobState(state="FAILED", exit_code=None, signal=9)
+    assert slurm.parse_state("JobState=FAILED ExitCode=0:9") == JobState(
+        state="FAILED", exit_code=None, signal=9
+    )
     assert slurm.parse_state("slurm_load_jobs error") is None
 
 
-def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put, tmp_path, monkeypatch):
-    put("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(
+    put, tmp_path, monkeypatch
+):
+    put(
+        "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    )
     with pytest.raises(MachineLacks, match="no longer knows job 12"):
         slurm.ask_state("12")
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
@@ -87,7 +128,10 @@ def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put,
 
 def test_queued_jobs_are_found_by_name_whatever_is_in_it(put):
     put("squeue", "echo '12|RUNNING|train-a|b'; echo '13|PENDING|probe'; echo nonsense")
-    assert slurm.queued_jobs() == {"train-a|b": ("12", "RUNNING"), "probe": ("13", "PENDING")}
+    assert slurm.queued_jobs() == {
+        "train-a|b": ("12", "RUNNING"),
+        "probe": ("13", "PENDING"),
+    }
     put("squeue", "exit 1")
     assert slurm.queued_jobs() is None
 
@@ -110,8 +154,17 @@ DONE = JobState(state="COMPLETED", exit_code=0, nodes="lab1")
 def test_what_is_new_is_told_once(tmp_path, no_waiting):
     (tmp_path / "log").write_text("first\nprobe: 3 % \x1b[1mtrial\n\n")
     told = []
-    ended = slurm.follow("12", tmp_path / "log", told.append, ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE))
-    assert told == ["queued (Resources)", "running on lab1: probe: 3 % [1mtrial", "completed"]
+    ended = slurm.follow(
+        "12",
+        tmp_path / "log",
+        told.append,
+        ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE),
+    )
+    assert told == [
+        "queued (Resources)",
+        "running on lab1: probe: 3 % [1mtrial",
+        "completed",
+    ]
     assert (ended.code, ended.words) == (0, "")
 
 
@@ -130,7 +183,9 @@ def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
 
 def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_waiting):
     (tmp_path / "log").write_text("error: does not fit\n")
-    ended = slurm.follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
+    ended = slurm.follow(
+        "12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4))
+    )
     assert (ended.code, ended.words.splitlines()[1]) == (4, "    error: does not fit")
     assert ended.words.startswith("job 12 failed (exit code 4); the end of")
     (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
@@ -138,7 +193,9 @@ def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_wa
     assert slurm.last_lines(tmp_path / "none") == ""
 
 
-def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_and_says_so(tmp_path, no_waiting):
+def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_and_says_so(
+    tmp_path, no_waiting
+):
     def interrupted(job):
         raise KeyboardInterrupt
 
@@ -149,14 +206,28 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
     assert "scancel 12" in stopped.value.next_step
 
 
-@pytest.mark.parametrize(("state", "error", "words"), [
-    ("TIMEOUT", StartAgain, "time limit"), ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
-    ("PREEMPTED", StartAgain, "pre-empted"), ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
-])  # fmt: skip
-def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(tmp_path, state, error, words):
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ("TIMEOUT", StartAgain, "time limit"),
+        ("NODE_FAIL", StartAgain, "lost lab1: the node failed"),
+        ("PREEMPTED", StartAgain, "pre-empted"),
+        ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
+    ],
+)
+def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(
+    tmp_path, state, error, words
+):
     with pytest.raises(error, match=words) as ended:
         slurm.verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
     assert ended.value.next_step
-    cancelled = slurm.verdict("12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words")
+    cancelled = slurm.verdict(
+        "12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words"
+    )
     assert (cancelled.code, "last words" in cancelled.words) == (143, True)
-    assert slurm.verdict("12", JobState(state="FAILED", signal=9), tmp_path / "log", "").code == 137
+    assert (
+        slurm.verdict(
+            "12", JobState(state="FAILED", signal=9), tmp_path / "log", ""
+        ).code
+        == 137
+    )

@@ -31,14 +31,25 @@ def commands(put, tmp_path):
 
 
 def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURMD_NODENAME": "n4"}
+    environment = {
+        "PATH": f"{place / 'bin'}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "12",
+        "SLURMD_NODENAME": "n4",
+    }
     return subprocess.run(
-        ["bash", "-c", script], cwd=place, env=environment | {"SLURM_NODEID": "0"} | variables, capture_output=True,
-        text=True, check=False, timeout=60,
-    )  # fmt: skip
+        ["bash", "-c", script],
+        cwd=place,
+        env=environment | {"SLURM_NODEID": "0"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
-def trained(place: Path, site: SiteFile = NO_SITE, **variables: str) -> subprocess.CompletedProcess[str]:
+def trained(
+    place: Path, site: SiteFile = NO_SITE, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """A start of a training that ends with 75."""
     (place / "runs" / "one" / "logs").mkdir(parents=True)
     return ran(script_of(TRAINING, site), place, **variables)
@@ -48,45 +59,87 @@ def log_of(place: Path) -> str:
     return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
-@pytest.mark.parametrize(("site", "variables", "interface"), [
-    (NO_SITE, {}, "eth7"), (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
-    (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
-    (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "variables", "interface"),
+    [
+        (NO_SITE, {}, "eth7"),
+        (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
+        (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
+        (
+            SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})),
+            {},
+            "ib2",
+        ),
+    ],
+)
 def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_named_one(
     tmp_path, site, variables, interface
 ):
     trained(tmp_path, site, **variables)
-    for words in ("--rdzv-endpoint=10.0.0.1:20012", "--node-rank=0", "--local-addr=10.0.0.1", f"gloo {interface}"):
+    for words in (
+        "--rdzv-endpoint=10.0.0.1:20012",
+        "--node-rank=0",
+        "--local-addr=10.0.0.1",
+        f"gloo {interface}",
+    ):
         assert f" {words} " in log_of(tmp_path)
 
 
-def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(put, tmp_path):
-    put("squeue", f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo RUNNING')
+def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(
+    put, tmp_path
+):
+    put(
+        "squeue",
+        f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo RUNNING',
+    )
     assert trained(tmp_path).returncode == 75
     assert (tmp_path / "scontrol.said").read_text() == "requeue 12\n"
 
 
-@pytest.mark.parametrize(("answer", "state"), [
-    ("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown"), ("echo RUNNING", "RUNNING"),
-])  # fmt: skip
-def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, answer, state):
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        ("exit 1", "unknown"),
+        ("echo COMPLETING", "COMPLETING"),
+        ("true", "unknown"),
+        ("echo RUNNING", "RUNNING"),
+    ],
+)
+def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(
+    put, tmp_path, answer, state
+):
     put("squeue", answer)
     put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
     done = trained(tmp_path)
     assert done.returncode == 75
-    assert f"not requeued (state {state}); resume with: sbatch runs/one/train.sbatch" in done.stderr
-    assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")  # elsewhere SLURM is not asked to
+    assert (
+        f"not requeued (state {state}); resume with: sbatch runs/one/train.sbatch"
+        in done.stderr
+    )
+    # Elsewhere SLURM is not asked to.
+    assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")
 
 
-@pytest.mark.parametrize(("answer", "variables", "end"), [
-    ("echo 1795349000", {}, "1795349000"), ("echo N/A", {}, "n/a"), ("exit 1", {}, "n/a"),
-    ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
-])  # fmt: skip
-def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answer, variables, end):
+@pytest.mark.parametrize(
+    ("answer", "variables", "end"),
+    [
+        ("echo 1795349000", {}, "1795349000"),
+        ("echo N/A", {}, "n/a"),
+        ("exit 1", {}, "n/a"),
+        ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
+    ],
+)
+def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(
+    put, tmp_path, answer, variables, end
+):
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")
     job = JOB | {"command": ["python", "-m", "torch", "measures"]}
-    script = measure_script(SiteFile(), read_template("measure", SiteFile(), None), **job)
-    assert ran(script, tmp_path, **variables).stdout == f"-m torch measures gloo n/a until {end}\n"
+    script = measure_script(
+        SiteFile(), read_template("measure", SiteFile(), None), **job
+    )
+    assert (
+        ran(script, tmp_path, **variables).stdout
+        == f"-m torch measures gloo n/a until {end}\n"
+    )

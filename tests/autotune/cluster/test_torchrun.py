@@ -24,14 +24,36 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
     meeting = (4, "10.0.0.1:20012", "12")
     said = {"ranks": 2, "shutdown_s": 105}
     words = ["-m", "trainer", "--out", "r"]
-    assert torchrun.torchrun_command("python", words, torch_version="2.13.0+cu128", meeting=meeting, **said) == [
-        "python", "-m", "torch.distributed.run", "--nnodes=4", "--node-rank=$SLURM_NODEID", "--rdzv-backend=static",
-        "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12", "--local-addr=$address", "--nproc-per-node=2",
-        "--max-restarts=0", "--shutdown-timeout=105", "-m", "trainer", "--out", "r",
-    ]  # fmt: skip
+    assert torchrun.torchrun_command(
+        "python", words, torch_version="2.13.0+cu128", meeting=meeting, **said
+    ) == [
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=4",
+        "--node-rank=$SLURM_NODEID",
+        "--rdzv-backend=static",
+        "--rdzv-endpoint=10.0.0.1:20012",
+        "--rdzv-id=12",
+        "--local-addr=$address",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        "--shutdown-timeout=105",
+        "-m",
+        "trainer",
+        "--out",
+        "r",
+    ]
     for version in ("2.12.1", "nonsense"):
-        alone = torchrun.torchrun_command("python", ["train.py"], torch_version=version, **said)
-        assert alone[3:] == ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "train.py"]
+        alone = torchrun.torchrun_command(
+            "python", ["train.py"], torch_version=version, **said
+        )
+        assert alone[3:] == [
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=0",
+            "train.py",
+        ]
 
 
 CHILD = """
@@ -53,15 +75,28 @@ sys.exit(run_child([sys.executable, "-c", {CHILD!r}], os.environ))
 
 def test_the_childs_code_is_returned_and_signals_are_as_before():
     before = signal.getsignal(signal.SIGINT)
-    assert torchrun.run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ) == 5
+    assert (
+        torchrun.run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ)
+        == 5
+    )
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(("number", "heard"), [
-    (signal.SIGTERM, "SIGTERM\n"), (signal.SIGINT, "SIGINT\n"), (signal.SIGUSR1, "SIGTERM\n"), (signal.SIGKILL, ""),
-])  # fmt: skip
-def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(number, heard):
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+@pytest.mark.parametrize(
+    ("number", "heard"),
+    [
+        (signal.SIGTERM, "SIGTERM\n"),
+        (signal.SIGINT, "SIGINT\n"),
+        (signal.SIGUSR1, "SIGTERM\n"),
+        (signal.SIGKILL, ""),
+    ],
+)
+def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(
+    number, heard
+):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout.readline() == "ready\n"
         children = psutil.Process(parent.pid).children()
         parent.send_signal(number)
@@ -75,13 +110,17 @@ def test_a_jobs_ports_are_distinct_and_below_those_of_outgoing_connections(job):
     ports = torchrun.derived_ports(job)
     assert len(set(ports)) == torchrun.CANDIDATES
     assert all(20000 <= port < 32768 for port in ports)
-    assert len({torchrun.derived_ports(one)[0] for one in range(job, job + 100)}) == 100  # jobs that follow each other
+    # Jobs that follow each other.
+    assert len({torchrun.derived_ports(one)[0] for one in range(job, job + 100)}) == 100
 
 
 def test_the_first_port_on_which_nobody_listens_is_taken_and_those_before_are_named():
     ports = torchrun.derived_ports(12)
     assert torchrun.choose_port(12, lambda port: True) == (ports[0], ())
-    assert torchrun.choose_port(12, lambda port: port not in ports[:2]) == (ports[2], ports[:2])
+    assert torchrun.choose_port(12, lambda port: port not in ports[:2]) == (
+        ports[2],
+        ports[:2],
+    )
     with pytest.raises(MachineLacks, match=f"job 12.*{ports[-1]}"):
         torchrun.choose_port(12, lambda port: False)
     with socket.socket() as stranger:
@@ -96,16 +135,34 @@ LOOPBACK = {"lo": ["127.0.0.1"]}
 ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
 
 
-@pytest.mark.parametrize(("interface", "addresses", "of_name", "expected"), [
-    ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"), (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
-    (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"), (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
-    (None, ADDRESSES, [], "10.0.0.5"), (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
-])  # fmt: skip
-def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(interface, addresses, of_name, expected):
+@pytest.mark.parametrize(
+    ("interface", "addresses", "of_name", "expected"),
+    [
+        ("ib0", ADDRESSES, ["10.0.0.5"], "10.1.0.5"),
+        (None, ADDRESSES, ["10.1.0.5"], "10.1.0.5"),
+        (None, ADDRESSES, ["127.0.1.1"], "10.0.0.5"),
+        (None, ADDRESSES, ["192.168.7.7"], "10.0.0.5"),
+        (None, ADDRESSES, [], "10.0.0.5"),
+        (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
+    ],
+)
+def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(
+    interface, addresses, of_name, expected
+):
     assert torchrun.own_address(interface, addresses, of_name) == expected
-    own = torchrun.own_address(None, torchrun.read_addresses(), torchrun.resolve_own_name())
-    assert own in torchrun.read_addresses()[torchrun.interface_of(own, torchrun.read_addresses())]
-    assert (torchrun.interface_of("10.1.0.5", ADDRESSES), torchrun.interface_of("127.0.0.1", {})) == ("ib0", "lo")
+    own = torchrun.own_address(
+        None, torchrun.read_addresses(), torchrun.resolve_own_name()
+    )
+    assert (
+        own
+        in torchrun.read_addresses()[
+            torchrun.interface_of(own, torchrun.read_addresses())
+        ]
+    )
+    assert (
+        torchrun.interface_of("10.1.0.5", ADDRESSES),
+        torchrun.interface_of("127.0.0.1", {}),
+    ) == ("ib0", "lo")
 
 
 @pytest.mark.parametrize("interface", ["eth9", "down0"])
@@ -114,7 +171,11 @@ def test_an_interface_without_an_address_is_refused_with_those_that_have_one(int
         torchrun.own_address(interface, ADDRESSES, [])
 
 
-ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12", "SLURMD_NODENAME": "n4"}
+ENVIRONMENT = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_CPUS_PER_TASK": "12",
+    "SLURMD_NODENAME": "n4",
+}
 RANK = """
 import os, sys
 from pathlib import Path
@@ -123,21 +184,49 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WO
 
 
 def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
-    command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
-    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"} <= set(command)
+    command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(
+        ["-m", "module", "a b"]
+    )
+    assert {
+        "--nodes=3",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--nodelist=n4",
+        "--cpus-per-task=12",
+    } <= set(command)
     assert (command[0], command[-3:-1]) == ("srun", ["bash", "-c"])
-    for words in (" --local-addr=$address ", " --node-rank=$SLURM_NODEID ", " --nproc-per-node=2 "):
+    for words in (
+        " --local-addr=$address ",
+        " --node-rank=$SLURM_NODEID ",
+        " --nproc-per-node=2 ",
+    ):
         assert words in command[-1]
     assert command[-1].endswith("-m module 'a b'")
     # In a container the script of the job is asked.
-    command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
-    assert command[:6] == [sys.executable, "-m", "autotune", "job", "outside", "--nodes=3"]
+    command = torchrun.on_nodes_of_job(
+        3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"}
+    )(["-m", "module"])
+    assert command[:6] == [
+        sys.executable,
+        "-m",
+        "autotune",
+        "job",
+        "outside",
+        "--nodes=3",
+    ]
     assert "--node-rank=$SLURM_NODEID" in command[6]
 
 
-@pytest.mark.parametrize(("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")])
-def test_gloo_goes_by_the_interface_of_the_nodes_own_address(put, monkeypatch, named, interface):
-    python = put("python", '[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"')
+@pytest.mark.parametrize(
+    ("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")]
+)
+def test_gloo_goes_by_the_interface_of_the_nodes_own_address(
+    put, monkeypatch, named, interface
+):
+    python = put(
+        "python",
+        '[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"',
+    )
     monkeypatch.setattr(sys, "executable", str(python))
     script = torchrun.on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
     environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
@@ -152,15 +241,24 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchruns = []
-    for node, address in ((1, "127.0.0.1"), (0, "127.0.0.9")):  # by their text, the second is the first
+    # By their text, the second is the first.
+    for node, address in ((1, "127.0.0.1"), (0, "127.0.0.9")):
         words = torchrun.torchrun_command(
-            sys.executable, [str(tmp_path / "rank.py"), str(tmp_path), f"node-{node}"], ranks=1,
-            torch_version="2.13.0", meeting=(2, f"127.0.0.1:{port}", "7"),
-        )  # fmt: skip
+            sys.executable,
+            [str(tmp_path / "rank.py"), str(tmp_path), f"node-{node}"],
+            ranks=1,
+            torch_version="2.13.0",
+            meeting=(2, f"127.0.0.1:{port}", "7"),
+        )
         told = os.environ | {"address": address, "SLURM_NODEID": str(node)}
-        torchruns.append(subprocess.Popen(["bash", "-c", "exec " + " ".join(words)], env=told))
+        torchruns.append(
+            subprocess.Popen(["bash", "-c", "exec " + " ".join(words)], env=told)
+        )
     assert [process.wait(timeout=120) for process in torchruns] == [0, 0]
-    assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == ["node-0 2", "node-1 2"]
+    assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == [
+        "node-0 2",
+        "node-1 2",
+    ]
 
 
 ASK = """
@@ -181,35 +279,59 @@ def job(put, tmp_path):
     def start(line: str) -> subprocess.Popen[str]:
         site = SiteFile(command_prefix="env -u NOTHING")
         script = measure_script(
-            site, read_template("measure", site, None), name="network", purpose="Tests.", with_srun=False,
-            command=[sys.executable, "-uc", ASK + line], shape=Shape(nodes=2, cpus=3), log=Path("jobs/network-%j.log"),
-        )  # fmt: skip
+            site,
+            read_template("measure", site, None),
+            name="network",
+            purpose="Tests.",
+            with_srun=False,
+            command=[sys.executable, "-uc", ASK + line],
+            shape=Shape(nodes=2, cpus=3),
+            log=Path("jobs/network-%j.log"),
+        )
         (tmp_path / "job.sh").write_text(script)
         return subprocess.Popen(
-            ["bash", "job.sh"], cwd=tmp_path, env=os.environ | {"SLURMD_NODENAME": "n4"}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            ["bash", "job.sh"],
+            cwd=tmp_path,
+            env=os.environ | {"SLURMD_NODENAME": "n4"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     return start
 
 
-def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and_codes_come_back(job, tmp_path):
-    process = job("print([ask(n, f'echo said {n}; exit {n}') for n in (1, 2)]); sys.exit(9)")
+def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and_codes_come_back(
+    job, tmp_path
+):
+    process = job(
+        "print([ask(n, f'echo said {n}; exit {n}') for n in (1, 2)]); sys.exit(9)"
+    )
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 9, said
     for nodes in (1, 2):
-        assert f"--nodes={nodes}\n--ntasks={nodes}\n--ntasks-per-node=1\n--nodelist=n4\n" in said
+        assert (
+            f"--nodes={nodes}\n--ntasks={nodes}\n--ntasks-per-node=1\n--nodelist=n4\n"
+            in said
+        )
     assert "--cpus-per-task=3\n" in said
     assert said.index("said 1") < said.index("said 2")
     assert "[1, 2]" in said
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "said", "code"), [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)])
+@pytest.mark.parametrize(
+    ("number", "said", "code"),
+    [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)],
+)
 def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
-    process = job("print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep 100'))")
+    process = job(
+        "print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep 100'))"
+    )
     asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
-    while not (pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""):
+    while not (
+        pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""
+    ):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     os.kill(asker, number)

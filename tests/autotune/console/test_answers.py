@@ -12,27 +12,48 @@ from autotune.cli import app, run
 from tests.autotune.compare.test_command import _write_run
 
 TINY = {
-    "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 SHIPPED = str(min(Path("profiles").resolve().glob("*-cpu.toml")))
 QUICK = [
-    "doctor", "data inspect data", "data stage data --to local", "profile show p.toml", "compare p.toml q.toml",
-    f"compare p.toml {SHIPPED} q.toml", "profile verify p.toml", "profile show p.toml --explain",
-    f"profile show {SHIPPED} --explain", "advise p.toml", "advise p.toml --apply", "advise runs/a", "advise --rules",
-    "report p.toml --run runs/a", "compare runs/a runs/b --fail-if-slower 50%",
-    "profile approve p.toml --reject --by reviewer --note why", "status", "profile export p.toml --to hf-trainer",
-    f"profile export {SHIPPED} --to hf-trainer", f"network --predict {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
-    f"plan {SHIPPED} --tokens 1M", "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
-]  # fmt: skip
+    "doctor",
+    "data inspect data",
+    "data stage data --to local",
+    "profile show p.toml",
+    "compare p.toml q.toml",
+    f"compare p.toml {SHIPPED} q.toml",
+    "profile verify p.toml",
+    "profile show p.toml --explain",
+    f"profile show {SHIPPED} --explain",
+    "advise p.toml",
+    "advise p.toml --apply",
+    "advise runs/a",
+    "advise --rules",
+    "report p.toml --run runs/a",
+    "compare runs/a runs/b --fail-if-slower 50%",
+    "profile approve p.toml --reject --by reviewer --note why",
+    "status",
+    "profile export p.toml --to hf-trainer",
+    f"profile export {SHIPPED} --to hf-trainer",
+    f"network --predict {SHIPPED} --bandwidth 25Gbit --nodes 1,2",
+    f"plan {SHIPPED} --tokens 1M",
+    "estimate --model bert-mini --memory 1GiB --device cpu --seq-length 32 --data data",
+]
 MADE = ["data prepare text:text --out made", "data verify made"]
 SUBMITTED = ["workers p.toml --slurm", "train p.toml --out runs/c --slurm"]
 _SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-micro-batch-size 4"
 _BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 0.2min"
 MEASURED = [
-    f"probe {_SHAPE} --out tiny.toml", f"workers {_BRIEFLY}", f"baseline {_BRIEFLY}",
+    f"probe {_SHAPE} --out tiny.toml",
+    f"workers {_BRIEFLY}",
+    f"baseline {_BRIEFLY}",
     f"tune {_SHAPE} --window 0.2s --time-limit 0.2min --skip network --skip baseline --out tuned",
-]  # fmt: skip
+]
 
 
 def _commands(group, path=()):
@@ -46,19 +67,25 @@ def _commands(group, path=()):
 def test_every_command_that_answers_machines_is_among_these():
     lines = [*QUICK, *MADE, *SUBMITTED, *MEASURED]
     known = set(_commands(typer.main.get_command(app)))
-    assert {name for name in known if any(line.startswith(name) for line in lines)} == known
+    assert {
+        name for name in known if any(line.startswith(name) for line in lines)
+    } == known
 
 
 @pytest.fixture
 def here(made_here):
     """A directory with data, a profile of this machine, another one, and two runs."""
     text = (made_here / "p.toml").read_text()
-    (made_here / "q.toml").write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 1"))
+    (made_here / "q.toml").write_text(
+        text.replace("micro_batch_size = 2", "micro_batch_size = 1")
+    )
     _write_run("runs/a", 1000)
     _write_run("runs/b", 900, seed=1)
     (made_here / "local").mkdir()
     (made_here / "text").mkdir()
-    (made_here / "text" / "a.txt").write_text("".join(f"word{number} and more\n" for number in range(300)))
+    (made_here / "text" / "a.txt").write_text(
+        "".join(f"word{number} and more\n" for number in range(300))
+    )
     return made_here
 
 
@@ -67,12 +94,18 @@ def answered(capsys, monkeypatch):
     """Run a command, hold what it prints against the type of what it answers, and return it."""
     given = []
     plain = document.plain
-    monkeypatch.setattr(document, "plain", lambda answer: given.append(answer) or plain(answer))
+    monkeypatch.setattr(
+        document, "plain", lambda answer: given.append(answer) or plain(answer)
+    )
 
     def run_and_check(line):
         assert run([*line.split(), "--json"]) == 0, capsys.readouterr().err
         told, answer = capsys.readouterr().out, given.pop()
-        kind = tuple[type(answer[0]), ...] if isinstance(answer, tuple | list) else type(answer)
+        kind = (
+            tuple[type(answer[0]), ...]
+            if isinstance(answer, tuple | list)
+            else type(answer)
+        )
         adapter = TypeAdapter(kind)
         value = json.loads(told)
         assert adapter.dump_python(adapter.validate_json(told), mode="json") == value
@@ -87,7 +120,9 @@ def test_an_answer_is_as_its_type_says(here, answered, line):
     assert answered(line)
 
 
-def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(here, answered, request):
+def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(
+    here, answered, request
+):
     for line in MADE:
         assert answered(line)
     request.getfixturevalue("sbatch")
@@ -96,7 +131,9 @@ def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(here, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_server")
-def test_what_measuring_commands_answer_is_as_their_types_say(here, answered, monkeypatch):
+def test_what_measuring_commands_answer_is_as_their_types_say(
+    here, answered, monkeypatch
+):
     monkeypatch.setenv("PATH", "/nowhere")  # no sbatch: this is no login node
     (here / "tiny.json").write_text(json.dumps(TINY))
     for line in MEASURED:

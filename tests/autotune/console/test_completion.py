@@ -6,13 +6,24 @@ from trainer.config.presets import PRESETS
 def test_models_and_cards_are_those_that_begin_so():
     assert models("bert-m") == ["bert-mini"]
     assert models("") == list(PRESETS)
-    assert [name for name, _ in cards("")] == [gpu_model.key for gpu_model in GPU_MODELS]
+    assert [name for name, _ in cards("")] == [
+        gpu_model.key for gpu_model in GPU_MODELS
+    ]
     assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
 
 
-def test_profiles_are_found_here_where_they_lie_and_where_one_types(tmp_path, monkeypatch):
+def test_profiles_are_found_here_where_they_lie_and_where_one_types(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    for name in ("p", "pyproject", "site", "profiles/a", "profiles/a.previous", "other/b"):
+    for name in (
+        "p",
+        "pyproject",
+        "site",
+        "profiles/a",
+        "profiles/a.previous",
+        "other/b",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.toml").write_text("")
     assert profiles("") == ["p.toml", "profiles/a.toml"]
@@ -22,4 +33,5 @@ def test_profiles_are_found_here_where_they_lie_and_where_one_types(tmp_path, mo
     assert profiles(f"{tmp_path}/other/b") == [f"{tmp_path}/other/b.toml"]
     assert profiles("nowhere/") == []
     assert sites("") == ["p.toml", "site.toml"]
-    assert models("./config") == profiles("no") == sites("no") == []  # the shell offers its file names
+    # The shell offers its file names.
+    assert models("./config") == profiles("no") == sites("no") == []

@@ -26,16 +26,22 @@ def _every(command, *path):
 
 
 COMMANDS = dict(_every(typer.main.get_command(app)))
-LEAVES = [path for path, command in COMMANDS.items() if not getattr(command, "commands", None)]
+LEAVES = [
+    path for path, command in COMMANDS.items() if not getattr(command, "commands", None)
+]
 
 
 def test_every_command_is_in_one_section_and_has_a_guide():
-    assert sorted(" ".join(SECTIONS.values()).split()) == sorted(path[0] for path in COMMANDS if len(path) == 1)
+    assert sorted(" ".join(SECTIONS.values()).split()) == sorted(
+        path[0] for path in COMMANDS if len(path) == 1
+    )
     assert set(GUIDES) == {" ".join(path) for path in COMMANDS}
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_fits_80_columns_with_a_short_summary_an_example_and_a_page(says, monkeypatch, path):
+def test_help_fits_80_columns_with_a_short_summary_an_example_and_a_page(
+    says, monkeypatch, path
+):
     monkeypatch.setenv("COLUMNS", "80")
     told = says(*path, "-h")
     assert told == says(*path, "--help")
@@ -55,9 +61,16 @@ def test_help_shows_few_options_and_names_how_to_see_the_others(says, path):
     short, long = says(*path, "-h"), says(*path, "--help-all")
     shown = re.findall(r"^  (--[a-z-]+)", short, re.MULTILINE)
     assert len(shown) <= SHOWN_OPTIONS
-    every = [option for one in COMMANDS[path].params if one.param_type_name == "option" for option in one.opts]
+    every = [
+        option
+        for one in COMMANDS[path].params
+        if one.param_type_name == "option"
+        for option in one.opts
+    ]
     assert re.findall(r"^  (--[a-z-]+)", long, re.MULTILINE) == every
-    assert (f"More options: autotune {' '.join(path)} --help-all" in short) == (shown != every)
+    assert (f"More options: autotune {' '.join(path)} --help-all" in short) == (
+        shown != every
+    )
 
 
 def _examples():
@@ -69,64 +82,115 @@ def _examples():
 
 @pytest.mark.parametrize(("path", "words"), list(_examples()), ids=" ".join)
 def test_an_example_is_a_command_as_its_parser_takes_it(path, words):
-    COMMANDS[tuple(path)].make_context("example", list(plain_arguments(words[len(path) :])))
+    COMMANDS[tuple(path)].make_context(
+        "example", list(plain_arguments(words[len(path) :]))
+    )
 
 
 def test_pages_that_help_and_errors_point_to_exist():
     sources = [*(ROOT / "autotune").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")]
     texts = [path.read_text() for path in sources]
-    anchors = set(itertools.chain(*(re.findall(r"\bdocs ?= ?\"([a-z-]+)\"", text) for text in texts)))
+    anchors = set(
+        itertools.chain(
+            *(re.findall(r"\bdocs ?= ?\"([a-z-]+)\"", text) for text in texts)
+        )
+    )
     assert anchors <= _anchors("faq.md")
     sections = [page.partition("#") for page, *_ in GUIDES.values()]
-    assert [(page, anchor) for page, _, anchor in sections if anchor and anchor not in _anchors(page)] == []
+    assert [
+        (page, anchor)
+        for page, _, anchor in sections
+        if anchor and anchor not in _anchors(page)
+    ] == []
     assert [page for page, *_ in sections if not (ROOT / "docs" / page).is_file()] == []
 
 
 def _anchors(page):
-    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    headings = re.findall(
+        r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE
+    )
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in headings
+    }
 
 
 def test_the_version_and_help_of_hidden_commands_are_told(says):
     assert re.fullmatch(r"autotune \d+\.\d+\.\d+\n", says("--version"))
-    assert "Examples" not in says("job", "-h") + says("tune-between-nodes", "-h") + says("job", "meet", "-h")
+    assert "Examples" not in says("job", "-h") + says(
+        "tune-between-nodes", "-h"
+    ) + says("job", "meet", "-h")
 
 
-@pytest.mark.parametrize(("typed", "now"), [
-    ("scale --profile p.toml --nodes 1,2", "autotune network p.toml --nodes 1,2 --predict"),
-    ("launch local --profile=p.toml", "autotune train p.toml"),
-    ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
-    ("report review p.toml", "autotune profile approve p.toml"),
-    ("profile explain p.toml", "autotune profile show p.toml"),
-    ("stage data --to d --timeout-s 9", "autotune data stage data --to d --timeout 9s"),
-    ("workers --profile 'my p.toml' --ranks 2", "autotune workers 'my p.toml' --ranks 2"),
-    ("baseline p.toml --minutes 2.5", "autotune baseline p.toml --time-limit 2.5min"),
-    ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "now"),
+    [
+        (
+            "scale --profile p.toml --nodes 1,2",
+            "autotune network p.toml --nodes 1,2 --predict",
+        ),
+        ("launch local --profile=p.toml", "autotune train p.toml"),
+        ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
+        ("report review p.toml", "autotune profile approve p.toml"),
+        ("profile explain p.toml", "autotune profile show p.toml"),
+        (
+            "stage data --to d --timeout-s 9",
+            "autotune data stage data --to d --timeout 9s",
+        ),
+        (
+            "workers --profile 'my p.toml' --ranks 2",
+            "autotune workers 'my p.toml' --ranks 2",
+        ),
+        (
+            "baseline p.toml --minutes 2.5",
+            "autotune baseline p.toml --time-limit 2.5min",
+        ),
+        ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
+    ],
+)
 def test_an_old_name_leads_to_the_command_in_its_new_form(says, typed, now):
     assert f"  next: {now}\n" in says(*shlex.split(typed), code=2)
 
 
 def test_options_that_a_command_knows_keep_their_names():
-    assert modern(["advise", "--profile", "p"], ["--profile"]) == ["advise", "--profile", "p"]
+    assert modern(["advise", "--profile", "p"], ["--profile"]) == [
+        "advise",
+        "--profile",
+        "p",
+    ]
 
 
-@pytest.mark.parametrize("words", [[], ["--profile", "p.toml"], ["p.toml", "--no-such"], ["p.toml", "--resume"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--profile", "p.toml"], ["p.toml", "--no-such"], ["p.toml", "--resume"]],
+)
 def test_the_trainer_answers_in_the_same_form(words, capsys):
     with pytest.raises(SystemExit) as stop:
         command_line().parse_args(words)
     assert stop.value.code == 2
-    assert re.fullmatch(r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("line", "code"), [
-    ("estimate --model bert-mini --memory 94", 2), ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
-    ("probe --model bert-mini --data nowhere --here", 3), ("probe --model bert-mini --data d --memory 900 --here", 2),
-    ("tune --model bert-mini --data nowhere --here", 3), ("tune --model bert-mini --data d --seq-length 1 --here", 2),
-    ("plan p.toml --tokens 2X", 2), ("plan --model bert-mini --steps 3", 2), ("train p.toml --data nowhere", 3),
-    ("train p.toml --nodes 2", 2),
-])  # fmt: skip
-def test_a_wrong_argument_is_rejected_before_torch_is_loaded(here, says, monkeypatch, line, code):
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("estimate --model bert-mini --memory 94", 2),
+        ("estimate --model bert-mini --memory 2GiB --gpu h101", 3),
+        ("probe --model bert-mini --data nowhere --here", 3),
+        ("probe --model bert-mini --data d --memory 900 --here", 2),
+        ("tune --model bert-mini --data nowhere --here", 3),
+        ("tune --model bert-mini --data d --seq-length 1 --here", 2),
+        ("plan p.toml --tokens 2X", 2),
+        ("plan --model bert-mini --steps 3", 2),
+        ("train p.toml --data nowhere", 3),
+        ("train p.toml --nodes 2", 2),
+    ],
+)
+def test_a_wrong_argument_is_rejected_before_torch_is_loaded(
+    here, says, monkeypatch, line, code
+):
     def load(*_):
         raise AssertionError("torch is loaded")
 

@@ -13,23 +13,55 @@ from tests.autotune.profiles.examples import but, example_profile
 WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
 
 
-@pytest.mark.parametrize(("typed", "plain"), [
-    (["probe", "--slurm"], ["probe", "--slurm="]), (["probe", "--slurm", "--wait"], ["probe", "--slurm=", "--wait"]),
-    (["probe", "--slurm", "site.toml", "--wait"], ["probe", "--slurm", "site.toml", "--wait"]),
-    (["probe", "--slurm=site.toml"], ["probe", "--slurm=site.toml"]),
-    (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
-    (["workers", "--slurm", "s.toml", "p.toml"], ["workers", "--slurm", "s.toml", "p.toml"]),
-    (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
-    (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]), ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "plain"),
+    [
+        (["probe", "--slurm"], ["probe", "--slurm="]),
+        (["probe", "--slurm", "--wait"], ["probe", "--slurm=", "--wait"]),
+        (
+            ["probe", "--slurm", "site.toml", "--wait"],
+            ["probe", "--slurm", "site.toml", "--wait"],
+        ),
+        (["probe", "--slurm=site.toml"], ["probe", "--slurm=site.toml"]),
+        (["workers", "--slurm", "p.toml"], ["workers", "--slurm=", "p.toml"]),
+        (
+            ["workers", "--slurm", "s.toml", "p.toml"],
+            ["workers", "--slurm", "s.toml", "p.toml"],
+        ),
+        (["probe", "--", "--slurm"], ["probe", "--", "--slurm"]),
+        (["probe", "--slurm", "--", "x"], ["probe", "--slurm=", "--", "x"]),
+        ([], []),
+    ],
+)
 def test_an_option_without_its_value_means_the_default(typed, plain):
     assert plain_arguments(typed) == tuple(plain)
 
 
-@pytest.mark.parametrize("said", [["--slurm", "s.toml"], ["--slurm=s.toml"], ["--slurm="]])
+@pytest.mark.parametrize(
+    "said", [["--slurm", "s.toml"], ["--slurm=s.toml"], ["--slurm="]]
+)
 def test_the_job_runs_the_same_command_without_what_makes_it_a_job(said):
-    arguments = ["probe", "--model", "m", *said, "--wait", "--dry-run", "--data", "d", "--", "--wait"]
-    assert command_in_job(arguments) == ["probe", "--model", "m", "--data", "d", "--", "--wait"]
+    arguments = [
+        "probe",
+        "--model",
+        "m",
+        *said,
+        "--wait",
+        "--dry-run",
+        "--data",
+        "d",
+        "--",
+        "--wait",
+    ]
+    assert command_in_job(arguments) == [
+        "probe",
+        "--model",
+        "m",
+        "--data",
+        "d",
+        "--",
+        "--wait",
+    ]
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch):
@@ -37,7 +69,9 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
     before = sorted(here.rglob("*"))
     script = says(*WORKERS, "--slurm", "--dry-run")
     assert script.startswith("#!/bin/bash\n")
-    assert script.rstrip().endswith(f"{sys.executable} -m autotune workers p.toml --trial-timeout 120s")
+    assert script.rstrip().endswith(
+        f"{sys.executable} -m autotune workers p.toml --trial-timeout 120s"
+    )
     assert "export AUTOTUNE_DATA=/data" in script
     assert "#SBATCH --output=reports/jobs/workers-tiny-%j.log" in script
     assert sorted(here.rglob("*")) == before
@@ -60,18 +94,24 @@ def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here
     assert json.loads(says(*typed, "--slurm=site.toml", "--json"))["job"] == "2"
 
 
-def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(here, says, monkeypatch):
+def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(
+    here, says, monkeypatch
+):
     assert "--partition=" not in says(*WORKERS, "--slurm", "--dry-run")
     for name in ("asked", "told", "site"):
         (here / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
     assert "--partition=site" in says(*WORKERS, "--slurm", "--dry-run")
     monkeypatch.setenv("AUTOTUNE_SITE", "told.toml")
     for arguments, expected in (([], "told"), (["asked.toml"], "asked")):
-        assert f"--partition={expected}" in says(*WORKERS, "--slurm", *arguments, "--dry-run")
+        assert f"--partition={expected}" in says(
+            *WORKERS, "--slurm", *arguments, "--dry-run"
+        )
     assert "none.toml" in says(*WORKERS, "--slurm", "none.toml", "--dry-run", code=3)
 
 
-def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submitted(here, says):
+def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submitted(
+    here, says
+):
     (here / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
     err = says(*WORKERS, "--slurm", "--dry-run", code=3)
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
@@ -79,25 +119,59 @@ def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submit
     says(*WORKERS, "--trial-timeout", "90s", "--slurm", "--dry-run")
 
 
-def test_what_a_job_asks_for_is_the_sites_else_the_profiles(here, says, patterned_dataset):
-    assert "#SBATCH --cpus-per-task=2\n" in says("baseline", "p.toml", "--slurm", "--dry-run")
-    script = says("data", "prepare", "elf:/usr/bin", "--out", "d1", "--workers", "8", "--slurm", "--dry-run")
+def test_what_a_job_asks_for_is_the_sites_else_the_profiles(
+    here, says, patterned_dataset
+):
+    assert "#SBATCH --cpus-per-task=2\n" in says(
+        "baseline", "p.toml", "--slurm", "--dry-run"
+    )
+    script = says(
+        "data",
+        "prepare",
+        "elf:/usr/bin",
+        "--out",
+        "d1",
+        "--workers",
+        "8",
+        "--slurm",
+        "--dry-run",
+    )
     assert "#SBATCH --cpus-per-task=8" in script
-    assert script.rstrip().endswith("-m autotune data prepare elf:/usr/bin --out d1 --workers 8")
-    (here / "site.toml").write_text('[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n')
-    assert "#SBATCH --cpus-per-task=24" in says(*WORKERS, "--ranks", "2", "--slurm", "--dry-run")
-    probe = ["probe", "--model", "bert-mini", "--data", patterned_dataset, "--slurm", "--dry-run"]
+    assert script.rstrip().endswith(
+        "-m autotune data prepare elf:/usr/bin --out d1 --workers 8"
+    )
+    (here / "site.toml").write_text(
+        '[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n'
+    )
+    assert "#SBATCH --cpus-per-task=24" in says(
+        *WORKERS, "--ranks", "2", "--slurm", "--dry-run"
+    )
+    probe = [
+        "probe",
+        "--model",
+        "bert-mini",
+        "--data",
+        patterned_dataset,
+        "--slurm",
+        "--dry-run",
+    ]
     assert "#SBATCH --gres=gpu:h100:2" in says(*probe)
     assert "--gres" not in says(*probe, "--device", "cpu")
 
 
-def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(here, says, monkeypatch, patterned_dataset):
-    (here / "p.toml").write_text(profile_to_toml(but(example_profile(), train={"device": "cuda"})))
+def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(
+    here, says, monkeypatch, patterned_dataset
+):
+    (here / "p.toml").write_text(
+        profile_to_toml(but(example_profile(), train={"device": "cuda"}))
+    )
     asked = [*WORKERS, "--slurm", "--dry-run", "--ranks", "2"]
     assert "#SBATCH --gres=gpu:2" in says(*asked)
     assert "--gres" not in says(*asked, "--step-time", "60ms")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "autotune workers p.toml --step-time 100ms" in says(*WORKERS, "--data", patterned_dataset, "--here", code=5)
+    assert "autotune workers p.toml --step-time 100ms" in says(
+        *WORKERS, "--data", patterned_dataset, "--here", code=5
+    )
 
 
 def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, says):
@@ -109,17 +183,31 @@ def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, say
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
-def test_a_login_node_is_refused_with_the_job_to_submit_instead(says, sbatch, patterned_dataset, command):
+def test_a_login_node_is_refused_with_the_job_to_submit_instead(
+    says, sbatch, patterned_dataset, command
+):
     what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["p.toml"]
-    typed = [command, *what, "--data", f"{patterned_dataset}", "--reports", "my reports"]
+    typed = [
+        command,
+        *what,
+        "--data",
+        f"{patterned_dataset}",
+        "--reports",
+        "my reports",
+    ]
     err = says(*typed, code=5)
     assert "looks like a login node" in err
     assert err.endswith("\n  docs: docs/faq.md#login-node\n")
-    assert f"autotune {shlex.join(typed)} --slurm. To measure here all the same: --here." in err
+    assert (
+        f"autotune {shlex.join(typed)} --slurm. To measure here all the same: --here."
+        in err
+    )
     assert not sbatch.exists()
 
 
-def test_nodes_of_a_job_and_those_that_the_user_insists_on_are_none(here, says, sbatch, monkeypatch):
+def test_nodes_of_a_job_and_those_that_the_user_insists_on_are_none(
+    here, says, sbatch, monkeypatch
+):
     missing = [*WORKERS, "--data", "nowhere"]
     assert "nowhere" in says(*missing, "--here", code=3)
     monkeypatch.setenv("SLURM_JOB_ID", "12")

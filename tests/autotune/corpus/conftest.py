@@ -30,7 +30,11 @@ def compile_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         directory = tmp_path_factory.mktemp("elf")
         (directory / "source.c").write_text(source)
         program = directory / "program"
-        subprocess.run(["gcc", "-O1", *options, "-o", program, directory / "source.c"], check=True, capture_output=True)
+        subprocess.run(
+            ["gcc", "-O1", *options, "-o", program, directory / "source.c"],
+            check=True,
+            capture_output=True,
+        )
         return program
 
     return build
@@ -47,7 +51,9 @@ def second_program(compile_c) -> Path:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, first_program: Path, second_program: Path, compile_c) -> Path:
+def programs(
+    tmp_path: Path, first_program: Path, second_program: Path, compile_c
+) -> Path:
     """A directory of three programs, two of which share functions, beside things that are not programs."""
     directory = tmp_path / "programs"
     directory.mkdir()

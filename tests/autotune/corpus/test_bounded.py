@@ -35,18 +35,31 @@ def crashing():
     ctypes.string_at(0)
 
 
-@pytest.mark.parametrize(("work", "limits", "reason"), [
-    (raising(ValueError("bad magic")), ChildLimits(), "bad magic"), (raising(KeyError()), ChildLimits(), "KeyError"),
-    (raising(SystemExit(0)), ChildLimits(), "exited with status 1"),
-    (raising(KeyboardInterrupt()), ChildLimits(), "exited with status 1"),
-    (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
-    (lambda: bytearray(2**30), ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
-    (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
-    (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
-    (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"), (lambda: os._exit(0), ChildLimits(), "did not reply"),
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
-    (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("work", "limits", "reason"),
+    [
+        (raising(ValueError("bad magic")), ChildLimits(), "bad magic"),
+        (raising(KeyError()), ChildLimits(), "KeyError"),
+        (raising(SystemExit(0)), ChildLimits(), "exited with status 1"),
+        (raising(KeyboardInterrupt()), ChildLimits(), "exited with status 1"),
+        (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
+        (
+            lambda: bytearray(2**30),
+            ChildLimits(added_bytes=2**28),
+            "more than 256 MiB of memory",
+        ),
+        (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+        (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+        (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"),
+        (lambda: os._exit(0), ChildLimits(), "did not reply"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            ChildLimits(),
+            f"signal {int(signal.SIGKILL)}",
+        ),
+        (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
+    ],
+)
 def test_hostile_work_is_one_refusal(work, limits, reason):
     started_s = time.monotonic()
     outcome = run_bounded(work, limits)
@@ -68,7 +81,8 @@ def test_output_beyond_the_bound_is_a_refusal_and_a_full_disk_is_none(tmp_path):
 
     assert isinstance(run_bounded(flooding, ChildLimits(output_bytes=2**22)), Unread)
     assert path.stat().st_size <= 2**22
-    for number in (errno.ENOSPC, errno.EDQUOT):  # a full disk is not the fault of the file
+    # A full disk is not the fault of the file.
+    for number in (errno.ENOSPC, errno.EDQUOT):
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             run_bounded(raising(OSError(number, os.strerror(number))), ChildLimits())
         assert caught.value.errno == number
@@ -91,32 +105,60 @@ def test_what_the_child_started_is_killed_with_it(tmp_path):
 def ended(pid: int) -> bool:
     """Whether it is gone, or is a zombie that only waits for init to reap it."""
     for _ in range(50):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        if (
+            not psutil.pid_exists(pid)
+            or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        ):
             return True
         time.sleep(0.1)
     return False
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
-def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_path, data):
+def test_no_mutation_of_a_program_is_worse_than_a_refusal(
+    first_program, tmp_path, data
+):
     original = first_program.read_bytes()
     mutated = bytearray(original)
     anywhere = st.integers(0, len(original) - 1)
     # Half of the changes hit the headers, where they do most.
-    place = st.one_of(st.integers(0, 63), st.integers(len(original) - 2048, len(original) - 1), anywhere)
-    for position, value in data.draw(st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=12)):
+    place = st.one_of(
+        st.integers(0, 63),
+        st.integers(len(original) - 2048, len(original) - 1),
+        anywhere,
+    )
+    for position, value in data.draw(
+        st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=12)
+    ):
         mutated[position] = value
     path, pieces = tmp_path / "mutated", tmp_path / "pieces"
     path.write_bytes(mutated[: data.draw(st.one_of(st.none(), anywhere))])
     shutil.rmtree(pieces, ignore_errors=True)
     pieces.mkdir()
     part = {"path": str(path), "begin": 0, "end": len(mutated)}
-    request = {"kind": "elf", "slices": [part], "options": {}, "directory": str(pieces), "piece": 0, "most": None}
-    outcome = run_bounded(lambda: extract_slices(request), ChildLimits(wall_s=20, added_bytes=2**29))
+    request = {
+        "kind": "elf",
+        "slices": [part],
+        "options": {},
+        "directory": str(pieces),
+        "piece": 0,
+        "most": None,
+    }
+    outcome = run_bounded(
+        lambda: extract_slices(request), ChildLimits(wall_s=20, added_bytes=2**29)
+    )
     if not isinstance(outcome, Unread):
         (outcome,) = outcome
     if isinstance(outcome, Unread):
         assert outcome.reason.isprintable()
     else:
-        assert (pieces / "0000.index").stat().st_size == outcome.samples * INDEX.itemsize > 0
+        assert (
+            (pieces / "0000.index").stat().st_size
+            == outcome.samples * INDEX.itemsize
+            > 0
+        )

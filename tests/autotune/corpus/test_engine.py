@@ -9,7 +9,15 @@ import pytest
 from distributed import LocalCluster
 
 from autotune.cluster.site_file import SiteFile, SlurmSettings, read_site
-from autotune.corpus.engine import AHEAD, Task, cluster_engine, in_process, job_settings, local_engine, slurm_engine
+from autotune.corpus.engine import (
+    AHEAD,
+    Task,
+    cluster_engine,
+    in_process,
+    job_settings,
+    local_engine,
+    slurm_engine,
+)
 from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
 from trainer.errors import BadConfig
@@ -34,7 +42,10 @@ def opened(place):
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("engine")) as workplace, local_engine(workplace, 2) as engine:
+    with (
+        opened(tmp_path_factory.mktemp("engine")) as workplace,
+        local_engine(workplace, 2) as engine,
+    ):
         yield engine, workplace
 
 
@@ -55,23 +66,38 @@ def run(engine, tasks):
 
 
 def tasks(stage, count):
-    return [Task(stage=stage, number=n, work=write, arguments={"number": n}) for n in range(count)]
+    return [
+        Task(stage=stage, number=n, work=write, arguments={"number": n})
+        for n in range(count)
+    ]
 
 
 def test_every_task_is_done_and_reported_once(engine):
     runner, workplace = engine
     done = run(runner, tasks("every", 20))
-    assert {name: receipt["number"] for name, receipt in done.items()} == {n: n for n in range(20)}
+    assert {name: receipt["number"] for name, receipt in done.items()} == {
+        n: n for n in range(20)
+    }
     assert (workplace.directory("every", 7) / "file").read_text() == "7"
-    assert run(runner, tasks("every", 20)) == done  # by the same processes: nothing is done again
+    # By the same processes: nothing is done again.
+    assert run(runner, tasks("every", 20)) == done
 
 
-@pytest.mark.parametrize("error", [
-    MachineLacks("no library", next_step="install it"), BadConfig("no tokenizer", next_step="give one"),
-    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        MachineLacks("no library", next_step="install it"),
+        BadConfig("no tokenizer", next_step="give one"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    ],
+)
 def test_what_a_task_raises_comes_back_as_it_was(engine, error):
-    refusing = Task(stage=f"refuse-{type(error).__name__}", number=0, work=refuse, arguments={"error": error})
+    refusing = Task(
+        stage=f"refuse-{type(error).__name__}",
+        number=0,
+        work=refuse,
+        arguments={"error": error},
+    )
     with pytest.raises(type(error)) as caught:
         run(engine[0], [refusing])
     for name in ("errno", "message", "next_step"):
@@ -86,7 +112,9 @@ def test_tasks_are_drawn_as_there_is_room_for_them(engine):
             drawn.append(task.number)
             yield task
 
-    engine[0](many(), lambda task, receipt: waiting.append(len(drawn) - len(waiting)), AHEAD)
+    engine[0](
+        many(), lambda task, receipt: waiting.append(len(drawn) - len(waiting)), AHEAD
+    )
     assert len(drawn) == 40
     assert max(waiting) <= 2 * AHEAD + 1
 
@@ -97,7 +125,11 @@ def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_
         with pytest.raises(InternalError, match="deadly/1"):
             run(runner, [Task(stage="deadly", number=1, work=die)])
         started = set(psutil.Process().children()) - before
-    left = [child for child in started if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
+    left = [
+        child
+        for child in started
+        if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
+    ]
     assert left == []
 
 
@@ -106,11 +138,17 @@ def test_workers_are_other_processes_and_nothing_listens_beyond_this_machine(loc
     assert os.getpid() not in pids
     assert len(pids) == 2
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    connections = [one for process in processes for one in process.net_connections("inet")]
-    assert {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    connections = [
+        one for process in processes for one in process.net_connections("inet")
+    ]
+    assert {
+        one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN
+    } == {"127.0.0.1"}
 
 
-def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(tmp_path, monkeypatch):
+def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("autotune.corpus.engine._CONNECT_S", 0.5)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "site.toml").touch()
@@ -122,8 +160,16 @@ def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_sai
 
 
 def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
-    options = {"n_workers": 1, "threads_per_worker": 1, "processes": True, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(host="127.0.0.1", **options) as cluster, opened(tmp_path) as workplace:
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "processes": True,
+        "dashboard_address": "127.0.0.1:0",
+    }
+    with (
+        LocalCluster(host="127.0.0.1", **options) as cluster,
+        opened(tmp_path) as workplace,
+    ):
         with cluster_engine(workplace, cluster.scheduler_address) as runner:
             assert len(run(runner, tasks("there", 5))) == 5
         (workplace.path / "lock").rename(workplace.path / "elsewhere")
@@ -131,7 +177,9 @@ def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
             cluster_engine(workplace, cluster.scheduler_address).__enter__()
 
 
-def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
+def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end_cost_nothing(
+    tmp_path, monkeypatch
+):
     close = LocalCluster.close
 
     def failing(**settings):
@@ -145,7 +193,10 @@ def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end
     with opened(tmp_path) as workplace, local_engine(workplace, 1) as engine:
         assert set(run(engine, tasks("late", 1))) == {0}
     monkeypatch.setattr("distributed.LocalCluster", failing)
-    with opened(tmp_path) as workplace, pytest.raises(MachineLacks, match="workers: Nanny failed") as caught:
+    with (
+        opened(tmp_path) as workplace,
+        pytest.raises(MachineLacks, match="workers: Nanny failed") as caught,
+    ):
         local_engine(workplace, 2).__enter__()
     assert "same command again to resume" in caught.value.next_step
 
@@ -166,7 +217,9 @@ interface = "lo"
 """
 
 
-def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or_nothing_special(tmp_path):
+def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or_nothing_special(
+    tmp_path,
+):
     from dask_jobqueue.slurm import SLURMCluster
 
     (tmp_path / "site.toml").write_text(SITE)
@@ -174,19 +227,37 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
     with SLURMCluster(**settings) as cluster:
         script = cluster.job_script()
     assert {
-        "#SBATCH -A project1", "#SBATCH -p cpu", "#SBATCH --constraint=avx512", "#SBATCH --exclude=node[7-9]",
-        "#SBATCH --cpus-per-task=2", "#SBATCH --mem=4096M", "#SBATCH -t 1-02:00:00", "module load python/3.11",
+        "#SBATCH -A project1",
+        "#SBATCH -p cpu",
+        "#SBATCH --constraint=avx512",
+        "#SBATCH --exclude=node[7-9]",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem=4096M",
+        "#SBATCH -t 1-02:00:00",
+        "module load python/3.11",
         "source /opt/env/bin/activate",
-    } <= set(script.splitlines())  # fmt: skip
+    } <= set(script.splitlines())
     prefix = "apptainer exec /images/tools.sif "
-    for words in (prefix, "distributed.cli.dask_worker", "--nthreads 1", "--local-directory /local"):
+    for words in (
+        prefix,
+        "distributed.cli.dask_worker",
+        "--nthreads 1",
+        "--local-directory /local",
+    ):
         assert words in script
-    site = SiteFile(python="/opt/env/bin/python", slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]))
+    site = SiteFile(
+        python="/opt/env/bin/python",
+        slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]),
+    )
     settings = job_settings(site, tmp_path)
     assert (settings["job_mem"], settings["python"]) == ("16G", "/opt/env/bin/python")
     assert settings["job_extra_directives"] == ["--reservation=course"]
     settings = job_settings(SiteFile(), tmp_path)
-    assert (settings["job_mem"], settings["account"], settings["job_extra_directives"]) == ("2048M", None, [])
+    assert (
+        settings["job_mem"],
+        settings["account"],
+        settings["job_extra_directives"],
+    ) == ("2048M", None, [])
 
 
 def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():

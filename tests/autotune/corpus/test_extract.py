@@ -14,7 +14,11 @@ import pytest
 from autotune.corpus import extract, pieces
 from autotune.corpus.bounded import Unread
 from autotune.corpus.elf import functions
-from autotune.corpus.extract import MAX_LISTED_REJECTS, extract_partition, extract_slices
+from autotune.corpus.extract import (
+    MAX_LISTED_REJECTS,
+    extract_partition,
+    extract_slices,
+)
 from autotune.corpus.pieces import PiecePaths, digest
 from autotune.corpus.sources.base import Partition, Slice, SourceOptions
 from autotune.corpus.workplace import Workplace
@@ -22,7 +26,9 @@ from autotune.errors import MachineLacks
 
 
 def partition(kind, *paths):
-    slices = tuple(Slice(path=str(path), begin=0, end=path.stat().st_size) for path in paths)
+    slices = tuple(
+        Slice(path=str(path), begin=0, end=path.stat().st_size) for path in paths
+    )
     return Partition(kind=kind, slices=slices)
 
 
@@ -30,19 +36,25 @@ def run(part, directory, most=None):
     """Extract a partition; its receipt, and all samples that it put into pieces."""
     directory.mkdir()
     workplace, options = Workplace(path=directory), SourceOptions()
-    receipt = extract_partition(workplace, directory, partition=part, options=options, most=most)
+    receipt = extract_partition(
+        workplace, directory, partition=part, options=options, most=most
+    )
     found = []
     for number in range(len(receipt["samples"])):
         paths = PiecePaths(directory=directory, number=number)
         index = paths.read_index()
         some = list(paths.read_samples(index["bytes"] >= 0))
-        assert [name.tobytes() for name in index["digest"]] == [digest(text.encode()) for text in some]
+        assert [name.tobytes() for name in index["digest"]] == [
+            digest(text.encode()) for text in some
+        ]
         found += some
     return receipt, found
 
 
 def rejects(directory):
-    return [json.loads(line) for line in (directory / "rejects").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (directory / "rejects").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +65,15 @@ def nothing_is_left_running():
 
 
 def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tmp_path):
-    names = ["garbage", "first", "truncated", "second", "script.sh", "copy-of-first", "empty"]
+    names = [
+        "garbage",
+        "first",
+        "truncated",
+        "second",
+        "script.sh",
+        "copy-of-first",
+        "empty",
+    ]
     part = partition("elf", *(programs / name for name in names))
     (programs / "empty").unlink()
     result, samples = run(part, tmp_path / "out")
@@ -62,13 +82,20 @@ def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tm
     assert (result["files"], result["rejected"]) == (3, 4)
     assert result["raw_bytes"] == sum(path.stat().st_size for path in good)
     listed = rejects(tmp_path / "out")
-    assert [Path(one["path"]).name for one in listed] == ["garbage", "truncated", "script.sh", "empty"]
+    assert [Path(one["path"]).name for one in listed] == [
+        "garbage",
+        "truncated",
+        "script.sh",
+        "empty",
+    ]
     assert all(one["reason"] and one["where"] == "" for one in listed)
 
 
 def test_what_a_slice_wrote_before_it_failed_is_taken_back_and_does_not_count(tmp_path):
     bad, good = tmp_path / "bad.txt.gz", tmp_path / "good.txt"
-    bad.write_bytes(gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100])
+    bad.write_bytes(
+        gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100]
+    )
     lines = [f"line {number}" for number in range(300)]
     good.write_text("\n".join(lines))
     assert run(partition("text", bad, good), tmp_path / "out", most=300)[1] == lines
@@ -89,7 +116,14 @@ def test_a_bound_counts_distinct_samples_over_all_slices(tmp_path):
     one.write_text("a\na\nb\n")
     two.write_text("b\na\nc\nd\ne\n")
     three.write_text("f\n" * 2**20)  # not read any more
-    assert run(partition("text", one, two, three), tmp_path / "out", most=3)[1] == ["a", "a", "b", "b", "a", "c"]
+    assert run(partition("text", one, two, three), tmp_path / "out", most=3)[1] == [
+        "a",
+        "a",
+        "b",
+        "b",
+        "a",
+        "c",
+    ]
 
 
 def some_texts(tmp_path, count):
@@ -117,7 +151,11 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
     result, samples = run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")
     assert samples == ["0", "1", "2", "3", "4"]
     assert calls == [2, 2, 2, 1]
-    assert (result["files"], result["rejected"], rejects(tmp_path / "out")) == (5, 0, [])
+    assert (result["files"], result["rejected"], rejects(tmp_path / "out")) == (
+        5,
+        0,
+        [],
+    )
 
 
 def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
@@ -154,28 +192,51 @@ def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monke
         return start(self, request)
 
     monkeypatch.setattr(extract._Process, "extract", killing)
-    assert run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")[1] == ["0", "1", "3", "4"]
-    assert rejects(tmp_path / "out") == [{"path": deadly, "where": "", "reason": "its extraction process died"}]
+    assert run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")[1] == [
+        "0",
+        "1",
+        "3",
+        "4",
+    ]
+    assert rejects(tmp_path / "out") == [
+        {"path": deadly, "where": "", "reason": "its extraction process died"}
+    ]
 
 
-@pytest.mark.parametrize(("sizes", "groups"), [
-    ([1], [1]), ([extract._TOGETHER_BYTES, extract._TOGETHER_BYTES, 1], [1, 1, 1]),
-    ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
-    ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([1], [1]),
+        ([extract._TOGETHER_BYTES, extract._TOGETHER_BYTES, 1], [1, 1, 1]),
+        ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
+        ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
+    ],
+)
 def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
-    slices = [Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)]
+    slices = [
+        Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)
+    ]
     found = list(extract._read_together(slices))
     assert [part for group in found for part in group] == slices
     assert [len(group) for group in found] == groups
 
 
-@pytest.mark.parametrize(("patched", "name", "value", "words"), [
-    (extract, "_BOOT", "raise SystemExit(1)", "did not start"),
-    (extract, "_BOOT", "import os; os.kill(os.getpid(), 9)", "signal 9 at start-up"),
-    (sys, "executable", "/missing", "cannot start"),
-])  # fmt: skip
-def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch, patched, name, value, words):
+@pytest.mark.parametrize(
+    ("patched", "name", "value", "words"),
+    [
+        (extract, "_BOOT", "raise SystemExit(1)", "did not start"),
+        (
+            extract,
+            "_BOOT",
+            "import os; os.kill(os.getpid(), 9)",
+            "signal 9 at start-up",
+        ),
+        (sys, "executable", "/missing", "cannot start"),
+    ],
+)
+def test_a_process_that_cannot_start_is_explained(
+    tmp_path, monkeypatch, patched, name, value, words
+):
     monkeypatch.setattr(patched, name, value)
     with pytest.raises(MachineLacks, match=words):
         run(partition("text", *some_texts(tmp_path, 1)), tmp_path / "out")
@@ -184,12 +245,21 @@ def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch, patched
 def request(path, directory, kind="elf"):
     directory.mkdir(exist_ok=True)
     part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
-    return {"kind": kind, "slices": [part], "options": {}, "directory": str(directory), "piece": 0, "most": None}
+    return {
+        "kind": kind,
+        "slices": [part],
+        "options": {},
+        "directory": str(directory),
+        "piece": 0,
+        "most": None,
+    }
 
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
-    (refused,) = extract_slices(request(compile_c(code, "-nostdlib", "-static"), tmp_path / "pieces"))
+    (refused,) = extract_slices(
+        request(compile_c(code, "-nostdlib", "-static"), tmp_path / "pieces")
+    )
     assert refused == Unread(reason="contains no function of two or more instructions")
     assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 
@@ -201,7 +271,10 @@ def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
     assert done.rejected == MAX_LISTED_REJECTS + 50
     *listed, last = (tmp_path / "pieces" / "rejects").read_text().splitlines()
     assert len(listed) == MAX_LISTED_REJECTS
-    assert json.loads(last)["reason"] == f"50 more between bytes 0 and {lines.stat().st_size} are not listed"
+    assert (
+        json.loads(last)["reason"]
+        == f"50 more between bytes 0 and {lines.stat().st_size} are not listed"
+    )
 
 
 def test_the_process_ends_with_its_child_when_its_requests_close(tmp_path):
@@ -211,7 +284,9 @@ def test_the_process_ends_with_its_child_when_its_requests_close(tmp_path):
     command = [sys.executable, "-c", extract._BOOT, json.dumps(sys.path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert json.loads(process.stdout.readline()) == {"ready": True}
-    process.stdin.write(json.dumps(request(endless, tmp_path / "pieces", kind="text")).encode() + b"\n")
+    process.stdin.write(
+        json.dumps(request(endless, tmp_path / "pieces", kind="text")).encode() + b"\n"
+    )
     process.stdin.flush()
     while not (children := psutil.Process(process.pid).children()):
         time.sleep(0.05)

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from autotune.corpus import sources as module
-from autotune.corpus.sources import PARTITION_BYTES, SOURCES, find_files, open_source, partitions
+from autotune.corpus.sources import (
+    PARTITION_BYTES,
+    SOURCES,
+    find_files,
+    open_source,
+    partitions,
+)
 from autotune.corpus.sources.base import SLICE_BYTES, SourceOptions
 from autotune.errors import BadInput
 
@@ -28,7 +34,11 @@ def test_a_directory_with_all_below_it_a_file_or_a_glob_can_be_named(tmp_path):
     program(tmp_path / "below" / "deep" / "b")
     (tmp_path / "text").write_text("hello")
     found = find(f"elf:{tmp_path}")
-    assert (sorted(names(found)), found.other_files, found.files[0].size_bytes) == (["a", "b"], 1, 5)
+    assert (sorted(names(found)), found.other_files, found.files[0].size_bytes) == (
+        ["a", "b"],
+        1,
+        5,
+    )
     assert names(find(f"elf:{tmp_path / 'a'}")) == ["a"]
     assert sorted(names(find(f"elf:{tmp_path}/below/*/?"))) == ["b"]
 
@@ -44,7 +54,9 @@ def test_a_file_with_several_names_is_read_once_and_what_is_no_file_never(tmp_pa
     assert (names(found), found.other_files, found.unreadable) == (["z-real"], 0, ())
 
 
-def test_the_order_is_that_of_the_names_wherever_the_tree_lies_and_progress_is_told(tmp_path, monkeypatch):
+def test_the_order_is_that_of_the_names_wherever_the_tree_lies_and_progress_is_told(
+    tmp_path, monkeypatch
+):
     many = [f"program-{number}" for number in range(20)]
     for place, order in (("here", many), ("there", reversed(many))):
         for name in order:
@@ -54,7 +66,10 @@ def test_the_order_is_that_of_the_names_wherever_the_tree_lies_and_progress_is_t
     assert here != sorted(here)
     monkeypatch.setattr(module, "_TOLD_FILES", 8)
     told = []
-    find_files(*open_source(f"elf:{tmp_path / 'here'}"), lambda done, total, note: told.append((done, total, note)))
+    find_files(
+        *open_source(f"elf:{tmp_path / 'here'}"),
+        lambda done, total, note: told.append((done, total, note)),
+    )
     assert told == [(8, 20, "8 of 20 files"), (16, 20, "16 of 20 files")]
 
 
@@ -63,20 +78,31 @@ def test_a_file_without_permission_is_listed(tmp_path):
     program(tmp_path / "a")
     program(tmp_path / "closed")
     (tmp_path / "closed").chmod(0)
-    assert [Path(item.path).name for item in find(f"elf:{tmp_path}").unreadable] == ["closed"]
+    assert [Path(item.path).name for item in find(f"elf:{tmp_path}").unreadable] == [
+        "closed"
+    ]
 
 
-@pytest.mark.parametrize(("source", "message", "next_step"), [
-    ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"), ("zip:/data", "'zip'", "Source types: elf:, text:, jsonl:, parquet:"),
-    ("/usr/bin", "has no source type", "Source types: elf:, text:"),
-    ("my.jsonl", "has no source type", "Did you mean jsonl:my.jsonl?"),
-    ("logs/*.log", "has no source type", "Did you mean text:logs/*.log?"), ("elf:", "no path", "elf:/usr/bin"),
-    ("elf:/no/such/place", "/no/such/place", "path"), ("elf:/no/such/*", "no file matches", "pattern"),
-    ("elf:{}/empty", "contains no files", ""), ("elf:{}", "none of the 1 files", ""),
-    ("text:{}/corpu.txt", "not found", "Did you mean text:{}/corpus.txt?"),
-    ("text:{}/nowhere/corpus.txt", "not found", "Check the path."),
-])  # fmt: skip
-def test_a_source_that_cannot_be_read_says_what_to_write(tmp_path, source, message, next_step):
+@pytest.mark.parametrize(
+    ("source", "message", "next_step"),
+    [
+        ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"),
+        ("zip:/data", "'zip'", "Source types: elf:, text:, jsonl:, parquet:"),
+        ("/usr/bin", "has no source type", "Source types: elf:, text:"),
+        ("my.jsonl", "has no source type", "Did you mean jsonl:my.jsonl?"),
+        ("logs/*.log", "has no source type", "Did you mean text:logs/*.log?"),
+        ("elf:", "no path", "elf:/usr/bin"),
+        ("elf:/no/such/place", "/no/such/place", "path"),
+        ("elf:/no/such/*", "no file matches", "pattern"),
+        ("elf:{}/empty", "contains no files", ""),
+        ("elf:{}", "none of the 1 files", ""),
+        ("text:{}/corpu.txt", "not found", "Did you mean text:{}/corpus.txt?"),
+        ("text:{}/nowhere/corpus.txt", "not found", "Check the path."),
+    ],
+)
+def test_a_source_that_cannot_be_read_says_what_to_write(
+    tmp_path, source, message, next_step
+):
     (tmp_path / "empty").mkdir()
     (tmp_path / "corpus.txt").write_text("a line\n")
     with pytest.raises(BadInput) as error:
@@ -90,7 +116,13 @@ def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_
         (tmp_path / name).write_text("x")
     assert sorted(names(find(f"jsonl:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz"]
     assert names(find(f"parquet:{tmp_path}")) == ["c.parquet"]
-    assert sorted(names(find(f"text:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz", "c.parquet", "d.txt", "e.md"]
+    assert sorted(names(find(f"text:{tmp_path}"))) == [
+        "a.jsonl",
+        "b.ndjson.gz",
+        "c.parquet",
+        "d.txt",
+        "e.md",
+    ]
     assert names(find(f"text:{tmp_path / '.hidden'}")) == [".hidden"]
     assert names(find(f"jsonl:{tmp_path / 'd.txt'}")) == ["d.txt"]
 
@@ -98,27 +130,46 @@ def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_
 def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("small\n")
-    for name, size_bytes in (("large.txt", 3 * SLICE_BYTES + 7), ("large.gz", 2 * SLICE_BYTES)):
+    for name, size_bytes in (
+        ("large.txt", 3 * SLICE_BYTES + 7),
+        ("large.gz", 2 * SLICE_BYTES),
+    ):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, size_bytes)
     files = find(f"text:{tmp_path}").files
     parts = partitions(SOURCES["text"], files, SourceOptions())
-    assert sum(part.raw_bytes for part in parts) == sum(file.size_bytes for file in files)
-    expected = [str(file.path) for file in files for _ in range(4 if file.path.name == "large.txt" else 1)]
+    assert sum(part.raw_bytes for part in parts) == sum(
+        file.size_bytes for file in files
+    )
+    expected = [
+        str(file.path)
+        for file in files
+        for _ in range(4 if file.path.name == "large.txt" else 1)
+    ]
     assert [one.path for part in parts for one in part.slices] == expected
     assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
     as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
     assert len([one for part in as_one_sample for one in part.slices]) == len(files)
 
 
-@pytest.mark.parametrize(("content", "is_text"), [
-    (b"\x7fELF\x02\x01\x01\0", False), (b"\xcb\r\r\n" + b"\0" * 12 + b"module", False),
-    ("text in UTF-16".encode("utf-16"), False), (bytes(range(128, 256)) * 40, False),
-    ("übermäßig, in Latin-1: ÄÖÜ".encode("latin-1"), True), ("текст".encode() * 4000, True), (b"", True),
-    (gzip.compress(b"a line\n" * 9000, mtime=0), True), (gzip.compress(b"a line\n" * 9000, mtime=0)[:20], True),
-    (gzip.compress(b"\x7fELF\0\0\0", mtime=0), False),
-])  # fmt: skip
-def test_a_binary_file_is_no_text_in_gzip_neither_even_if_it_is_named(tmp_path, content, is_text):
+@pytest.mark.parametrize(
+    ("content", "is_text"),
+    [
+        (b"\x7fELF\x02\x01\x01\0", False),
+        (b"\xcb\r\r\n" + b"\0" * 12 + b"module", False),
+        ("text in UTF-16".encode("utf-16"), False),
+        (bytes(range(128, 256)) * 40, False),
+        ("übermäßig, in Latin-1: ÄÖÜ".encode("latin-1"), True),
+        ("текст".encode() * 4000, True),
+        (b"", True),
+        (gzip.compress(b"a line\n" * 9000, mtime=0), True),
+        (gzip.compress(b"a line\n" * 9000, mtime=0)[:20], True),
+        (gzip.compress(b"\x7fELF\0\0\0", mtime=0), False),
+    ],
+)
+def test_a_binary_file_is_no_text_in_gzip_neither_even_if_it_is_named(
+    tmp_path, content, is_text
+):
     path = tmp_path / ("file.gz" if content.startswith(b"\x1f\x8b") else "file")
     path.write_bytes(content)
     (tmp_path / "beside.txt").write_text("a line\n")

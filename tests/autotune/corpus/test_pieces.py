@@ -14,10 +14,14 @@ from autotune.corpus.workplace import Workplace
 
 @settings(max_examples=40, deadline=None)
 @given(
-    pieces=st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=12), min_size=1, max_size=6),
+    pieces=st.lists(
+        st.lists(st.sampled_from("abcdefghij"), max_size=12), min_size=1, max_size=6
+    ),
     buckets=st.sampled_from([1, 2, 16]),
 )
-def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_path_factory, pieces, buckets):
+def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(
+    tmp_path_factory, pieces, buckets
+):
     workplace = Workplace(path=tmp_path_factory.mktemp("w"))
     listed, seen, duplicates = [], set(), 0
     for number, samples in enumerate(pieces):
@@ -27,36 +31,59 @@ def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_
             for sample in samples:
                 writer.add(sample.encode(), digest(sample.encode()))
         PiecePaths(directory=directory, number=0).sort_digests()
-        listed.append(Piece(partition=number, number=0, samples=len(samples), text_bytes=0))
+        listed.append(
+            Piece(partition=number, number=0, samples=len(samples), text_bytes=0)
+        )
     module.write_pieces(workplace, listed)
     for bucket in range(buckets):
-        work = functools.partial(module.find_duplicates, workplace, bucket=bucket, buckets=buckets)
+        work = functools.partial(
+            module.find_duplicates, workplace, bucket=bucket, buckets=buckets
+        )
         duplicates += workplace.perform(module.DISTINCT, bucket, work)["duplicates"]
     selection = module.Selection(buckets=buckets, validation_share=0.0, seed=0)
-    found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
-    assert found == [[not (one in seen or seen.add(one)) for one in samples] for samples in pieces]
+    found = [
+        selection.of(workplace, number)[1].tolist() for number in range(len(listed))
+    ]
+    assert found == [
+        [not (one in seen or seen.add(one)) for one in samples] for samples in pieces
+    ]
     assert duplicates == sum(map(len, pieces)) - len(seen)
 
 
 @pytest.mark.parametrize(
-    ("samples", "buckets"), [(0, 1), (2**21, 1), (2**21 + 1, 2), (500_000_000, 256), (2**40, module.MAX_BUCKETS)]
+    ("samples", "buckets"),
+    [
+        (0, 1),
+        (2**21, 1),
+        (2**21 + 1, 2),
+        (500_000_000, 256),
+        (2**40, module.MAX_BUCKETS),
+    ],
 )
 def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
     assert module.buckets_for(samples) == buckets
 
 
 @settings(max_examples=30, deadline=None)
-@given(samples=st.lists(st.text(max_size=5), max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
+@given(
+    samples=st.lists(st.text(max_size=5), max_size=50),
+    more=st.lists(st.text(max_size=5), max_size=50),
+)
 def test_the_split_of_a_sample_does_not_depend_on_the_others(samples, more):
     def chosen(texts):
-        index = np.array([(0, list(digest(text.encode()))) for text in texts], dtype=INDEX)
+        index = np.array(
+            [(0, list(digest(text.encode()))) for text in texts], dtype=INDEX
+        )
         return drawn(index, 0.3, "validation 1").tolist()
 
     assert chosen(more + samples)[len(more) :] == chosen(samples)
 
 
 def test_the_split_has_its_share_and_seeds_differ():
-    index = np.array([(0, list(digest(str(number).encode()))) for number in range(20_000)], dtype=INDEX)
+    index = np.array(
+        [(0, list(digest(str(number).encode()))) for number in range(20_000)],
+        dtype=INDEX,
+    )
     one, other = (drawn(index, 0.1, f"validation {seed}") for seed in (0, 1))
     # Five standard deviations of a binomial count: 212.
     assert abs(int(one.sum()) - 2000) < 212
@@ -65,7 +92,10 @@ def test_the_split_has_its_share_and_seeds_differ():
     assert np.array_equal(one, drawn(index, 0.1, "validation 0"))
 
 
-SIZES = st.lists(st.integers(0, 50).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, 10 * n))), max_size=30)
+SIZES = st.lists(
+    st.integers(0, 50).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, 10 * n))),
+    max_size=30,
+)
 
 
 @given(sizes=SIZES)
@@ -76,7 +106,9 @@ def test_shards_hold_every_piece_once_within_their_bounds(sizes):
         edges = encode.shard_edges(sizes)
     covered = [number for first, end in edges for number in range(first, end)]
     assert covered == sorted(set(covered))
-    assert {number for number, (samples, _) in enumerate(sizes) if samples} <= set(covered)
+    assert {number for number, (samples, _) in enumerate(sizes) if samples} <= set(
+        covered
+    )
     for first, end in edges:
         assert sum(samples for samples, _ in sizes[first:end]) > 0
         if end - first > 1:

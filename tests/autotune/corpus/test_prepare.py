@@ -26,16 +26,39 @@ from trainer.data.dataset import TokenDataset, read_manifest
 from trainer.record.progress import progress
 
 DEFAULTS = {
-    "options": SourceOptions(), "max_samples": None, "keep_duplicates": False, "validation_share": 0.0, "split_seed": 0,
-    "tokenizer": None, "vocab_size": 8192, "limit": LengthLimit(max_tokens=None, long="truncate"),
-}  # fmt: skip
+    "options": SourceOptions(),
+    "max_samples": None,
+    "keep_duplicates": False,
+    "validation_share": 0.0,
+    "split_seed": 0,
+    "tokenizer": None,
+    "vocab_size": 8192,
+    "limit": LengthLimit(max_tokens=None, long="truncate"),
+}
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
-def run(*sources, out, stages=progress, told=None, workers=1, strict=False, overwrite=False, **options):
+def run(
+    *sources,
+    out,
+    stages=progress,
+    told=None,
+    workers=1,
+    strict=False,
+    overwrite=False,
+    **options,
+):
     request = Request(sources=sources, **DEFAULTS | options)
     tell = [].append if told is None else told.append
-    return prepare(request, out, stages, tell, workers=Workers(count=workers), strict=strict, overwrite=overwrite)
+    return prepare(
+        request,
+        out,
+        stages,
+        tell,
+        workers=Workers(count=workers),
+        strict=strict,
+        overwrite=overwrite,
+    )
 
 
 def stored(directory, split="train"):
@@ -44,14 +67,18 @@ def stored(directory, split="train"):
     dataset = TokenDataset.open(directory, split)
     ids = [dataset.read(sample).tolist() for sample in range(len(dataset))]
     dataset.close()
-    return [" ".join(tokenizer.id_to_token(number) for number in sample) for sample in ids]
+    return [
+        " ".join(tokenizer.id_to_token(number) for number in sample) for sample in ids
+    ]
 
 
 @pytest.fixture
 def lines(tmp_path) -> Path:
     """A file of lines, some of them twice."""
     path = tmp_path / "lines.txt"
-    path.write_text("".join(f"word{n % 50} and word{n % 170} again\n" for n in range(2000)))
+    path.write_text(
+        "".join(f"word{n % 50} and word{n % 170} again\n" for n in range(2000))
+    )
     return path
 
 
@@ -66,7 +93,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
 
-def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_ends_complete(programs, tmp_path):
+def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_ends_complete(
+    programs, tmp_path
+):
     out, last = tmp_path / "data", {}
 
     @contextmanager
@@ -75,9 +104,14 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
 
     manifest, *_ = run(f"elf:{programs}", stages=recording, out=out)
     assert list(last) == [
-        "extract samples", "find duplicates", "count words", "merge words", "learn tokenizer", "encode",
+        "extract samples",
+        "find duplicates",
+        "count words",
+        "merge words",
+        "learn tokenizer",
+        "encode",
         "assemble train",
-    ]  # fmt: skip
+    ]
     assert all(done == total for done, total in last.values())
     read = ("first", "second", "copy-of-first")
     everything = [line for name in read for line in functions(programs / name)]
@@ -91,12 +125,25 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
     assert source.token_bytes == 2 * manifest.train.tokens
 
 
-def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_keeping_the_work(programs, tmp_path):
+def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_keeping_the_work(
+    programs, tmp_path
+):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
-    manifest, first_rejects, other_files = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
-    rejects = [Reject(**json.loads(line)) for line in (tmp_path / "data" / "rejects.jsonl").open()]
-    assert {Path(one.path).name for one in rejects} == {"garbage", "truncated", "bad.jsonl"}
-    assert [one.where for one in rejects if one.path.endswith("jsonl")] == ["line at byte 17"]
+    manifest, first_rejects, other_files = run(
+        f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data"
+    )
+    rejects = [
+        Reject(**json.loads(line))
+        for line in (tmp_path / "data" / "rejects.jsonl").open()
+    ]
+    assert {Path(one.path).name for one in rejects} == {
+        "garbage",
+        "truncated",
+        "bad.jsonl",
+    }
+    assert [one.where for one in rejects if one.path.endswith("jsonl")] == [
+        "line at byte 17"
+    ]
     assert all(one.reason for one in rejects)
     assert manifest.source.rejected == 3
     assert first_rejects == rejects
@@ -112,12 +159,23 @@ def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_ke
 def test_the_number_of_processes_and_of_parts_changes_no_byte_and_the_splits_share_no_sample(
     lines, tmp_path, kind, monkeypatch, request
 ):
-    monkeypatch.setattr(text, "cut_lines", lambda file: [
-        text.Slice(path=str(file.path), begin=begin, end=min(begin + 9000, file.size_bytes))
-        for begin in range(0, file.size_bytes, 9000)
-    ])  # fmt: skip
+    monkeypatch.setattr(
+        text,
+        "cut_lines",
+        lambda file: [
+            text.Slice(
+                path=str(file.path), begin=begin, end=min(begin + 9000, file.size_bytes)
+            )
+            for begin in range(0, file.size_bytes, 9000)
+        ],
+    )
     monkeypatch.setattr("autotune.corpus.sources.PARTITION_BYTES", 9000)
-    options = {"tokenizer": kind, "vocab_size": 320, "validation_share": 0.2, "split_seed": 3}
+    options = {
+        "tokenizer": kind,
+        "vocab_size": 320,
+        "validation_share": 0.2,
+        "split_seed": 3,
+    }
     run(f"text:{lines}", out=tmp_path / "1", **options)
     run(f"text:{lines}", out=tmp_path / "2", workers=2, **options)
     assert content(tmp_path / "1") == content(tmp_path / "2")
@@ -125,16 +183,28 @@ def test_the_number_of_processes_and_of_parts_changes_no_byte_and_the_splits_sha
     run(f"text:{lines}", out=tmp_path / "parts", **options)
     train, apart = stored(tmp_path / "1"), stored(tmp_path / "1", "validation")
     assert set(train).isdisjoint(apart)
-    assert (len(train) + len(apart), len(apart) > 0) == (len(set(lines.read_text().splitlines())), True)
-    assert (stored(tmp_path / "parts"), stored(tmp_path / "parts", "validation")) == (train, apart)
+    assert (len(train) + len(apart), len(apart) > 0) == (
+        len(set(lines.read_text().splitlines())),
+        True,
+    )
+    assert (stored(tmp_path / "parts"), stored(tmp_path / "parts", "validation")) == (
+        train,
+        apart,
+    )
     assert len(read_manifest(tmp_path / "parts").train.shards) > 1
 
 
 def test_words_are_counted_exactly_whatever_the_parts(lines, tmp_path, small_pieces):
     run(f"text:{lines}", out=tmp_path / "data", tokenizer="wordlevel", vocab_size=64)
-    counts = Counter(word for line in dict.fromkeys(lines.read_text().splitlines()) for word in line.split())
+    counts = Counter(
+        word
+        for line in dict.fromkeys(lines.read_text().splitlines())
+        for word in line.split()
+    )
     expected = sorted(counts, key=lambda word: (-counts[word], word))[: 64 - 5]
-    vocabulary = Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json")).get_vocab()
+    vocabulary = Tokenizer.from_file(
+        str(tmp_path / "data" / "tokenizer.json")
+    ).get_vocab()
     assert sorted(vocabulary, key=vocabulary.get)[5:] == expected
 
 
@@ -143,7 +213,13 @@ def test_a_bound_takes_the_first_distinct_samples_of_all(lines, tmp_path, worker
     distinct_lines = list(dict.fromkeys(lines.read_text().splitlines()))
     for bound in (1, 60, 170, 10**6):
         out = tmp_path / f"{workers}-{bound}"
-        manifest, *_ = run(f"text:{lines}", out=out, tokenizer="wordlevel", max_samples=bound, workers=workers)
+        manifest, *_ = run(
+            f"text:{lines}",
+            out=out,
+            tokenizer="wordlevel",
+            max_samples=bound,
+            workers=workers,
+        )
         assert stored(out) == distinct_lines[:bound]
         assert manifest.train.samples == min(bound, len(distinct_lines))
 
@@ -152,21 +228,58 @@ LONG = "a b c d e f g\nh\nh\n"
 CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "split"))
 
 
-@pytest.mark.parametrize(("name", "raw", "options", "samples", "counts"), [
-    ("a.jsonl", '{"doc": {"body": "one two"}}\n', {"options": SourceOptions(field="doc.body")}, ["one two"], {}),
-    ("a.text", "one\ntwo\n\nthree\n", {"options": SourceOptions(unit="paragraph")}, ["one two", "three"], {}),
-    ("a.text", "b\na\nb\n", {"keep_duplicates": True}, ["b", "a", "b"], {}),
-    ("a.text", LONG, {"limit": CUT}, ["a b c", "h"], {"truncated_samples": 1, "duplicate_samples": 1}),
-    ("a.text", LONG, {"limit": SPLIT}, ["a b c", "d e f", "g", "h"], {"split_samples": 1, "duplicate_samples": 1}),
-], ids=["field", "unit", "duplicates", "truncate", "split"])  # fmt: skip
-def test_fields_units_duplicates_and_lengths_are_as_asked_for(tmp_path, name, raw, options, samples, counts):
+@pytest.mark.parametrize(
+    ("name", "raw", "options", "samples", "counts"),
+    [
+        (
+            "a.jsonl",
+            '{"doc": {"body": "one two"}}\n',
+            {"options": SourceOptions(field="doc.body")},
+            ["one two"],
+            {},
+        ),
+        (
+            "a.text",
+            "one\ntwo\n\nthree\n",
+            {"options": SourceOptions(unit="paragraph")},
+            ["one two", "three"],
+            {},
+        ),
+        ("a.text", "b\na\nb\n", {"keep_duplicates": True}, ["b", "a", "b"], {}),
+        (
+            "a.text",
+            LONG,
+            {"limit": CUT},
+            ["a b c", "h"],
+            {"truncated_samples": 1, "duplicate_samples": 1},
+        ),
+        (
+            "a.text",
+            LONG,
+            {"limit": SPLIT},
+            ["a b c", "d e f", "g", "h"],
+            {"split_samples": 1, "duplicate_samples": 1},
+        ),
+    ],
+    ids=["field", "unit", "duplicates", "truncate", "split"],
+)
+def test_fields_units_duplicates_and_lengths_are_as_asked_for(
+    tmp_path, name, raw, options, samples, counts
+):
     path = tmp_path / name
     path.write_text(raw)
-    manifest, *_ = run(f"{path.suffix[1:]}:{path}", out=tmp_path / "data", tokenizer="wordlevel", **options)
+    manifest, *_ = run(
+        f"{path.suffix[1:]}:{path}",
+        out=tmp_path / "data",
+        tokenizer="wordlevel",
+        **options,
+    )
     assert stored(tmp_path / "data") == samples
     source = manifest.source
     counted = ("truncated_samples", "split_samples", "duplicate_samples")
-    assert {name: getattr(source, name) for name in counted if getattr(source, name)} == counts
+    assert {
+        name: getattr(source, name) for name in counted if getattr(source, name)
+    } == counts
 
 
 def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_path):
@@ -182,13 +295,25 @@ def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_
 
 
 @pytest.mark.parametrize(
-    "stage", ["extract samples", "encode", *map(slow, ("find duplicates", "count words", "assemble train"))]
+    "stage",
+    [
+        "extract samples",
+        "encode",
+        *map(slow, ("find duplicates", "count words", "assemble train")),
+    ],
 )
-def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(lines, tmp_path, stage, small_pieces):
+def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(
+    lines, tmp_path, stage, small_pieces
+):
     options = {"tokenizer": "wordlevel", "validation_share": 0.01}
     run(f"text:{lines}", out=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
-        run(f"text:{lines}", stages=interrupting(stage), out=tmp_path / "data", **options)
+        run(
+            f"text:{lines}",
+            stages=interrupting(stage),
+            out=tmp_path / "data",
+            **options,
+        )
     assert not (tmp_path / "data").exists()
     run(f"text:{lines}", out=tmp_path / "data", **options)
     assert content(tmp_path / "data") == content(tmp_path / "whole")
@@ -210,7 +335,9 @@ def interrupting(stage):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_path, overwrite):
+def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(
+    lines, tmp_path, overwrite
+):
     def publish_and_end(dataset, final):
         publish(dataset, final)
         raise KeyboardInterrupt
@@ -227,7 +354,9 @@ def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_p
     assert not list(tmp_path.glob(".data.*"))
 
 
-def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice_unless_asked_for(lines, tmp_path):
+def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice_unless_asked_for(
+    lines, tmp_path
+):
     run(f"text:{lines}", out=tmp_path / "data")
     path = tmp_path / "data" / "train-tokens-00000.npy"
     before, told = path.stat().st_mtime_ns, []
@@ -258,9 +387,15 @@ def test_changed_input_is_not_gone_on_from_and_what_is_left_is_told(lines, tmp_p
     assert ".partial is left from a preparation with other settings or files" in told[0]
 
 
-def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path, monkeypatch):
+def test_missing_libraries_are_named_with_the_way_to_get_them(
+    programs, tmp_path, monkeypatch
+):
     find, missing = importlib.util.find_spec, ("capstone", "pyarrow")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in missing else find(name),
+    )
     with pytest.raises(MachineLacks, match="requires capstone") as error:
         run(f"elf:{programs}", out=tmp_path / "data")
     assert "pip install capstone" in error.value.next_step
@@ -268,13 +403,23 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(programs, tmp_path
         run(f"parquet:{programs}", out=tmp_path / "data")
 
 
-@pytest.mark.parametrize(("spec", "tokenizer", "message"), [
-    ("text:{}/blank.txt", None, "no sample found in 1 files"),
-    ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
-    ("text:{}/raw.txt", "nothing.json", "no token from this data"),
-])  # fmt: skip
-def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(tmp_path, spec, tokenizer, message):
-    nothing = Tokenizer(WordLevel({word: number for number, word in enumerate(SPECIAL_TOKENS)}, unk_token="[UNK]"))
+@pytest.mark.parametrize(
+    ("spec", "tokenizer", "message"),
+    [
+        ("text:{}/blank.txt", None, "no sample found in 1 files"),
+        ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
+        ("text:{}/raw.txt", "nothing.json", "no token from this data"),
+    ],
+)
+def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(
+    tmp_path, spec, tokenizer, message
+):
+    nothing = Tokenizer(
+        WordLevel(
+            {word: number for number, word in enumerate(SPECIAL_TOKENS)},
+            unk_token="[UNK]",
+        )
+    )
     nothing.normalizer = Replace(Regex(".+"), "")
     nothing.pre_tokenizer = WhitespaceSplit()
     nothing.save(str(tmp_path / "nothing.json"))

@@ -11,11 +11,32 @@ from pyarrow import parquet
 
 from autotune.corpus.extract import extract_partition
 from autotune.corpus.sources import SOURCES, base
-from autotune.corpus.sources.base import TOO_LONG, Partition, Reject, Slice, SourceOptions, UnusableFileError
+from autotune.corpus.sources.base import (
+    TOO_LONG,
+    Partition,
+    Reject,
+    Slice,
+    SourceOptions,
+    UnusableFileError,
+)
 from autotune.corpus.workplace import Workplace
 
 CONTENT = st.lists(
-    st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", "é".encode(), b"\xff", b"\0"]), max_size=40
+    st.sampled_from(
+        [
+            b"a",
+            b"bc",
+            b"\n",
+            b"\n\n",
+            b"\r\n",
+            b" ",
+            b"\t\n",
+            "é".encode(),
+            b"\xff",
+            b"\0",
+        ]
+    ),
+    max_size=40,
 ).map(b"".join)
 
 
@@ -25,7 +46,9 @@ def path(tmp_path):
 
 
 def read(path, kind, begin=0, end=None, **options):
-    part = Slice(path=str(path), begin=begin, end=path.stat().st_size if end is None else end)
+    part = Slice(
+        path=str(path), begin=begin, end=path.stat().st_size if end is None else end
+    )
     return list(SOURCES[kind].samples(part, SourceOptions(**options)))
 
 
@@ -33,16 +56,34 @@ def texts(found):
     return [one for one in found if isinstance(one, str)]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=CONTENT, cuts=st.lists(st.integers(0, 60), max_size=4), unit=st.sampled_from(["line", "paragraph"]))
-def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(path, content, cuts, unit):
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    content=CONTENT,
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+    unit=st.sampled_from(["line", "paragraph"]),
+)
+def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(
+    path, content, cuts, unit
+):
     path.write_bytes(content)
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
-    parts = [one for begin, end in itertools.pairwise(edges) for one in read(path, "text", begin, end, unit=unit)]
+    parts = [
+        one
+        for begin, end in itertools.pairwise(edges)
+        for one in read(path, "text", begin, end, unit=unit)
+    ]
     assert parts == read(path, "text", unit=unit)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(content=CONTENT.filter(lambda content: b"\xff" not in content))
 def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
     path.write_bytes(content)
@@ -54,7 +95,9 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
             paragraphs[-1].append(line)
         else:
             paragraphs.append([])
-    assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
+    assert texts(read(path, "text", unit="paragraph")) == [
+        "\n".join(lines) for lines in paragraphs if lines
+    ]
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
@@ -62,21 +105,31 @@ def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
     path.write_bytes(b"good\n\nba\xffd\n\nfine\n")
     good, bad, fine = read(path, "text", unit=unit)
     assert (good, fine) == ("good", "fine")
-    assert bad == Reject(path=str(path), where=f"{unit} at byte 6", reason="not UTF-8 at byte 8")
+    assert bad == Reject(
+        path=str(path), where=f"{unit} at byte 6", reason="not UTF-8 at byte 8"
+    )
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_a_sample_that_is_too_long_is_refused_without_being_held(path, monkeypatch, unit):
+def test_a_sample_that_is_too_long_is_refused_without_being_held(
+    path, monkeypatch, unit
+):
     monkeypatch.setattr(base, "MAX_SAMPLE_BYTES", 1000)
     path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
     found = read(path, "text", unit=unit)
-    reject = Reject(path=str(path), where=f"{unit} at byte {0 if unit == 'file' else 3}", reason=TOO_LONG)
+    reject = Reject(
+        path=str(path),
+        where=f"{unit} at byte {0 if unit == 'file' else 3}",
+        reason=TOO_LONG,
+    )
     assert [one for one in found if isinstance(one, Reject)] == [reject]
     assert texts(found) == ([] if unit == "file" else ["a", "b"])
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_before_it_is_no_text(tmp_path, unit):
+def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_before_it_is_no_text(
+    tmp_path, unit
+):
     plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     plain.write_bytes("\ufeffone \ufefftwo".encode())
     assert read(plain, "text", unit=unit) == ["one \ufefftwo"]
@@ -88,7 +141,12 @@ def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_bef
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b[:-20], lambda b: b"\0" * 30 + b[30:], lambda b: b[:40] + b"\xff" * 9 + b[49:]]
+    "damage",
+    [
+        lambda b: b[:-20],
+        lambda b: b"\0" * 30 + b[30:],
+        lambda b: b[:40] + b"\xff" * 9 + b[49:],
+    ],
 )
 def test_damaged_gzip_is_unusable(tmp_path, damage):
     packed = tmp_path / "a.gz"
@@ -97,20 +155,36 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
         read(packed, "text")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(texts=st.lists(st.text(max_size=20), max_size=8), cut=st.integers(0, 200))
 def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, cut):
-    path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
+    path.write_text(
+        "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
+    )
     cut = min(cut, path.stat().st_size)
-    assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [text for text in texts if text.strip()]
+    assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [
+        text for text in texts if text.strip()
+    ]
 
 
-@pytest.mark.parametrize(("line", "reason"), [
-    (b"no json", "not JSON"), (b"[1]", "field 'text' not found"), (b'{"body": "x"}', "field 'text' not found"),
-    (b'{"text": 5}', "is int, not text"), (b'{"text": null}', "is NoneType, not text"),
-    (b'{"text": "\\ud800"}', "half a character"), (b'{"text": "\xff"}', "not UTF-8"),
-    (b"[" * 100_000, "nested too deep"), (b'{"text": "open', "not JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"no json", "not JSON"),
+        (b"[1]", "field 'text' not found"),
+        (b'{"body": "x"}', "field 'text' not found"),
+        (b'{"text": 5}', "is int, not text"),
+        (b'{"text": null}', "is NoneType, not text"),
+        (b'{"text": "\\ud800"}', "half a character"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"text": "open', "not JSON"),
+    ],
+)
 def test_a_line_that_cannot_be_used_is_named_by_its_place(path, line, reason):
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n\n{"text": "b"}\n')
     first, reject, last = read(path, "jsonl")
@@ -123,29 +197,54 @@ def test_a_line_that_cannot_be_used_is_named_by_its_place(path, line, reason):
 STRINGS = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 
 
-@pytest.mark.parametrize("kind", [*STRINGS, pyarrow.dictionary(pyarrow.int32(), pyarrow.string())])
+@pytest.mark.parametrize(
+    "kind", [*STRINGS, pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+)
 def test_the_column_is_read_in_order_over_all_row_groups(path, kind):
     texts = [f"text {number}" for number in range(3000)]
     column = pyarrow.array(texts).cast(kind)
-    parquet.write_table(pyarrow.table({"text": column, "n": range(3000)}), path, row_group_size=700)
+    parquet.write_table(
+        pyarrow.table({"text": column, "n": range(3000)}), path, row_group_size=700
+    )
     assert read(path, "parquet") == texts
 
 
-def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(path):
-    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path)
-    assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
-    with pytest.raises(UnusableFileError, match="column 'body' not found; columns: 'text', 'n'"):
+def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(
+    path,
+):
+    parquet.write_table(
+        pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path
+    )
+    assert read(path, "parquet") == [
+        "a",
+        Reject(path=str(path), where="row 1", reason="null"),
+        "b",
+    ]
+    with pytest.raises(
+        UnusableFileError, match="column 'body' not found; columns: 'text', 'n'"
+    ):
         read(path, "parquet", field="body")
     with pytest.raises(UnusableFileError, match="is int64, not text"):
         read(path, "parquet", field="n")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-30], lambda b: b"", lambda b: b[:100] + os.urandom(200) + b[300:]])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b[:-30], lambda b: b"", lambda b: b[:100] + os.urandom(200) + b[300:]],
+)
 def test_a_damaged_file_costs_one_reject_in_its_bounded_child(tmp_path, damage):
     good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
-    parquet.write_table(pyarrow.table({"text": [f"some text {n}" for n in range(200)]}), good, compression="snappy")
+    parquet.write_table(
+        pyarrow.table({"text": [f"some text {n}" for n in range(200)]}),
+        good,
+        compression="snappy",
+    )
     bad.write_bytes(damage(good.read_bytes()))
-    slices = tuple(Slice(path=str(path), begin=0, end=path.stat().st_size) for path in (bad, good))
+    slices = tuple(
+        Slice(path=str(path), begin=0, end=path.stat().st_size) for path in (bad, good)
+    )
     partition = Partition(kind="parquet", slices=slices)
-    result = extract_partition(Workplace(path=tmp_path), tmp_path, partition=partition, options=SourceOptions())
+    result = extract_partition(
+        Workplace(path=tmp_path), tmp_path, partition=partition, options=SourceOptions()
+    )
     assert (result["rejected"], sum(result["samples"])) == (1, 200)

@@ -16,7 +16,13 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
 from autotune.corpus import tokenizer as module
-from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_bpe, learn_word_level, load_tokenizer, mixed_texts
+from autotune.corpus.tokenizer import (
+    SPECIAL_TOKENS,
+    learn_bpe,
+    learn_word_level,
+    load_tokenizer,
+    mixed_texts,
+)
 from autotune.errors import BadInput
 from trainer.errors import BadConfig
 
@@ -26,7 +32,10 @@ ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "ret": 4, "<mask>": 9}
 
 def learn(vocab_size=64, texts=TEXTS):
     counts = Counter(word for text in texts for word in text.split())
-    return learn_word_level(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])), vocab_size=vocab_size)
+    return learn_word_level(
+        sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])),
+        vocab_size=vocab_size,
+    )
 
 
 def saved(path, vocab, change=lambda whole: None):
@@ -42,12 +51,21 @@ def saved(path, vocab, change=lambda whole: None):
 def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_words_are_unknown():
     tokenizer = learn(vocab_size=7)
     assert tokenizer.used_vocab_size == 7
-    assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [*SPECIAL_TOKENS, "[NEXT]"]
+    assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [
+        *SPECIAL_TOKENS,
+        "[NEXT]",
+    ]
     assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
     # pop and rbp occur twice; the alphabet decides for pop.
-    assert [ids.tolist() for ids in tokenizer.encode(["[NEXT] ret pop never"])] == [[5, 1, 6, 1]]
+    assert [ids.tolist() for ids in tokenizer.encode(["[NEXT] ret pop never"])] == [
+        [5, 1, 6, 1]
+    ]
     # Filled up to a multiple of 64 with words that are not used.
-    assert (learn().used_vocab_size, learn().vocab_size) == (11, learn().encoder.get_vocab_size()) == (11, 64)
+    assert (
+        (learn().used_vocab_size, learn().vocab_size)
+        == (11, learn().encoder.get_vocab_size())
+        == (11, 64)
+    )
     assert learn().encoder.id_to_token(11) == "[unused0]"
 
 
@@ -56,18 +74,36 @@ def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_wo
 def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
     theirs = Tokenizer(WordLevel(unk_token="[UNK]"))
     theirs.pre_tokenizer = WhitespaceSplit()
-    trainer = WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+    trainer = WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
     theirs.train_from_iterator(texts, trainer=trainer)
     ours = learn(vocab_size=vocab_size, texts=texts)
-    vocabulary = {word: number for word, number in ours.encoder.get_vocab().items() if number < ours.used_vocab_size}
+    vocabulary = {
+        word: number
+        for word, number in ours.encoder.get_vocab().items()
+        if number < ours.used_vocab_size
+    }
     assert vocabulary == theirs.get_vocab()
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.text(st.sampled_from("ab [\t\n\x0b\x1c\x1d\x85\u2003\u00e9]MASKUN"), max_size=30), max_size=8))
+@given(
+    st.lists(
+        st.text(
+            st.sampled_from("ab [\t\n\x0b\x1c\x1d\x85\u2003\u00e9]MASKUN"), max_size=30
+        ),
+        max_size=8,
+    )
+)
 def test_whole_words_are_found_as_the_library_finds_them(texts):
     tokenizer = learn(texts=["a ab b [MASKED é", "K"])
-    expected = [encoding.ids for encoding in tokenizer.encoder.encode_batch_fast(texts, add_special_tokens=False)]
+    expected = [
+        encoding.ids
+        for encoding in tokenizer.encoder.encode_batch_fast(
+            texts, add_special_tokens=False
+        )
+    ]
     assert tokenizer.words is not None
     for ours, theirs in zip(tokenizer.encode(texts), expected, strict=True):
         # A special token that is spelt out is a word like any other, and no word of this vocabulary.
@@ -101,34 +137,70 @@ def test_byte_pairs_learned_from_the_same_texts_are_the_same():
     assert few.used_vocab_size <= few.vocab_size < 640
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(128, "uint16"), (2**16, "uint16"), (2**16 + 64, "uint32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(128, "uint16"), (2**16, "uint16"), (2**16 + 64, "uint32")],
+)
 def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
-    tokenizer = learn(vocab_size=vocab_size, texts=[" ".join(f"w{number}" for number in range(2**16 + 64))])
-    assert (tokenizer.used_vocab_size, tokenizer.vocab_size, tokenizer.dtype) == (vocab_size, vocab_size, dtype)
+    tokenizer = learn(
+        vocab_size=vocab_size,
+        texts=[" ".join(f"w{number}" for number in range(2**16 + 64))],
+    )
+    assert (tokenizer.used_vocab_size, tokenizer.vocab_size, tokenizer.dtype) == (
+        vocab_size,
+        vocab_size,
+        dtype,
+    )
 
 
-def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_bare_whatever_it_would_add(tmp_path):
-    wrap = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_bare_whatever_it_would_add(
+    tmp_path,
+):
+    wrap = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
     added = {
         "post_processor": json.loads(wrap.__getstate__()),
-        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        "truncation": {
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
     }
-    path = saved(tmp_path / "tokenizer.json", ROBERTA, lambda whole: whole.update(added))
+    path = saved(
+        tmp_path / "tokenizer.json", ROBERTA, lambda whole: whole.update(added)
+    )
     tokenizer = load_tokenizer(path)
     assert tokenizer.content == path.read_bytes()
-    assert tokenizer.special_ids.model_dump() == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 9}
+    assert tokenizer.special_ids.model_dump() == {
+        "cls": 0,
+        "pad": 1,
+        "sep": 2,
+        "unk": 3,
+        "mask": 9,
+    }
     # Ids have a hole, and the model's table must reach the largest.
     assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (10, 64)
     (ids,) = tokenizer.encode(["ret ret ret ret other"])
     assert list(ids) == [4, 4, 4, 4, 3]
 
 
-@pytest.mark.parametrize(("content", "error", "message"), [
-    *((content, BadInput, "not a tokenizer") for content in (b"{}", b"[]", b"1", b'{"version": "1.0"}')),
-    (b'{"model": {"type": "WordLevel"}}', BadInput, "not a tokenizer"),
-    (Tokenizer(BPE()).to_str().encode(), BadInput, "no pad token"),
-    *((content, BadConfig, None) for content in (b"not json", b"\xff\xfe", b"[" * 1000 + b"]" * 1000, None)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        *(
+            (content, BadInput, "not a tokenizer")
+            for content in (b"{}", b"[]", b"1", b'{"version": "1.0"}')
+        ),
+        (b'{"model": {"type": "WordLevel"}}', BadInput, "not a tokenizer"),
+        (Tokenizer(BPE()).to_str().encode(), BadInput, "no pad token"),
+        *(
+            (content, BadConfig, None)
+            for content in (b"not json", b"\xff\xfe", b"[" * 1000 + b"]" * 1000, None)
+        ),
+    ],
+)
 def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
@@ -136,14 +208,19 @@ def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    *(
-        (lambda whole, role=role: whole["model"]["vocab"].pop(role), role)
-        for role in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-    ),
-    (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),  # shows only in use
-    (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),  # an id that no manifest can hold
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            (lambda whole, role=role: whole["model"]["vocab"].pop(role), role)
+            for role in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+        ),
+        # Shows only in use.
+        (lambda whole: whole["model"].update(unk_token="<other>"), "not a tokenizer"),
+        # An id that no manifest can hold.
+        (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),
+    ],
+)
 def test_a_fault_of_a_tokenizer_is_found_before_the_work(tmp_path, change, message):
     with pytest.raises(BadInput, match=message):
         load_tokenizer(saved(tmp_path / "tokenizer.json", ROBERTA, change))
@@ -167,12 +244,18 @@ def test_a_text_of_any_length_is_encoded_in_bounded_parts(monkeypatch, separator
     assert max(sizes) <= 200 < len(text)
     assert tokenizer.encoder.decode(in_parts.tolist()) == text
     # Cuts before whitespace cost nothing, as tokens never reach across it.
-    assert in_parts.tolist() == whole.tolist() if separator else len(in_parts) <= len(whole) + len(sizes)
+    assert (
+        in_parts.tolist() == whole.tolist()
+        if separator
+        else len(in_parts) <= len(whole) + len(sizes)
+    )
 
 
 @given(st.lists(st.text(), max_size=20))
 def test_sampled_texts_are_all_there_once_in_the_same_order_every_time(texts):
-    lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts).encode()
+    lines = "".join(
+        json.dumps(text, ensure_ascii=False) + "\n" for text in texts
+    ).encode()
     assert sorted(mixed_texts(lines)) == sorted(texts)
     assert list(mixed_texts(lines)) == list(mixed_texts(lines))
 
@@ -183,13 +266,19 @@ def test_sampled_texts_are_mixed_and_learned_from_and_merged_as_far_as_memory_al
     assert 200 < sum(number < 500 for number in first_half) < 300
     assert module.learnable_texts(["the same words in every line"] * 1000, 200) == 1000
     assert module.learnable_texts(["A" * 5000, "B"], 2000) == 1
-    assert [module.merges_for(*sizes) for sizes in ((1000, 10_000), (2**23, 2**26), (2**16, 2**31))] == [1, 4, 8]
+    assert [
+        module.merges_for(*sizes)
+        for sizes in ((1000, 10_000), (2**23, 2**26), (2**16, 2**31))
+    ] == [1, 4, 8]
 
 
 @pytest.mark.parametrize("character", ["A", "\u00c4"])
 def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
     letters = random.Random(0)
-    proteins = ["".join(letters.choices(f"{character}CDEFGHIKLMNPQRSTVWY", k=100)) for _ in range(100)]
+    proteins = [
+        "".join(letters.choices(f"{character}CDEFGHIKLMNPQRSTVWY", k=100))
+        for _ in range(100)
+    ]
     count = module.learnable_texts(proteins, 2000)
     sizes = [len(text.encode()) for text in proteins]
     assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
@@ -213,7 +302,9 @@ print(json.dumps([count, int(status["VmHWM"].split()[0])]))
 
 @pytest.mark.slow
 def test_byte_pairs_of_proteins_are_learned_in_a_workers_memory():
-    done = subprocess.run([sys.executable, "-c", _LEARN_FROM_PROTEINS], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LEARN_FROM_PROTEINS], capture_output=True, check=True
+    )
     count, peak_kib = json.loads(done.stdout)
     assert count < 30_000
     assert peak_kib < 700 * 2**10  # of 1 GiB, with what a worker holds besides

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
 
-lengths_lists = st.lists(st.one_of(st.integers(0, 1500), st.integers(0, 2**20)), min_size=1, max_size=60)
+lengths_lists = st.lists(
+    st.one_of(st.integers(0, 1500), st.integers(0, 2**20)), min_size=1, max_size=60
+)
 rows = st.integers(3, 1024)
 
 
@@ -18,16 +20,25 @@ def distribution(lengths):
 
 
 @given(lengths_lists, rows, rows)
-def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_less(lengths, one, other):
+def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_less(
+    lengths, one, other
+):
     data, (short, long) = distribution(lengths), sorted((one, other))
     for seq_length_tokens in (short, long):
         truth = sum(min(length, seq_length_tokens) for length in lengths) / len(lengths)
-        assert data.mean_tokens(seq_length_tokens) == pytest.approx(truth, abs=3.5 + 1e-9)
+        assert data.mean_tokens(seq_length_tokens) == pytest.approx(
+            truth, abs=3.5 + 1e-9
+        )
         real = sum(min(length, seq_length_tokens - 2) + 2 for length in lengths)
         waste = data.padding_waste(seq_length_tokens)
         assert 0 <= waste <= 1
-        assert waste == pytest.approx(1 - real / (len(lengths) * seq_length_tokens), abs=3.5 / seq_length_tokens + 1e-9)
-    assert data.mean_tokens() == pytest.approx(sum(lengths) / len(lengths), abs=max(3.5, max(lengths) / 2) + 1e-6)
+        assert waste == pytest.approx(
+            1 - real / (len(lengths) * seq_length_tokens),
+            abs=3.5 / seq_length_tokens + 1e-9,
+        )
+    assert data.mean_tokens() == pytest.approx(
+        sum(lengths) / len(lengths), abs=max(3.5, max(lengths) / 2) + 1e-6
+    )
     assert data.mean_tokens(short) <= data.mean_tokens(long) + 1e-9
     assert data.truncated_share(short) >= data.truncated_share(long)
     assert data.mean_tokens(long) <= long
@@ -40,7 +51,11 @@ def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
     for share, value in zip(shares, values, strict=True):
         truth = sorted(lengths)[max(-int(-share * len(lengths) // 1), 1) - 1]
         index = bisect.bisect_right(HISTOGRAM_EDGES, truth) - 1
-        end = HISTOGRAM_EDGES[index + 1] if index + 1 < len(HISTOGRAM_EDGES) else truth + 1
+        end = (
+            HISTOGRAM_EDGES[index + 1]
+            if index + 1 < len(HISTOGRAM_EDGES)
+            else truth + 1
+        )
         assert HISTOGRAM_EDGES[index] <= value < end
 
 
@@ -49,7 +64,9 @@ def test_an_exact_case():
     # Bins count as 3.5, 3.5, 11.5, and the open one as 16.
     assert (data.samples, data.mean_tokens()) == (4, pytest.approx(34.5 / 4))
     assert data.mean_tokens(8) == pytest.approx((3.5 + 3.5 + 8 + 8) / 4)
-    assert data.mean_tokens(10) == pytest.approx((3.5 + 3.5 + (8 + 9 + 6 * 10) / 8 + 10) / 4)
+    assert data.mean_tokens(10) == pytest.approx(
+        (3.5 + 3.5 + (8 + 9 + 6 * 10) / 8 + 10) / 4
+    )
     assert data.truncated_share(11) == pytest.approx((0.5 + 1) / 4)
     assert data.padding_waste(10) == pytest.approx(1 - (23 / 4 + 2) / 10)
     assert data.percentile_tokens(0.5) == 7
@@ -59,7 +76,12 @@ def test_an_exact_case():
 def test_no_samples_have_no_figures_and_impossible_questions_are_refused():
     for edges in ([0, 8], []):
         empty = LengthDistribution(edges=edges, counts=[0] * len(edges))
-        found = (empty.mean_tokens(), empty.percentile_tokens(0.5), empty.truncated_share(5), empty.padding_waste(5))
+        found = (
+            empty.mean_tokens(),
+            empty.percentile_tokens(0.5),
+            empty.truncated_share(5),
+            empty.padding_waste(5),
+        )
         assert found == (None,) * 4
     with pytest.raises(ValueError, match="only room for special"):
         empty.padding_waste(2)

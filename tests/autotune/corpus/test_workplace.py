@@ -10,12 +10,24 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.corpus import workplace as module
-from autotune.corpus.workplace import Workplace, check_place, open_workplace, other_workplaces, publish, writing
+from autotune.corpus.workplace import (
+    Workplace,
+    check_place,
+    open_workplace,
+    other_workplaces,
+    publish,
+    writing,
+)
 from autotune.errors import BadInput
 
 
-def test_it_is_private_and_stays_when_the_work_fails_without_what_killed_processes_left(tmp_path):
-    with pytest.raises(RuntimeError), open_workplace(tmp_path / "data", "k1") as workplace:
+def test_it_is_private_and_stays_when_the_work_fails_without_what_killed_processes_left(
+    tmp_path,
+):
+    with (
+        pytest.raises(RuntimeError),
+        open_workplace(tmp_path / "data", "k1") as workplace,
+    ):
         (workplace.path / "stage" / ".unfinished-one-abc").mkdir(parents=True)
         (workplace.path / "stage" / "two").mkdir()
         raise RuntimeError
@@ -30,7 +42,9 @@ def write(directory):
     return {"n": 1}
 
 
-def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_done_twice(tmp_path):
+def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_done_twice(
+    tmp_path,
+):
     workplace = Workplace(path=tmp_path)
 
     def fail(directory):
@@ -41,7 +55,11 @@ def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_d
         workplace.perform("stage", 1, fail)
     assert workplace.receipt("stage", 1) is None
     assert list((tmp_path / "stage").iterdir()) == []
-    assert workplace.perform("stage", 1, write) == workplace.receipt("stage", 1) == {"n": 1}
+    assert (
+        workplace.perform("stage", 1, write)
+        == workplace.receipt("stage", 1)
+        == {"n": 1}
+    )
     assert (workplace.directory("stage", 1) / "file").read_text() == "whole"
     assert workplace.perform("stage", 1, fail) == {"n": 1}
 
@@ -50,7 +68,10 @@ def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_d
         return write(directory)
 
     assert workplace.perform("stage", 2, write_second) == {"n": 1}
-    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["00000001", "00000002"]
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == [
+        "00000001",
+        "00000002",
+    ]
 
 
 def test_two_processes_cannot_take_it_and_a_killed_one_lets_go(tmp_path):
@@ -58,10 +79,17 @@ def test_two_processes_cannot_take_it_and_a_killed_one_lets_go(tmp_path):
         "import sys, os, signal; from pathlib import Path; from autotune.corpus.workplace import open_workplace\n"
         "with open_workplace(Path(sys.argv[1]), 'k'):\n    print('taken', flush=True); signal.pause()"
     )
-    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert other.stdout is not None
     assert other.stdout.readline() == "taken\n"
-    with pytest.raises(BadInput, match="another process"), open_workplace(tmp_path / "data", "k"):
+    with (
+        pytest.raises(BadInput, match="another process"),
+        open_workplace(tmp_path / "data", "k"),
+    ):
         pytest.fail("it was taken twice")
     other.kill()
     other.wait()
@@ -74,7 +102,9 @@ def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
     for name in (".da*ta.k1.partial", ".da*ta.k2.partial", ".daXta.k3.partial"):
         (tmp_path / name).mkdir()
     (tmp_path / ".da*ta.k2.partial" / "file").write_bytes(bytes(10))
-    assert other_workplaces(tmp_path / "da*ta", "k1") == [(tmp_path / ".da*ta.k2.partial", 10)]
+    assert other_workplaces(tmp_path / "da*ta", "k1") == [
+        (tmp_path / ".da*ta.k2.partial", 10)
+    ]
 
 
 def build(out, text="new", *, overwrite=False):
@@ -90,7 +120,9 @@ def build(out, text="new", *, overwrite=False):
 
 
 @pytest.mark.parametrize("there", ["nothing", "directory", "link"])
-def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_a_link_that_is_kept(tmp_path, there):
+def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_a_link_that_is_kept(
+    tmp_path, there
+):
     target = tmp_path / ("disk" if there == "link" else "data")
     if there != "nothing":
         target.mkdir()
@@ -101,12 +133,17 @@ def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_
     assert (tmp_path / "data").is_symlink() == (there == "link")
 
 
-@pytest.mark.parametrize(("number", "message", "next_step"), [
-    (errno.ENOSPC, "no space left", "same command again to resume"),
-    (errno.EDQUOT, "no space left", "same command again to resume"),
-    (errno.EROFS, r"cannot write .*Read-only", "permission"),
-])  # fmt: skip
-def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path, number, message, next_step):
+@pytest.mark.parametrize(
+    ("number", "message", "next_step"),
+    [
+        (errno.ENOSPC, "no space left", "same command again to resume"),
+        (errno.EDQUOT, "no space left", "same command again to resume"),
+        (errno.EROFS, r"cannot write .*Read-only", "permission"),
+    ],
+)
+def test_what_cannot_be_written_says_why_and_what_to_do(
+    tmp_path, number, message, next_step
+):
     with pytest.raises(BadInput, match=message) as error, writing(tmp_path / "d"):
         raise OSError(number, os.strerror(number))
     assert next_step in error.value.next_step
@@ -118,9 +155,16 @@ def refuse_to_swap(*_):
 
 
 @pytest.mark.parametrize(
-    "library", [ctypes.CDLL, lambda *_, **__: object(), lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap)]
+    "library",
+    [
+        ctypes.CDLL,
+        lambda *_, **__: object(),
+        lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap),
+    ],
 )
-def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(tmp_path, monkeypatch, library):
+def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(
+    tmp_path, monkeypatch, library
+):
     monkeypatch.setattr(module.ctypes, "CDLL", library)
     out = tmp_path / "data"
     build(out, "old")
@@ -137,11 +181,19 @@ def test_every_file_of_a_dataset_may_be_replaced_and_no_other(tmp_path):
     for overwrite in (False, True):
         with pytest.raises(BadInput, match=r"nor a dataset: it contains 'notes\.txt'"):
             check_place(tmp_path, overwrite=overwrite)
-    for name in ("manifest.json", "tokenizer.json", "rejects.jsonl", "prepared.json", "validation-offsets-12345.npy"):
+    for name in (
+        "manifest.json",
+        "tokenizer.json",
+        "rejects.jsonl",
+        "prepared.json",
+        "validation-offsets-12345.npy",
+    ):
         (tmp_path / name).write_text("")
     with pytest.raises(BadInput, match="already contains a dataset"):
         check_place(tmp_path, overwrite=False)
-    with pytest.raises(BadInput, match=r"'notes\.txt', which does not belong to the dataset"):
+    with pytest.raises(
+        BadInput, match=r"'notes\.txt', which does not belong to the dataset"
+    ):
         check_place(tmp_path, overwrite=True)
     with pytest.raises(BadInput, match="not a directory"):
         check_place(tmp_path / "notes.txt", overwrite=True)

@@ -24,22 +24,42 @@ class OwnCodeBench:
     def _of(self, **functions):
         names = {role: f"{MODULE}:{name}" for role, name in functions.items() if name}
         hashes = {"step_sha256": "0", "loader_sha256": "0"}
-        return replace(self._bench, subject=self._bench.subject.model_copy(update=names | hashes)), OwnCode(**names)
+        return replace(
+            self._bench, subject=self._bench.subject.model_copy(update=names | hashes)
+        ), OwnCode(**names)
 
     def probe(self, name, memory_bytes=MEMORY_BYTES, *, timeout_s=20, **options):
-        arguments, along = options.pop("arguments", {}), options.pop("along", "micro_batch_size")
+        arguments, along = (
+            options.pop("arguments", {}),
+            options.pop("along", "micro_batch_size"),
+        )
         bench, code = self._of(step=name)
         code = code.model_copy(update={"along": along, "arguments": arguments})
-        asked = StepProbe(code=code, reports=self._folder, trial_timeout_s=timeout_s, **options)
-        runner = bench.runner(self._folder / name, bench.fingerprint, lambda *_: None, 8)
+        asked = StepProbe(
+            code=code, reports=self._folder, trial_timeout_s=timeout_s, **options
+        )
+        runner = bench.runner(
+            self._folder / name, bench.fingerprint, lambda *_: None, 8
+        )
         return probe_step(asked, bench, memory_bytes, runner), runner
 
     def sweep(self, name, *, step=None, **options):
         bench, code = self._of(loader=name, step=step)
-        code = code.model_copy(update={"arguments": {"micro_batch_size": 8, "batch_size": 8}})
-        options = {"step_time_s": None if step else 0.01, "budget_s": 12.0, "window_s": 0.3, "max_workers": 4} | options
-        asked = LoaderSweep(code=code, reports=self._folder, trial_timeout_s=30, **options)
-        return sweep_on(bench, asked, report_directory(self._folder / f"{name}.toml", self._folder))[0]
+        code = code.model_copy(
+            update={"arguments": {"micro_batch_size": 8, "batch_size": 8}}
+        )
+        options = {
+            "step_time_s": None if step else 0.01,
+            "budget_s": 12.0,
+            "window_s": 0.3,
+            "max_workers": 4,
+        } | options
+        asked = LoaderSweep(
+            code=code, reports=self._folder, trial_timeout_s=30, **options
+        )
+        return sweep_on(
+            bench, asked, report_directory(self._folder / f"{name}.toml", self._folder)
+        )[0]
 
 
 @pytest.fixture(scope="session")

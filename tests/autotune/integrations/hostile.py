@@ -50,7 +50,8 @@ def raises(micro_batch_size):
 
 def forks(micro_batch_size):
     def fork():
-        if os.fork() == 0:  # this copy continues as if it were the trial; its child is in another session
+        # This copy continues as if it were the trial; its child is in another session.
+        if os.fork() == 0:
             if os.fork() == 0:
                 os.setsid()
                 os.execlp("sleep", "sleep", "1234.5")
@@ -65,7 +66,10 @@ def prints(micro_batch_size):
 
 def takes_host_memory(micro_batch_size):
     held = []
-    return step_of(micro_batch_size, before=lambda: held.append(torch.ones(10 * 2**30, dtype=torch.uint8)))
+    return step_of(
+        micro_batch_size,
+        before=lambda: held.append(torch.ones(10 * 2**30, dtype=torch.uint8)),
+    )
 
 
 def leaks(micro_batch_size):
@@ -101,7 +105,11 @@ def critic(micro_batch_size, critic_steps=5):
 
 def accumulates(micro_batch_size):
     """An optimizer step in every fourth call, which then has the optimizer's state beside the gradients."""
-    weight, batch, calls = torch.zeros(2048, 512, requires_grad=True), torch.ones(micro_batch_size * 64, 2048), []
+    weight, batch, calls = (
+        torch.zeros(2048, 512, requires_grad=True),
+        torch.ones(micro_batch_size * 64, 2048),
+        [],
+    )
     optimizer = torch.optim.AdamW([weight])
 
     def step():
@@ -180,7 +188,9 @@ class Sleepy(torch.utils.data.Dataset):
 
 
 def sleepy(num_workers):
-    return torch.utils.data.DataLoader(Sleepy(), batch_size=None, num_workers=num_workers)
+    return torch.utils.data.DataLoader(
+        Sleepy(), batch_size=None, num_workers=num_workers
+    )
 
 
 def locked(num_workers):

@@ -21,8 +21,20 @@ def examples(here) -> Path:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
-def test_an_example_is_probed_and_its_successor_runs_out_of_memory(says, examples, name):
-    told = json.loads(says("probe", "--step", f"{name}:build_step", "--memory", "300MB", "--here", "--json"))
+def test_an_example_is_probed_and_its_successor_runs_out_of_memory(
+    says, examples, name
+):
+    told = json.loads(
+        says(
+            "probe",
+            "--step",
+            f"{name}:build_step",
+            "--memory",
+            "300MB",
+            "--here",
+            "--json",
+        )
+    )
     step = told["steps"][0]["evidence"]["step"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
     assert step["trains"] == (name != "accelerate_token_classifier")
@@ -31,13 +43,40 @@ def test_an_example_is_probed_and_its_successor_runs_out_of_memory(says, example
 
 def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
     shutil.copy(Path(__file__).with_name("hostile.py"), here)
-    probe = ("probe", "--step", "hostile:behaves", "--memory", "100MB", "--set", "seq_length=64,128", "--here")
+    probe = (
+        "probe",
+        "--step",
+        "hostile:behaves",
+        "--memory",
+        "100MB",
+        "--set",
+        "seq_length=64,128",
+        "--here",
+    )
     told = says(*probe)
-    assert "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml --loader" in told
-    short, long = (Path(f"profiles/hostile-behaves-seq_length-{length}-cpu.toml") for length in (64, 128))
-    sizes = [tomllib.loads(path.read_text())["tuned"]["micro_batch_size"] for path in (short, long)]
+    assert (
+        "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml --loader"
+        in told
+    )
+    short, long = (
+        Path(f"profiles/hostile-behaves-seq_length-{length}-cpu.toml")
+        for length in (64, 128)
+    )
+    sizes = [
+        tomllib.loads(path.read_text())["tuned"]["micro_batch_size"]
+        for path in (short, long)
+    ]
     assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
-    workers = ("workers", short, "--loader", "hostile:sleepy", "--time-limit", "3s", "--window", "0.2s")
+    workers = (
+        "workers",
+        short,
+        "--loader",
+        "hostile:sleepy",
+        "--time-limit",
+        "3s",
+        "--window",
+        "0.2s",
+    )
     assert "your step" in says(*workers, "--max-workers", "1", "--here")
     tables = tomllib.loads(short.read_text())
     assert tables["subject"]["loader"] == "hostile:sleepy"
@@ -45,12 +84,20 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
     assert "hostile:behaves, hostile:sleepy" in says("profile", "show", short)
     assert "source" in says("profile", "verify", short)
     says("profile", "approve", short, "--by", "me")
-    assert json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
+    assert (
+        json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
+    )
     says("profile", "verify", short, "--require-approved")
-    assert json.loads(says("profile", "export", short, "--to", "hf-trainer"))["dataloader_num_workers"] in (0, 1)
-    assert "all are code for your program" in says("profile", "export", short, "--to", "accelerate", "--out", "a.json")
+    assert json.loads(says("profile", "export", short, "--to", "hf-trainer"))[
+        "dataloader_num_workers"
+    ] in (0, 1)
+    assert "all are code for your program" in says(
+        "profile", "export", short, "--to", "accelerate", "--out", "a.json"
+    )
     assert not Path("a.json").exists()
-    page = Path(says("report", short, long, "--json") and f"reports/{short.stem}/report.html").read_text()
+    page = Path(
+        says("report", short, long, "--json") and f"reports/{short.stem}/report.html"
+    ).read_text()
     assert "hostile:behaves (seq_length=64)" in page
     assert "Memory by micro_batch_size" in page
     says(*probe)  # resumes: the same profile, with what was measured of its loader
@@ -74,7 +121,17 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
         "        model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "    return step\n"
     )
-    told = json.loads(says("probe", "--step", "modelled:build_step", "--memory", "300MB", "--here", "--json"))
+    told = json.loads(
+        says(
+            "probe",
+            "--step",
+            "modelled:build_step",
+            "--memory",
+            "300MB",
+            "--here",
+            "--json",
+        )
+    )
     step = told["steps"][0]["evidence"]["step"]
     assert step["not_traced"] is None
     assert step["traced_max"] == pytest.approx(step["feasible_max"], rel=0.15)
@@ -85,17 +142,57 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
     [
         (("probe",), 2, "autotune probe requires --model"),
         (("probe", "--step", "hostile"), 2, "'hostile' does not name a function"),
-        (("probe", "--step", "a:b", "--model", "bert-mini"), 2, "--model cannot be used with your own code"),
+        (
+            ("probe", "--step", "a:b", "--model", "bert-mini"),
+            2,
+            "--model cannot be used with your own code",
+        ),
         (("probe", "--step", "a:b", "--set", "3"), 2, "--set '3' is not NAME=VALUE"),
-        (("probe", "--step", "no_such_module:b", "--here"), 3, "module 'no_such_module' not found in"),
-        (("probe", "--step", "broken:b", "--here"), 3, "cannot import 'broken': ZeroDivisionError"),
-        (("probe", "--step", "leaves:b", "--here"), 3, "cannot import 'leaves': SystemExit: 3"),
-        (("probe", "--step", "vanishes:b", "--here"), 3, "importing vanishes ended its process"),
-        (("probe", "--step", "asks:other_names", "--here"), 3, "requires bs, dev\n  next: Arguments are given by name"),
-        (("probe", "--step", "asks:build_step", "--along", "n", "--here"), 3, "but it requires micro_batch_size"),
-        (("probe", "--step", "asks:build_step", "--set", "typo=3", "--here"), 3, "none of asks:build_step takes typo"),
-        (("probe", "--step", "trainer:build_step", "--here"), 3, "this tool has a package called 'trainer', too"),
-        (("probe", "--step", "uses:build_step", "--here"), 3, "Rename your 'trainer' in"),
+        (
+            ("probe", "--step", "no_such_module:b", "--here"),
+            3,
+            "module 'no_such_module' not found in",
+        ),
+        (
+            ("probe", "--step", "broken:b", "--here"),
+            3,
+            "cannot import 'broken': ZeroDivisionError",
+        ),
+        (
+            ("probe", "--step", "leaves:b", "--here"),
+            3,
+            "cannot import 'leaves': SystemExit: 3",
+        ),
+        (
+            ("probe", "--step", "vanishes:b", "--here"),
+            3,
+            "importing vanishes ended its process",
+        ),
+        (
+            ("probe", "--step", "asks:other_names", "--here"),
+            3,
+            "requires bs, dev\n  next: Arguments are given by name",
+        ),
+        (
+            ("probe", "--step", "asks:build_step", "--along", "n", "--here"),
+            3,
+            "but it requires micro_batch_size",
+        ),
+        (
+            ("probe", "--step", "asks:build_step", "--set", "typo=3", "--here"),
+            3,
+            "none of asks:build_step takes typo",
+        ),
+        (
+            ("probe", "--step", "trainer:build_step", "--here"),
+            3,
+            "this tool has a package called 'trainer', too",
+        ),
+        (
+            ("probe", "--step", "uses:build_step", "--here"),
+            3,
+            "Rename your 'trainer' in",
+        ),
         (("workers",), 2, "autotune workers requires PROFILE"),
         (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
         (("workers", "--step", "a:b"), 2, "--step needs a loader"),
@@ -120,4 +217,9 @@ def test_values_of_arguments_make_no_paths():
     code = OwnCode(step="a:b", arguments={"path": "../../x", "long": "y" * 300})
     assert "/" not in code.name
     assert len(code.name) < 120
-    assert code.name != code.model_copy(update={"arguments": {"path": ".._x", "long": "y" * 300}}).name
+    assert (
+        code.name
+        != code.model_copy(
+            update={"arguments": {"path": ".._x", "long": "y" * 300}}
+        ).name
+    )

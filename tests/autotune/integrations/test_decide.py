@@ -20,20 +20,32 @@ MIB = 2**20
 
 def figures(peaks, kept, **more):
     known = {
-        "step_s": (0.1,) * len(kept), "peak_bytes": max(peaks, default=1), "non_pytorch_bytes": None,
-        "optimizer_steps": 3, "trains": False, "gradient_bytes": 0, "host_peak_bytes": 1,
-    }  # fmt: skip
-    return OwnStepFigures(step_peak_bytes=tuple(peaks), kept_bytes=tuple(kept), **known | more)
+        "step_s": (0.1,) * len(kept),
+        "peak_bytes": max(peaks, default=1),
+        "non_pytorch_bytes": None,
+        "optimizer_steps": 3,
+        "trains": False,
+        "gradient_bytes": 0,
+        "host_peak_bytes": 1,
+    }
+    return OwnStepFigures(
+        step_peak_bytes=tuple(peaks), kept_bytes=tuple(kept), **known | more
+    )
 
 
 def test_growth_from_step_to_step_is_a_leak_and_the_first_step_is_not():
-    assert doubt_of(figures([50 * MIB] * 4, [10 * MIB, 20 * MIB, 30 * MIB, 40 * MIB])) == ("leaks", 10 * MIB)
+    assert doubt_of(
+        figures([50 * MIB] * 4, [10 * MIB, 20 * MIB, 30 * MIB, 40 * MIB])
+    ) == ("leaks", 10 * MIB)
     assert doubt_of(figures([50 * MIB] * 3, [10 * MIB, 30 * MIB, 30 * MIB])) is None
     assert doubt_of(figures([50 * MIB] * 3, [10 * MIB, 30 * MIB, 10 * MIB])) is None
 
 
 def test_peaks_that_differ_after_the_first_step_are_a_doubt():
-    assert doubt_of(figures([90 * MIB, 50 * MIB, 70 * MIB], [MIB] * 3)) == ("varies", 20 * MIB)
+    assert doubt_of(figures([90 * MIB, 50 * MIB, 70 * MIB], [MIB] * 3)) == (
+        "varies",
+        20 * MIB,
+    )
     assert doubt_of(figures([90 * MIB, 50 * MIB, 50 * MIB], [MIB] * 3)) is None
     assert doubt_of(figures([], [MIB] * 3)) is None
 
@@ -44,15 +56,27 @@ def test_smaller_last_batches_of_epochs_are_no_doubt_once_the_largest_repeats():
     for last in ([70 * MIB, 50 * MIB], [50 * MIB, 70 * MIB]):  # to be confirmed
         assert doubt_of(figures([90 * MIB, *last], [MIB] * 3)) == ("varies", 20 * MIB)
     assert doubt_of(figures(of_epochs, [MIB] * 10)) is None
-    assert doubt_of(figures([90 * MIB, 50 * MIB, 50 * MIB, *[70 * MIB] * 7], [MIB] * 10)) == ("varies", 20 * MIB)
+    assert doubt_of(
+        figures([90 * MIB, 50 * MIB, 50 * MIB, *[70 * MIB] * 7], [MIB] * 10)
+    ) == ("varies", 20 * MIB)
     assert doubt_of(figures([90 * MIB, 50 * MIB, *[70 * MIB] * 8], [MIB] * 10)) is None
-    random_lengths = [90 * MIB, *(size * MIB for size in (31, 70, 44, 58, 61, 39, 69, 50, 47))]
+    random_lengths = [
+        90 * MIB,
+        *(size * MIB for size in (31, 70, 44, 58, 61, 39, 69, 50, 47)),
+    ]
     assert doubt_of(figures(random_lengths, [MIB] * 10)) == ("varies", 39 * MIB)
 
 
 @given(st.lists(st.integers(0, LEAST_BYTES // 2), min_size=3, max_size=10))
 def test_noise_is_no_doubt(noise):
-    assert doubt_of(figures([100 * MIB + one for one in noise], [10 * MIB + one for one in noise])) is None
+    assert (
+        doubt_of(
+            figures(
+                [100 * MIB + one for one in noise], [10 * MIB + one for one in noise]
+            )
+        )
+        is None
+    )
 
 
 @given(st.integers(1, 64), st.integers(1, 10**9), st.integers(0, 10**9))
@@ -81,14 +105,20 @@ def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
     assert ignores_size([(4, 10 * MIB), (4096, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (64, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (4096, 100 * MIB)])
-    assert ignores_size([(4, 10 * MIB), (512, 40 * MIB), (2048, 40 * MIB)]) == (512, 2048)
+    assert ignores_size([(4, 10 * MIB), (512, 40 * MIB), (2048, 40 * MIB)]) == (
+        512,
+        2048,
+    )
     assert not ignores_size([(4, 10 * MIB), (512, 40 * MIB), (520, 40 * MIB)])
 
 
 def test_the_first_line_of_the_last_error_is_shown():
     inner = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nKeyError: 1\n\nDuring it:\n\n'
     again = inner.partition("KeyError")[0]
-    assert error_line(f"{inner}{again}TypeError: failed:\n * one\n * two") == "TypeError: failed:"
+    assert (
+        error_line(f"{inner}{again}TypeError: failed:\n * one\n * two")
+        == "TypeError: failed:"
+    )
     assert error_line("exit code 3: gone") == "exit code 3: gone"
 
 
@@ -102,4 +132,7 @@ def test_stacks_are_shown_without_frames_of_this_project():
     assert said.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
     assert "mine.py" in said
     assert "jobs/step.py" not in said
-    assert crash_words("exit code 0: ") == "ended its process (exit code 0), as os._exit or a crash in C++ does"
+    assert (
+        crash_words("exit code 0: ")
+        == "ended its process (exit code 0), as os._exit or a crash in C++ does"
+    )

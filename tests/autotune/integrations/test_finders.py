@@ -47,10 +47,18 @@ if __name__ == "__main__":
 """
 
 
-def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_log_remembers(tmp_path):
+def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_log_remembers(
+    tmp_path,
+):
     (tmp_path / "train.py").write_text(PROGRAM)
     ran = [
-        subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        subprocess.run(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         for _ in range(2)
     ]
     assert [one.returncode for one in ran] == [0, 0], ran
@@ -62,12 +70,20 @@ def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_lo
     assert len(list(log.glob("*.jsonl"))) == 1  # the second start tried nothing
     unguarded = PROGRAM.replace('if __name__ == "__main__":\n    ', "")
     (tmp_path / "bare.py").write_text(unguarded)
-    bare = subprocess.run([sys.executable, "bare.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    bare = subprocess.run(
+        [sys.executable, "bare.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "begin it under 'if __name__ == \"__main__\":'" in bare.stderr
 
 
 def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
-    class Calls:  # a list of the function itself would be one of the values that make it another function
+    # A list of the function itself would be one of the values that make it another
+    # function.
+    class Calls:
         sizes: ClassVar[list] = []
 
     calls = Calls.sizes
@@ -76,12 +92,16 @@ def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
         Calls.sizes.append(micro_batch_size)
         return step_of(micro_batch_size)
 
-    found = find_batch_size(build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0)
+    found = find_batch_size(
+        build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0
+    )
     assert found.verified_in == "this process"
     assert calls.count(found.feasible_max) >= 2
     assert int(found) == found.feasible_max
     before = len(calls)
-    again = find_batch_size(build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0)
+    again = find_batch_size(
+        build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0
+    )
     assert again.feasible_max == found.feasible_max
     assert len(calls) == before
 
@@ -96,14 +116,24 @@ class Builder:
     __call__ = build
 
 
-@pytest.mark.parametrize("build", [
-    functools.partial(step_of, before=lambda: None), Builder(3), Builder(3).build, lambda size: step_of(size + 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "build",
+    [
+        functools.partial(step_of, before=lambda: None),
+        Builder(3),
+        Builder(3).build,
+        lambda size: step_of(size + 1),
+    ],
+)
 def test_what_another_process_cannot_import_is_tried_in_this_one(tmp_path, build):
     found = finders._found(
-        StepProbe(code=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4), "cpu", build,
+        StepProbe(
+            code=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4
+        ),
+        "cpu",
+        build,
         next(iter(inspect.signature(build).parameters)),
-    )  # fmt: skip
+    )
     assert found.verified_in == "this process"
     assert found.feasible_max == 4
 
@@ -117,7 +147,13 @@ def test_only_what_a_second_process_defines_is_imported_there():
 
 
 def test_fixed_arguments_of_a_decorator_are_those_of_the_call(tmp_path):
-    @find_batch_size(starting_batch_size=4, memory="60MB", headroom=0, reports=tmp_path, arguments={"steps": 5})
+    @find_batch_size(
+        starting_batch_size=4,
+        memory="60MB",
+        headroom=0,
+        reports=tmp_path,
+        arguments={"steps": 5},
+    )
     def train(batch_size, *more, steps=3):
         step = step_of(batch_size)
         for _ in range(steps):
@@ -136,7 +172,17 @@ def test_results_in_this_process_are_of_the_code_and_values_that_it_used():
 
     whole = made(1, {"a": [2]})
     assert whole == made(1, {"a": [2]})
-    assert len({whole, made(2, {"a": [2]}), made(1, {"a": [3]}), made(1, {"a": [2]}, default=2)}) == 4
+    assert (
+        len(
+            {
+                whole,
+                made(2, {"a": [2]}),
+                made(1, {"a": [3]}),
+                made(1, {"a": [2]}, default=2),
+            }
+        )
+        == 4
+    )
     first, second, other = (described_sha256(Builder(size).build) for size in (3, 3, 4))
     assert first == second != other
     endless = []
@@ -146,11 +192,20 @@ def test_results_in_this_process_are_of_the_code_and_values_that_it_used():
 
 def test_an_error_says_what_to_do_next(tmp_path):
     with pytest.raises(ExceedsMemory) as caught:
-        find_batch_size(lambda size: step_of(10**4 * size), memory="20MB", device="cpu", reports=tmp_path)
-    assert any(note.startswith("next: Raise --memory") for note in caught.value.__notes__)
+        find_batch_size(
+            lambda size: step_of(10**4 * size),
+            memory="20MB",
+            device="cpu",
+            reports=tmp_path,
+        )
+    assert any(
+        note.startswith("next: Raise --memory") for note in caught.value.__notes__
+    )
     with pytest.raises(TypeError, match="takes no batch_size"):
         find_batch_size()(lambda: None)
-    with pytest.raises(TypeError, match="takes self first: make batch_size its first argument"):
+    with pytest.raises(
+        TypeError, match="takes self first: make batch_size its first argument"
+    ):
         find_batch_size()(Builder.build)
     with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
         find_batch_size()(lambda batch_size, steps: None)()
@@ -172,9 +227,18 @@ def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
             return torch.zeros(4)
 
     def build(num_workers):
-        return torch.utils.data.DataLoader(Slow(), batch_size=None, num_workers=num_workers)
+        return torch.utils.data.DataLoader(
+            Slow(), batch_size=None, num_workers=num_workers
+        )
 
-    found = find_num_workers(build, step_time="20ms", max_workers=1, time_limit="5s", window="0.3s", reports=tmp_path)
+    found = find_num_workers(
+        build,
+        step_time="20ms",
+        max_workers=1,
+        time_limit="5s",
+        window="0.3s",
+        reports=tmp_path,
+    )
     within = found.undecided_between or (found.value, found.value)
     assert within[0] <= 1 <= within[-1]
     assert found.measured_in == "this process"

@@ -18,9 +18,13 @@ ENDS_AT_A_FORK = "os.register_at_fork(before=lambda: (ends.set(), pool.join()))"
 BUILD = "def build_step(micro_batch_size): ..."
 
 
-@pytest.mark.parametrize(("ending", "unsafe"), [(ENDS_AT_A_FORK, None), ("", "importing it starts threads (1)")])
+@pytest.mark.parametrize(
+    ("ending", "unsafe"),
+    [(ENDS_AT_A_FORK, None), ("", "importing it starts threads (1)")],
+)
 def test_only_threads_that_a_fork_breaks_are_unsafe(tmp_path, ending, unsafe):
-    (tmp_path / "mine.py").write_text(f"{POOL}\n{ending}\n{BUILD}\n")  # OpenBLAS ends its pool like this
+    # OpenBLAS ends its pool like this.
+    (tmp_path / "mine.py").write_text(f"{POOL}\n{ending}\n{BUILD}\n")
     code = "import json; from autotune.integrations.jobs.load import preload; print(json.dumps(preload({functions})))"
     given = f"{{'step': 'mine:build_step'}}, {str(tmp_path)!r}, 60"
     words = [sys.executable, "-c", code.replace("{functions}", given)]

@@ -18,7 +18,8 @@ def test_the_fewest_workers_that_keep_up_are_found(own):
 
 
 def test_nothing_is_loaded_in_process_during_a_replayed_step(own):
-    found = own.sweep("sleepy", step_time_s=0.045, budget_s=6.0, max_workers=2)  # longer than the 30 ms of a batch
+    # Longer than the 30 ms of a batch.
+    found = own.sweep("sleepy", step_time_s=0.045, budget_s=6.0, max_workers=2)
     assert found.chosen != 0
     assert found.rows[0].num_workers == 0
     assert max(found.rows[0].batches_per_s) < 1 / (0.045 + 0.030)
@@ -60,5 +61,7 @@ def test_a_loader_that_cannot_be_used_is_named(own, name, step, said):
 
 
 def _lines(found) -> str:
-    profile = OwnProfile.model_construct(evidence=OwnProfile.model_fields["evidence"].annotation(loader=found))
+    profile = OwnProfile.model_construct(
+        evidence=OwnProfile.model_fields["evidence"].annotation(loader=found)
+    )
     return str(loader_section(profile))

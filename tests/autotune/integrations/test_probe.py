@@ -25,7 +25,9 @@ def test_the_largest_size_ran_and_the_next_ran_out_of_memory(own):
 
 
 def test_another_size_is_searched_in_multiples(own):
-    found, _ = own.probe("behaves", along="seq_length", arguments={"micro_batch_size": 8}, multiple_of=64)
+    found, _ = own.probe(
+        "behaves", along="seq_length", arguments={"micro_batch_size": 8}, multiple_of=64
+    )
     assert found.feasible_max % 64 == 0
     assert found.infeasible_min == found.feasible_max + 64
 
@@ -48,10 +50,13 @@ def test_calls_of_several_optimizer_steps_run_to_their_end(own):
     assert loop.optimizer_steps == LOOP_STEPS
 
 
-def test_gradients_that_accumulate_over_calls_are_followed_to_the_second_optimizer_step(own):
+def test_gradients_that_accumulate_over_calls_are_followed_to_the_second_optimizer_step(
+    own,
+):
     found, _ = own.probe("accumulates", max_size=5)
     assert found.optimizer_steps == 3
-    assert found.feasible_peak_bytes > 3 * 4 * 2048 * 512  # weights' gradients, and the state of two moments
+    # Weights' gradients, and the state of two moments.
+    assert found.feasible_peak_bytes > 3 * 4 * 2048 * 512
 
 
 def test_memory_that_settles_within_the_steps_of_a_trial_does_not_vary(own):
@@ -60,7 +65,10 @@ def test_memory_that_settles_within_the_steps_of_a_trial_does_not_vary(own):
 
 def test_what_is_imported_late_does_not_count_as_memory(own):
     found, runner = own.probe("imports_late")
-    assert [done.trial.measured.get("attempt", 0) for done in runner.finished[:2]] == [0, 1]
+    assert [done.trial.measured.get("attempt", 0) for done in runner.finished[:2]] == [
+        0,
+        1,
+    ]
     assert found.feasible_max > 4
 
 
@@ -73,21 +81,49 @@ def test_what_is_imported_late_does_not_count_as_memory(own):
             r"did not end within its time limit at micro_batch_size=4: killed after 4 s:\n.*hostile.py",
         ),
         ("exits", BadInput, r"ended its process: sys.exit\(3\)"),
-        ("vanishes", BadInput, r"ended its process at micro_batch_size=4 \(exit code 0\)"),
-        ("segfaults", BadInput, r"ended its process at micro_batch_size=4 \(exit code -11\)"),
-        ("raises", BadInput, r"failed at micro_batch_size=4: ZeroDivisionError(.|\n)*hostile.py"),
-        ("takes_host_memory", ExceedsMemory, r"exceeds the memory budget of 76.3 MiB at micro_batch_size=1"),
+        (
+            "vanishes",
+            BadInput,
+            r"ended its process at micro_batch_size=4 \(exit code 0\)",
+        ),
+        (
+            "segfaults",
+            BadInput,
+            r"ended its process at micro_batch_size=4 \(exit code -11\)",
+        ),
+        (
+            "raises",
+            BadInput,
+            r"failed at micro_batch_size=4: ZeroDivisionError(.|\n)*hostile.py",
+        ),
+        (
+            "takes_host_memory",
+            ExceedsMemory,
+            r"exceeds the memory budget of 76.3 MiB at micro_batch_size=1",
+        ),
         ("leaks", BadInput, r"leaks memory: 16 MiB more after each step"),
-        ("varies", BadInput, r"changes its memory between steps: 3[\d.]+ MiB of difference"),
+        (
+            "varies",
+            BadInput,
+            r"changes its memory between steps: 3[\d.]+ MiB of difference",
+        ),
         ("ignores", BadInput, r"seems to ignore micro_batch_size"),
         (
             "of_a_small_dataset",
             BadInput,
             r"seems to ignore .* at micro_batch_size=\d{3,} as at .*=\d{3,}",
         ),
-        ("skips", BadInput, r"took \d optimizer steps in 3 calls at .*, and one in each at micro_batch_size=4"),
+        (
+            "skips",
+            BadInput,
+            r"took \d optimizer steps in 3 calls at .*, and one in each at micro_batch_size=4",
+        ),
         ("never_steps", BadInput, r"took no optimizer step in 64 calls"),
-        ("takes_a_batch", BadInput, r"requires an argument, which a probe does not have"),
+        (
+            "takes_a_batch",
+            BadInput,
+            r"requires an argument, which a probe does not have",
+        ),
         ("builds_nothing", BadInput, r"returned int after 0 optimizer steps"),
         ("missing", BadInput, r"'hostile' \(.*hostile.py\) has no function 'missing'"),
         ("NUMBER", BadInput, r"is not callable: it is a int"),
@@ -107,7 +143,9 @@ def test_a_step_that_prints_or_forks_is_measured_all_the_same(own, capfd, name):
     found, _ = own.probe(name, max_size=5)
     assert found.feasible_max == 5
     assert "{{" not in capfd.readouterr().out
-    assert not subprocess.run(["pgrep", "-f", "sleep 1234.5"], capture_output=True, check=False).stdout
+    assert not subprocess.run(
+        ["pgrep", "-f", "sleep 1234.5"], capture_output=True, check=False
+    ).stdout
 
 
 def test_steps_that_differ_are_accepted_on_request(own):

@@ -10,8 +10,19 @@ from trainer.record.run_record import code_sha256
 def preflight(made_here, monkeypatch):
     """The command on a node that fits."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    return ["job", "preflight", "p.toml", "--data", "data", "--ranks", "1", "--cpus", "1",
-            "--code", code_sha256()]  # fmt: skip
+    return [
+        "job",
+        "preflight",
+        "p.toml",
+        "--data",
+        "data",
+        "--ranks",
+        "1",
+        "--cpus",
+        "1",
+        "--code",
+        code_sha256(),
+    ]
 
 
 def test_a_node_that_fits_says_so_on_one_line(preflight, says):
@@ -20,7 +31,9 @@ def test_a_node_that_fits_says_so_on_one_line(preflight, says):
     assert out.count("\n") == 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("code", "0" * 64), ("data", "."), ("cpus", "4096")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("code", "0" * 64), ("data", "."), ("cpus", "4096")]
+)
 def test_a_node_that_does_not_fit_is_refused_by_name(preflight, says, field, value):
     preflight[preflight.index(f"--{field}") + 1] = value
     err = says(*preflight, code=6)
@@ -29,21 +42,31 @@ def test_a_node_that_does_not_fit_is_refused_by_name(preflight, says, field, val
 
 
 def test_commands_of_scripts_find_addresses_and_are_not_in_the_way_of_people(says):
-    assert "job" not in [line.split()[0] for line in says("--help").splitlines() if line.strip()]
+    assert "job" not in [
+        line.split()[0] for line in says("--help").splitlines() if line.strip()
+    ]
     assert "network.interface" in says("job", "address", "--interface", "none9", code=5)
     here, port = says("job", "meet", "--job", "12").strip().split(":")
     assert re.fullmatch(re.escape(here) + r" \S+", says("job", "address").strip())
     assert 20000 <= int(port) < 30000
 
 
-def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(preflight, says, made_here):
+def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(
+    preflight, says, made_here
+):
     profile = made_here / "p.toml"
     approve = ["profile", "approve", "p.toml", "--by", "reviewer", "--as-edited"]
-    preflight += ["--require-approved", "--profile-sha256", profile_sha256(read_profile_tables(profile))]
+    preflight += [
+        "--require-approved",
+        "--profile-sha256",
+        profile_sha256(read_profile_tables(profile)),
+    ]
     assert "is not approved (hash" in says(*preflight, code=6)
     says(*approve)
     says(*preflight)
-    profile.write_text(profile.read_text().replace("micro_batch_size = 2", "micro_batch_size = 1"))
+    profile.write_text(
+        profile.read_text().replace("micro_batch_size = 2", "micro_batch_size = 1")
+    )
     assert "was modified since" in says(*preflight, code=6)
     says(*approve)
     assert "the job was written for" in says(*preflight, code=6)

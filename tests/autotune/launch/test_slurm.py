@@ -23,46 +23,78 @@ LAUNCH = ["train", *HERE, "--slurm"]
 def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, says):
     before = sorted(here.rglob("*"))
     script = says(*LAUNCH, "--nodes", "4", "--dry-run")
-    assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            ["/bin/bash", "-n"], input=script, text=True, check=False
+        ).returncode
+        == 0
+    )
     assert "#SBATCH --nodes=4" in script
     assert f"#SBATCH --chdir={here}" in script
-    assert "sha256" not in script  # without an approval a job takes the profile as it is when it starts
+    # Without an approval a job takes the profile as it is when it starts.
+    assert "sha256" not in script
     assert "was approved" not in script
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_says_where(here, says):
+def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_says_where(
+    here, says
+):
     err = says(*LAUNCH, code=5)
     assert (here / "runs" / "one" / "train.sbatch").is_file()
-    assert (here / "runs" / "one" / "logs").is_dir()  # SLURM writes there before anything runs
+    # SLURM writes there before anything runs.
+    assert (here / "runs" / "one" / "logs").is_dir()
     assert "sbatch not found" in err
     assert "runs/one/train.sbatch" in err
 
 
 def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
     (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
-    assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == ["1", "2", "3"]
-    submitted = [word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)]
+    assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == [
+        "1",
+        "2",
+        "3",
+    ]
+    submitted = [
+        word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)
+    ]
     assert sbatch.read_text().split() == submitted
-    assert "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
+    assert (
+        "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
+    )
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [
-    (["--set", "train.max_step=3"], 3, "max_step"), (["--require-approved"], 6, "autotune profile approve p.toml --by"),
-    (["--time-limit", "30s"], 3, "leaves no time to train"), (["--time-limit", "90"], 2, "Write --time-limit 90h"),
-    (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"), (["--data", "."], 3, "not a dataset"),
-    (["--slurm", "none.toml"], 3, "none.toml"),
-])  # fmt: skip
-def test_what_cannot_be_used_is_refused_before_anything_is_written(here, says, arguments, code, words):
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--set", "train.max_step=3"], 3, "max_step"),
+        (["--require-approved"], 6, "autotune profile approve p.toml --by"),
+        (["--time-limit", "30s"], 3, "leaves no time to train"),
+        (["--time-limit", "90"], 2, "Write --time-limit 90h"),
+        (["--time-limit", "04:00:00"], 2, "'04:00:00' is not a duration"),
+        (["--data", "."], 3, "not a dataset"),
+        (["--slurm", "none.toml"], 3, "none.toml"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(
+    here, says, arguments, code, words
+):
     assert words in says(*LAUNCH, *arguments, code=code)
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize(("site", "installed", "has_option"), [
-    ('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
-    ("", "2.13.0", True),
-])  # fmt: skip
-def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, site, installed, has_option, says):
+@pytest.mark.parametrize(
+    ("site", "installed", "has_option"),
+    [
+        ('python = "/opt/python"', "2.13.0", False),
+        ('command_prefix = "env"', "2.13.0", False),
+        ("", None, False),
+        ("", "2.13.0", True),
+    ],
+)
+def test_torchrun_is_told_what_the_torch_of_the_job_knows(
+    here, monkeypatch, site, installed, has_option, says
+):
     (here / "site.toml").write_text(f"{site}\n")
     text = (here / "p.toml").read_text()
     assert text.count('torch = "') == 1
@@ -74,12 +106,16 @@ def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, monkeypatch, sit
         return installed
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert ("--shutdown-timeout" in says(*LAUNCH, "--time-limit", "100h", "--dry-run")) == has_option
+    assert (
+        "--shutdown-timeout" in says(*LAUNCH, "--time-limit", "100h", "--dry-run")
+    ) == has_option
 
 
 def test_another_dataset_is_refused(here, says):
     text = (here / "p.toml").read_text()
-    (here / "p.toml").write_text(text.replace(read_manifest(here / "data").dataset_hash, "0" * 64))
+    (here / "p.toml").write_text(
+        text.replace(read_manifest(here / "data").dataset_hash, "0" * 64)
+    )
     assert "does not match the profile's dataset" in says(*LAUNCH, code=6)
 
 
@@ -99,40 +135,64 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
 
 
 @pytest.mark.parametrize(
-    "setting", ["max_steps=7", "log_interval_steps=9", "data.stage_to='/local'", "model.config.hidden_size=64.0"]
+    "setting",
+    [
+        "max_steps=7",
+        "log_interval_steps=9",
+        "data.stage_to='/local'",
+        "model.config.hidden_size=64.0",
+    ],
 )
-def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, setting, says):
+def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(
+    here, setting, says
+):
     says(*APPROVE)
     err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
     assert f"p.toml: 'train.{setting.partition('=')[0]}' = " in err
     assert not (here / "runs").exists()
 
 
-def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_anyway_changes_nothing(here, says):
+def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_anyway_changes_nothing(
+    here, says
+):
     (here / "site.toml").write_text("require_approved = true\n")
     says(*LAUNCH, code=6)
     says(*APPROVE)
-    assert "--require-approved" in says(*LAUNCH, "--set", "train.micro_batch_size=2", "--dry-run")
+    assert "--require-approved" in says(
+        *LAUNCH, "--set", "train.micro_batch_size=2", "--dry-run"
+    )
     says("profile", "approve", "p.toml", "--reject", "--by", "another")
     assert "rejected by 'another'" in says(*LAUNCH, code=6)
 
 
-@pytest.mark.parametrize("asked_by", ["option", "site.toml", "other.toml", "absent.toml"])
-def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, says, monkeypatch, asked_by):
+@pytest.mark.parametrize(
+    "asked_by", ["option", "site.toml", "other.toml", "absent.toml"]
+)
+def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(
+    here, says, monkeypatch, asked_by
+):
     if asked_by in ("site.toml", "other.toml"):
         (here / asked_by).write_text("require_approved = true\n")
     if asked_by in ("other.toml", "absent.toml"):
         monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
-    code, words = (3, "absent.toml") if asked_by == "absent.toml" else (6, "is not approved (hash")
+    code, words = (
+        (3, "absent.toml")
+        if asked_by == "absent.toml"
+        else (6, "is not approved (hash")
+    )
     option = ["--require-approved"] if asked_by == "option" else []
     assert words in says("train", *HERE, *option, code=code)
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(here, monkeypatch, required):
+def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(
+    here, monkeypatch, required
+):
     started = []
     run_child = "autotune.cluster.torchrun.run_child"
-    monkeypatch.setattr(run_child, lambda command, environment: started.append(command) or 1)
+    monkeypatch.setattr(
+        run_child, lambda command, environment: started.append(command) or 1
+    )
     monkeypatch.setattr("autotune.launch.run_end.PATIENCE_HERE_S", 0.0)
     site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
     (here / "site.toml").write_text(site)

@@ -9,35 +9,60 @@ from tests.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")
 
 
-def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_same_content(says, tmp_path):
+def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_same_content(
+    says, tmp_path
+):
     lines = says("doctor").splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert lines[-1] == f"next: {NEXT_COMMAND}"
-    content = json.loads(says("doctor", "--json", "--path", tmp_path, "--path", "/proc"))
+    content = json.loads(
+        says("doctor", "--json", "--path", tmp_path, "--path", "/proc")
+    )
     derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
     assert set(content) == {"machine", "findings", "next", "rates"} | derived
     assert content["allotted_cpus"] >= 1
-    assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [str(tmp_path), "/proc"]
-    assert all(set(finding) == {"severity", "claim", "next_step"} for finding in content["findings"])
+    assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [
+        str(tmp_path),
+        "/proc",
+    ]
+    assert all(
+        set(finding) == {"severity", "claim", "next_step"}
+        for finding in content["findings"]
+    )
 
 
 def test_everything_is_read_through_the_ports():
     gpu_model, clock = replace(CARD, mig_enabled=True), FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=gpu_model)], clock=clock)
-    machine = examine(FakeHost(versions={"torch": "2"}), monitor, read_slurm({}, lambda _: None), clock, [Path("/d")])
+    machine = examine(
+        FakeHost(versions={"torch": "2"}),
+        monitor,
+        read_slurm({}, lambda _: None),
+        clock,
+        [Path("/d")],
+    )
     assert machine.time_utc == clock.utc_now()
     assert [status.facts for status in machine.gpus] == [gpu_model]
     assert "MIG is on for GPU 0" in render(machine, as_json=False)
-    assert json.loads(render(machine, as_json=True))["machine"]["versions"] == {"torch": "2"}
+    assert json.loads(render(machine, as_json=True))["machine"]["versions"] == {
+        "torch": "2"
+    }
 
 
-def test_measured_constants_are_shown_and_written_where_predictions_find_them(says, monkeypatch, tmp_path):
+def test_measured_constants_are_shown_and_written_where_predictions_find_them(
+    says, monkeypatch, tmp_path
+):
     from autotune.speed import measure
     from autotune.speed.decide import data_sheet_rates
 
-    found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(update={"source": "measured on this machine"})
+    found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(
+        update={"source": "measured on this machine"}
+    )
     monkeypatch.setattr(measure, "measure_rates", lambda *_, **__: found)
     monkeypatch.chdir(tmp_path)
     assert "reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
     assert measure.known_rates("NVIDIA H100 PCIe") == found
-    assert json.loads(says("doctor", "--measure", "--json"))["rates"]["source"] == found.source
+    assert (
+        json.loads(says("doctor", "--measure", "--json"))["rates"]["source"]
+        == found.source
+    )

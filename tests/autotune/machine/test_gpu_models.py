@@ -10,8 +10,15 @@ from autotune.machine.gpu_models import GPU_MODELS, find_gpu_model, gpu_model_of
 cards = st.sampled_from(GPU_MODELS)
 
 
-@given(cards, st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]), st.sampled_from("-_ "), st.booleans())
-def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(gpu, frame, separator, shout):
+@given(
+    cards,
+    st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]),
+    st.sampled_from("-_ "),
+    st.booleans(),
+)
+def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(
+    gpu, frame, separator, shout
+):
     spelled = frame.format(gpu.key.replace("-", separator))
     assert find_gpu_model(spelled.upper() if shout else spelled) is gpu
     assert gpu.name == gpu.names[0]
@@ -25,14 +32,27 @@ def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_nam
 
 
 def test_a_beginning_that_fits_one_card_is_enough():
-    shorts = {"h200": "h200-141gb", "B200": "b200-180gb", "RTX 4090": "rtx-4090-24gb", "H100 NVL": "h100-nvl-94gb"}
+    shorts = {
+        "h200": "h200-141gb",
+        "B200": "b200-180gb",
+        "RTX 4090": "rtx-4090-24gb",
+        "H100 NVL": "h100-nvl-94gb",
+    }
     assert {short: find_gpu_model(short).key for short in shorts} == shorts
 
 
-@pytest.mark.parametrize(("name", "near"), [
-    ("l40", "mean l40s-48gb?"), ("h200-144gb", "h200-141gb"), ("rtx", "rtx-4090-24gb"), ("RTX 4090 D", "rtx-4090"),
-    ("quantum", ""), ("", ""), ("NVIDIA", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("l40", "mean l40s-48gb?"),
+        ("h200-144gb", "h200-141gb"),
+        ("rtx", "rtx-4090-24gb"),
+        ("RTX 4090 D", "rtx-4090"),
+        ("quantum", ""),
+        ("", ""),
+        ("NVIDIA", ""),
+    ],
+)
 def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
     with pytest.raises(BadInput, match=f"unknown GPU model {name!r}") as caught:
         find_gpu_model(name)
@@ -43,22 +63,38 @@ def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
 def test_a_beginning_that_fits_several_is_refused_with_those(name):
-    with pytest.raises(BadInput, match=rf"{name!r} is ambiguous: \d GPU models match") as caught:
+    with pytest.raises(
+        BadInput, match=rf"{name!r} is ambiguous: \d GPU models match"
+    ) as caught:
         find_gpu_model(name)
     offered = caught.value.next_step.split("?")[0]
-    assert all((gpu.key in offered) == gpu.key.startswith(name.lower() + "-") for gpu in GPU_MODELS)
+    assert all(
+        (gpu.key in offered) == gpu.key.startswith(name.lower() + "-")
+        for gpu in GPU_MODELS
+    )
 
 
-@pytest.mark.parametrize(("name", "total_mib", "key"), [
-    ("NVIDIA H200 NVL", 143_771, "h200-141gb"), ("NVIDIA H20", 97_871, "h20-96gb"),
-    ("NVIDIA H100 96GB HBM3", 97_871, "h100-96gb"), ("NVIDIA GH200 480GB", 97_871, "gh200-96gb"),
-    ("GH200 120GB", 97_871, "gh200-96gb"), ("NVIDIA GH200 144G HBM3e", 146_831, "gh200-144gb"),
-    ("NVIDIA L40S", 49_140, "l40s"),  # ECC off
-    ("A100-SXM4-80GB", 81_251, "a100-80gb"),  # an older driver
-    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, None), ("NVIDIA A100-SXM4-80GB", 40_960, None),
-    ("NVIDIA H100 80GB HBM3", 0, None), ("NVIDIA H200 NVL", 40_960, None), ("NVIDIA Graphics Device", 95_830, None),
-])  # fmt: skip
-def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unlisted_one_is_none(name, total_mib, key):
+@pytest.mark.parametrize(
+    ("name", "total_mib", "key"),
+    [
+        ("NVIDIA H200 NVL", 143_771, "h200-141gb"),
+        ("NVIDIA H20", 97_871, "h20-96gb"),
+        ("NVIDIA H100 96GB HBM3", 97_871, "h100-96gb"),
+        ("NVIDIA GH200 480GB", 97_871, "gh200-96gb"),
+        ("GH200 120GB", 97_871, "gh200-96gb"),
+        ("NVIDIA GH200 144G HBM3e", 146_831, "gh200-144gb"),
+        ("NVIDIA L40S", 49_140, "l40s"),  # ECC off
+        ("A100-SXM4-80GB", 81_251, "a100-80gb"),  # an older driver
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, None),
+        ("NVIDIA A100-SXM4-80GB", 40_960, None),
+        ("NVIDIA H100 80GB HBM3", 0, None),
+        ("NVIDIA H200 NVL", 40_960, None),
+        ("NVIDIA Graphics Device", 95_830, None),
+    ],
+)
+def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unlisted_one_is_none(
+    name, total_mib, key
+):
     assert gpu_model_of(name, total_mib * 2**20) is (key and find_gpu_model(key))
 
 

@@ -16,13 +16,26 @@ from autotune.machine import gpu_sampler
 from autotune.machine.gpu_sampler import GpuSampler, sample_gpus, series_of
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import GpuSeries, Unavailable
-from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler
+from tests.fakes import (
+    CARD,
+    COUNTERS,
+    SAMPLE,
+    FakeClock,
+    FakeGpu,
+    FakeGpuMonitor,
+    FakeGpuSampler,
+)
 
 UUIDS = ("GPU-one", "GPU-two")
 
 
 def scripted_monitor() -> FakeGpuMonitor:
-    return FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS]) for uuid in UUIDS])
+    return FakeGpuMonitor(
+        [
+            FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS])
+            for uuid in UUIDS
+        ]
+    )
 
 
 @contextlib.contextmanager
@@ -47,7 +60,8 @@ def uuids(request):
         return UUIDS
     monitor = NvmlMonitor()
     if monitor.why_absent():
-        pytest.skip(f"needs an NVIDIA GPU: {monitor.why_absent()}")  # no CI machine of this project has one
+        # No CI machine of this project has one.
+        pytest.skip(f"needs an NVIDIA GPU: {monitor.why_absent()}")
     found = tuple(gpu.uuid for gpu in monitor.devices())
     monitor.close()
     return found
@@ -66,7 +80,9 @@ def sampler(request, uuids):
     made.stop()
 
 
-def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_not_overlap(sampler, uuids):
+def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_not_overlap(
+    sampler, uuids
+):
     sampler.stop()
     assert not any(series.samples or series.gpm for series in sampler.take().values())
     started_s = time.monotonic()
@@ -78,14 +94,23 @@ def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_
     ended_s = time.monotonic()
     assert set(first) == set(second) == set(uuids)
     for uuid in uuids:
-        times_s = [sample.time_s for series in (first, second) for sample in series[uuid].samples]
+        times_s = [
+            sample.time_s
+            for series in (first, second)
+            for sample in series[uuid].samples
+        ]
         assert times_s == sorted(set(times_s))
         assert started_s <= times_s[0] <= times_s[-1] <= ended_s
-        assert all(one.utilisation is None or 0 <= one.utilisation <= 1 for one in second[uuid].samples)
+        assert all(
+            one.utilisation is None or 0 <= one.utilisation <= 1
+            for one in second[uuid].samples
+        )
         windows = first[uuid].gpm + second[uuid].gpm
         assert windows or second[uuid].gpm_lacking
         assert all(one.start_s <= one.end_s for one in windows)
-        assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(windows))
+        assert all(
+            one.end_s <= other.start_s for one, other in itertools.pairwise(windows)
+        )
     sampler.stop()
     sampler.stop()
 
@@ -95,7 +120,9 @@ def test_scripted_readings_arrive_unchanged_from_another_process():
         there.take()
         time.sleep(0.3)
         (series,) = there.take().values()
-    assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {replace(SAMPLE, missing=())}
+    assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {
+        replace(SAMPLE, missing=())
+    }
     assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {COUNTERS}
 
 
@@ -126,7 +153,11 @@ def both(reason: str) -> dict[str, GpuSeries]:
 def no_child_left():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    after = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    after = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in before
+    ]
     assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -138,25 +169,36 @@ def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
         clock.sleep(wait_s)
         return next(left, None) is None
 
-    monitor = FakeGpuMonitor([FakeGpu(facts=replace(CARD, uuid="0"), samples=samples, gpm=gpm)], clock=clock)
+    monitor = FakeGpuMonitor(
+        [FakeGpu(facts=replace(CARD, uuid="0"), samples=samples, gpm=gpm)], clock=clock
+    )
     sample_gpus(monitor, ["0"], write=readings.append, ended=ended, clock=clock)
     return readings
 
 
 def test_windows_of_counters_lie_end_to_end():
     (series,) = series_of(sampled(), {"0": GpuSeries()}).values()
-    assert [one.time_s for one in series.samples] == pytest.approx([1000 + tick / 10 for tick in range(11)])
+    assert [one.time_s for one in series.samples] == pytest.approx(
+        [1000 + tick / 10 for tick in range(11)]
+    )
     first, second = series.gpm
     assert first.end_s == second.start_s
-    assert (first.start_s, first.end_s, second.end_s) == pytest.approx((1000.0, 1000.5, 1001.0))
+    assert (first.start_s, first.end_s, second.end_s) == pytest.approx(
+        (1000.0, 1000.5, 1001.0)
+    )
 
 
 def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one():
-    refused = sampled(samples=[Unavailable(reason="no permission")], gpm=[Unavailable(reason="no Hopper")])
+    refused = sampled(
+        samples=[Unavailable(reason="no permission")],
+        gpm=[Unavailable(reason="no Hopper")],
+    )
     found = series_of(refused, {"0": GpuSeries()})
     assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
     assert series_of([], found) == found
-    assert series_of([("0", "sample", SAMPLE)], found) == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
+    assert series_of([("0", "sample", SAMPLE)], found) == {
+        "0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")
+    }
 
 
 def test_without_gpus_nothing_is_started(no_child_left):
@@ -167,7 +209,9 @@ def test_without_gpus_nothing_is_started(no_child_left):
 
 
 @pytest.mark.parametrize("program", [DIES, BREAKS_OFF, DIES_LATE])
-def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
+def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_not_started_again(
+    program, no_child_left
+):
     with started(sampler_of(program)) as sampler:
         if program is DIES_LATE:
             assert sampler.take()["0"].lacking == "asleep"
@@ -178,7 +222,9 @@ def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_no
 
 
 @pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])
-def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypatch, no_child_left):
+def test_process_that_hangs_is_killed_within_the_limit(
+    program, reads, monkeypatch, no_child_left
+):
     monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
     monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
     with started(sampler_of(program)) as sampler:
@@ -186,13 +232,19 @@ def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypat
         if reads:
             assert sampler.take()["0"].lacking == "asleep"
         started_s = time.monotonic()
-        assert sampler.take() == both("the process that samples the GPUs has not responded for 1 s")
+        assert sampler.take() == both(
+            "the process that samples the GPUs has not responded for 1 s"
+        )
         assert time.monotonic() - started_s < 5
         assert hung.poll() is not None
 
 
-@pytest.mark.parametrize(("program", "reads", "code"), [(SILENT, False, -9), (ONCE, True, 0)])
-def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itself(program, reads, code, no_child_left):
+@pytest.mark.parametrize(
+    ("program", "reads", "code"), [(SILENT, False, -9), (ONCE, True, 0)]
+)
+def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itself(
+    program, reads, code, no_child_left
+):
     sampler = sampler_of(program)
     sampler.start()
     process = sampler._process
@@ -212,7 +264,9 @@ def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
 
 def test_readings_that_nobody_takes_are_bounded(monkeypatch):
     monkeypatch.setattr(gpu_sampler, "MOST_READINGS", 3)
-    with started(sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()")) as sampler:
+    with started(
+        sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()")
+    ) as sampler:
         sampler.take()
         time.sleep(0.5)
         assert len(sampler._readings) <= 3

@@ -18,7 +18,9 @@ from tests.fakes import FakeClock, FakeHost
 
 
 @pytest.mark.parametrize("kind", [SystemClock, FakeClock])
-def test_time_never_goes_back_and_sleep_lasts_as_long_as_asked_by_clock_and_calendar_and_is_not_negative(kind):
+def test_time_never_goes_back_and_sleep_lasts_as_long_as_asked_by_clock_and_calendar_and_is_not_negative(
+    kind,
+):
     clock = kind()
     times = [clock.monotonic_s() for _ in range(100)]
     assert times == sorted(times)
@@ -33,10 +35,16 @@ def test_time_never_goes_back_and_sleep_lasts_as_long_as_asked_by_clock_and_cale
 
 @pytest.fixture(params=["system", "fake"])
 def host(request):
-    return SystemHost() if request.param == "system" else FakeHost(versions={"numpy": "2.0"})
+    return (
+        SystemHost()
+        if request.param == "system"
+        else FakeHost(versions={"numpy": "2.0"})
+    )
 
 
-def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_order(host, tmp_path):
+def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_order(
+    host, tmp_path
+):
     paths = [tmp_path, Path(), tmp_path / "not" / "there"]
     facts = host.facts(paths)
     assert [disk.path for disk in facts.disks] == [str(path) for path in paths]
@@ -44,7 +52,10 @@ def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_orde
     assert 0 <= facts.ram_available_bytes <= facts.ram_total_bytes
     assert facts.ram_limit_source
     content = plain(facts)
-    assert (content["cpus_online"], content["disks"][1]["path"]) == (facts.cpus_online, ".")
+    assert (content["cpus_online"], content["disks"][1]["path"]) == (
+        facts.cpus_online,
+        ".",
+    )
 
 
 def test_versions_of_known_libraries_are_found_without_importing(host, monkeypatch):
@@ -77,25 +88,35 @@ def lay(root: Path, files: dict[str, str]) -> SystemHost:
 def test_plain_figures_are_read(tmp_path):
     facts = lay(tmp_path, {}).facts([])
     assert (facts.cpu_model, facts.ram_total_bytes) == ("Test CPU @ 2GHz", 1024 * MIB)
-    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.ram_limit_bytes) == (512 * MIB, "the system", None)
+    assert (
+        facts.ram_available_bytes,
+        facts.ram_limit_source,
+        facts.ram_limit_bytes,
+    ) == (512 * MIB, "the system", None)
     assert (facts.cpus_quota, facts.shm_free_bytes) == (None, None)
 
 
 def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
     slice_, job = "sys/fs/cgroup/slice", "sys/fs/cgroup/slice/job"
     files = {
-        "proc/self/cgroup": "0::/slice/job\n", "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
-        f"{job}/cpu.max": "max 100000\n", f"{job}/memory.max": "max\n", f"{job}/memory.current": "1\n",
-        f"{slice_}/cpu.max": "350000 100000\n", f"{slice_}/memory.max": f"{256 * MIB}\n",
+        "proc/self/cgroup": "0::/slice/job\n",
+        "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
+        f"{job}/cpu.max": "max 100000\n",
+        f"{job}/memory.max": "max\n",
+        f"{job}/memory.current": "1\n",
+        f"{slice_}/cpu.max": "350000 100000\n",
+        f"{slice_}/memory.max": f"{256 * MIB}\n",
         f"{slice_}/memory.current": f"{100 * MIB}\n",
         f"{slice_}/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
-    }  # fmt: skip
+    }
     facts = lay(tmp_path, files).facts([])
     assert (facts.cpus_quota, facts.ram_available_bytes) == (3.5, (256 - 40) * MIB)
     assert (facts.ram_limit_source, facts.ram_limit_bytes) == ("cgroup v2", 256 * MIB)
 
 
-def version_1(group: str, mounted: str, **levels: tuple[int, int, int]) -> dict[str, str]:
+def version_1(
+    group: str, mounted: str, **levels: tuple[int, int, int]
+) -> dict[str, str]:
     """Files of control groups, and the limit, the use and the quota of some levels of them."""
     files = {
         "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
@@ -104,28 +125,49 @@ def version_1(group: str, mounted: str, **levels: tuple[int, int, int]) -> dict[
         + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
     }
     for level, (limit, used, quota) in levels.items():
-        memory, cpu = f"sys/fs/cgroup/memory/{level}", f"sys/fs/cgroup/cpu,cpuacct/{level}"
-        files |= {f"{memory}/memory.limit_in_bytes": f"{limit}\n", f"{memory}/memory.usage_in_bytes": f"{used}\n"}
-        files |= {f"{cpu}/cpu.cfs_quota_us": f"{quota}\n", f"{cpu}/cpu.cfs_period_us": "100000\n"}
+        memory, cpu = (
+            f"sys/fs/cgroup/memory/{level}",
+            f"sys/fs/cgroup/cpu,cpuacct/{level}",
+        )
+        files |= {
+            f"{memory}/memory.limit_in_bytes": f"{limit}\n",
+            f"{memory}/memory.usage_in_bytes": f"{used}\n",
+        }
+        files |= {
+            f"{cpu}/cpu.cfs_quota_us": f"{quota}\n",
+            f"{cpu}/cpu.cfs_period_us": "100000\n",
+        }
     return files
 
 
 def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
     levels = {"": (9223372036854771712, 5, -1), "jobs/7": (128 * MIB, 200 * MIB, 50000)}
     facts = lay(tmp_path, version_1("/jobs/7", "/", **levels)).facts([])
-    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (0, "cgroup v1", 0.5)
+    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (
+        0,
+        "cgroup v1",
+        0.5,
+    )
 
 
-@pytest.mark.parametrize(("group", "mounted"), [("/docker/a", "/docker/a"), ("/host/path", "/other"), ("/../..", "/")])
+@pytest.mark.parametrize(
+    ("group", "mounted"),
+    [("/docker/a", "/docker/a"), ("/host/path", "/other"), ("/../..", "/")],
+)
 def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
     files = version_1(group, mounted, **{"": (64 * MIB, 4 * MIB, -1)})
     assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB
 
 
-@pytest.mark.parametrize(("environment", "cpus"), [
-    ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4), ({"SLURM_CPUS_ON_NODE": "12"}, 12),
-    ({"SLURM_CPUS_PER_TASK": "many"}, None), ({}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "cpus"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4),
+        ({"SLURM_CPUS_ON_NODE": "12"}, 12),
+        ({"SLURM_CPUS_PER_TASK": "many"}, None),
+        ({}, None),
+    ],
+)
 def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
     lay(tmp_path, {})
     assert SystemHost(tmp_path, environment).facts([]).cpus_slurm == cpus
@@ -143,7 +185,13 @@ def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
     host = lay(tmp_path, {"proc/self/mountinfo": mounts})
     paths = ["/data/set", "/data/fast disk/set", "/home/me", "/database", "/"]
     disks = host.facts([Path(path) for path in paths]).disks
-    assert [disk.filesystem_type for disk in disks] == ["nfs4", "xfs", "lustre", "ext4", "ext4"]
+    assert [disk.filesystem_type for disk in disks] == [
+        "nfs4",
+        "xfs",
+        "lustre",
+        "ext4",
+        "ext4",
+    ]
     assert [disk.is_network for disk in disks] == [True, False, True, False, False]
     assert all(disk.free_bytes is not None for disk in disks)
     (tmp_path / "data").mkdir()
@@ -151,7 +199,9 @@ def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
     assert host.facts([Path("/link/set")]).disks[0].is_network
 
 
-def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(tmp_path, monkeypatch):
+def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(
+    tmp_path, monkeypatch
+):
     found = {
         "lo": SimpleNamespace(isup=True, speed=0, flags="up,loopback,running"),
         "eth1": SimpleNamespace(isup=False, speed=0, flags="broadcast"),
@@ -162,9 +212,14 @@ def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(tm
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = host.facts([])
     assert facts.shm_free_bytes > 0
-    assert [(nic.name, nic.speed_bits_per_s, nic.is_up, nic.is_loopback) for nic in facts.nics] == [
-        ("eth0", 25 * 10**9, True, False), ("eth1", None, False, False), ("lo", None, True, True),
-    ]  # fmt: skip
+    assert [
+        (nic.name, nic.speed_bits_per_s, nic.is_up, nic.is_loopback)
+        for nic in facts.nics
+    ] == [
+        ("eth0", 25 * 10**9, True, False),
+        ("eth1", None, False, False),
+        ("lo", None, True, True),
+    ]
 
 
 def test_system_without_proc_is_refused(tmp_path):

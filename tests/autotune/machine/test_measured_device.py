@@ -5,7 +5,13 @@ import pytest
 from autotune.errors import BadInput, MachineLacks
 from autotune.machine import measured_device
 from autotune.machine.gpu_models import RESERVE_BYTES, find_gpu_model
-from autotune.machine.measured_device import MeasuredDevice, local_ranks, look_at_node, memory_budget, open_device
+from autotune.machine.measured_device import (
+    MeasuredDevice,
+    local_ranks,
+    look_at_node,
+    memory_budget,
+    open_device,
+)
 from autotune.machine.values import GpuFacts
 from tests.autotune.workers.feeds import ON_CPU
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
@@ -14,13 +20,26 @@ from trainer.record.run_record import code_sha256
 
 MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(
-    uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=143_771 * MIB, mig_enabled=False, power_cap_w=700.0,
-    compute_mode="default", driver="580.1", compute_capability=(9, 0),
-)  # fmt: skip
+    uuid="GPU-1",
+    index=0,
+    name="NVIDIA H200",
+    total_bytes=143_771 * MIB,
+    mig_enabled=False,
+    power_cap_w=700.0,
+    compute_mode="default",
+    driver="580.1",
+    compute_capability=(9, 0),
+)
 
 
 def site(gpus: tuple[GpuFacts, ...]) -> MeasuredDevice:
-    return replace(ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)) if gpus else ON_CPU
+    return (
+        replace(
+            ON_CPU, device="cuda", gpus=gpus, used_bytes_by_gpu=(500 * MIB,) * len(gpus)
+        )
+        if gpus
+        else ON_CPU
+    )
 
 
 NVL, FREE_BYTES = find_gpu_model("h100-nvl-94gb"), H200.total_bytes - 500 * MIB
@@ -28,26 +47,59 @@ READ = site((H200,))
 SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 
-@pytest.mark.parametrize(("here", "asked_bytes", "as_gpu", "expected"), [
-    (READ, None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
-    (READ, FREE_BYTES, None, FREE_BYTES), (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
-    (READ, 80 * 10**9, NVL, 80 * 10**9),
-    (READ, 94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
-    (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
-    # If used memory cannot be read, the default is what a process sees of the GPU.
-    (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
-    (replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)), None, None, H200.total_bytes - RESERVE_BYTES),
-])  # fmt: skip
-def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(here, asked_bytes, as_gpu, expected):
+@pytest.mark.parametrize(
+    ("here", "asked_bytes", "as_gpu", "expected"),
+    [
+        # A reserve is left free unless the budget is given.
+        (READ, None, None, FREE_BYTES - RESERVE_BYTES),
+        (READ, FREE_BYTES, None, FREE_BYTES),
+        (READ, None, NVL, NVL.usable_bytes - RESERVE_BYTES),
+        (READ, 80 * 10**9, NVL, 80 * 10**9),
+        (
+            READ,
+            94 * 10**9,
+            NVL,
+            94 * 10**9,
+        ),  # what is sold as 94 GB is asked for as that
+        # All that a card has may be asked for.
+        (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),
+        # If used memory cannot be read, the default is what a process sees of the GPU.
+        (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
+        (
+            replace(SILENT, gpus=(replace(H200, name="NVIDIA X1"),)),
+            None,
+            None,
+            H200.total_bytes - RESERVE_BYTES,
+        ),
+    ],
+)
+def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(
+    here, asked_bytes, as_gpu, expected
+):
     assert memory_budget(here, asked_bytes, as_gpu) == expected
 
 
-@pytest.mark.parametrize(("gpus", "asked_bytes", "said", "next_step"), [
-    ((replace(H200, total_bytes=40_960 * MIB),), None, "exceeds", "Use at most --memory 40GiB"),
-    ((), None, "no GPU was found", "autotune estimate"),
-    ((H200,), 120 * 10**9, r"112 GiB\) exceeds .* NVL: 93\.6 GiB", "Use at most --memory 93.5GiB"),
-])  # fmt: skip
-def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(gpus, asked_bytes, said, next_step):
+@pytest.mark.parametrize(
+    ("gpus", "asked_bytes", "said", "next_step"),
+    [
+        (
+            (replace(H200, total_bytes=40_960 * MIB),),
+            None,
+            "exceeds",
+            "Use at most --memory 40GiB",
+        ),
+        ((), None, "no GPU was found", "autotune estimate"),
+        (
+            (H200,),
+            120 * 10**9,
+            r"112 GiB\) exceeds .* NVL: 93\.6 GiB",
+            "Use at most --memory 93.5GiB",
+        ),
+    ],
+)
+def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(
+    gpus, asked_bytes, said, next_step
+):
     with pytest.raises(BadInput, match=said) as refused:
         memory_budget(site(gpus), asked_bytes, NVL)
     assert next_step in refused.value.next_step
@@ -63,19 +115,33 @@ def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
 
 def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
-    assert [local_ranks(*one) for one in ((two, None), (two, 1), (site(()), None), (site(()), 2))] == [2, 1, 1, 2]
+    assert [
+        local_ranks(*one)
+        for one in ((two, None), (two, 1), (site(()), None), (site(()), 2))
+    ] == [2, 1, 1, 2]
     with pytest.raises(BadInput, match="only 2 GPUs are visible"):
         local_ranks(two, 3)
 
 
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
-    def open_here(choice="auto", *, gpus=(H200,), visible=None, torch_gpus=(), unreadable=(), without=None, **monitor):
+    def open_here(
+        choice="auto",
+        *,
+        gpus=(H200,),
+        visible=None,
+        torch_gpus=(),
+        unreadable=(),
+        without=None,
+        **monitor,
+    ):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: unreadable)
-        fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
+        fake = FakeGpuMonitor(
+            [FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor
+        )
         monkeypatch.setattr(measured_device, "gpus_of_torch", lambda: torch_gpus)
         return open_device(choice, tmp_path, FakeHost(), fake, without_gpu=without)
 
@@ -87,23 +153,48 @@ UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
 """PyTorch may count the other one first: its figures would be joined with this one's counters."""
 NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
 ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
-ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, but NVML .*: broken", ("nvidia-smi", "--device cpu"))
+ONLY_TORCH_SEES = (
+    r"PyTorch sees NVIDIA H200, but NVML .*: broken",
+    ("nvidia-smi", "--device cpu"),
+)
 SLICE = ("MIG is on", ("-mig 0",))
 
 
-@pytest.mark.parametrize(("machine", "said", "next_steps"), [
-    (NO_GPU, "no GPU found: no driver", ("Use --device cpu, or run on a machine with a GPU",)),
-    (NO_GPU | {"without": "Replay it."}, "no GPU found: no driver", ("Replay it.",)),
-    (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
-    (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
-    ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),
-    (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
-    ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
-    ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
-    ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
-    ({"visible": "MIG-7"}, *SLICE),
-])  # fmt: skip
-def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(opened, machine, said, next_steps):
+@pytest.mark.parametrize(
+    ("machine", "said", "next_steps"),
+    [
+        (
+            NO_GPU,
+            "no GPU found: no driver",
+            ("Use --device cpu, or run on a machine with a GPU",),
+        ),
+        (
+            NO_GPU | {"without": "Replay it."},
+            "no GPU found: no driver",
+            ("Replay it.",),
+        ),
+        (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
+        (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
+        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 matches no GPU", ("GPU-1",)),
+        (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
+        ({"gpus": (replace(H200, mig_enabled=True),)}, *SLICE),
+        (
+            {
+                "gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),),
+                "visible": "MIG-7",
+            },
+            *SLICE,
+        ),
+        (
+            {"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"},
+            *SLICE,
+        ),
+        ({"visible": "MIG-7"}, *SLICE),
+    ],
+)
+def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(
+    opened, machine, said, next_steps
+):
     with pytest.raises(MachineLacks, match=said) as refused:
         opened(**machine)
     assert refused.value.exit_code == 5
@@ -122,26 +213,47 @@ def test_the_gpu_that_is_measured_is_named(opened):
     one = opened("cuda")
     assert (one.device, one.gpu, one.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))
     assert one.words == "NVIDIA H200, 140 GiB"
-    assert opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+    assert (
+        opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words
+        == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+    )
     assert opened(**UNREADABLE, visible="1").gpu == SECOND
 
 
 def looked_at(data_dir, *links: list[str] | None):
     """A node with a GPU for each list of those it is linked with; None of one that does not say."""
-    facts = [replace(H200, uuid=f"GPU-{number}", index=number) for number in range(len(links))]
-    gpus = [FakeGpu(facts=one, nvlinked=listed) for one, listed in zip(facts, links, strict=True)]
+    facts = [
+        replace(H200, uuid=f"GPU-{number}", index=number)
+        for number in range(len(links))
+    ]
+    gpus = [
+        FakeGpu(facts=one, nvlinked=listed)
+        for one, listed in zip(facts, links, strict=True)
+    ]
     return look_at_node("n1", data_dir, FakeHost(), FakeGpuMonitor(gpus))
 
 
-@pytest.mark.parametrize(("links", "linked"), [
-    ((None,), None),  # one GPU has nobody to be linked with
-    ((["GPU-1", "GPU-2"], ["GPU-2"], []), True), ((["GPU-1"], ["GPU-2"], []), False), ((None, None, None), None),
-    ((["GPU-1", "GPU-2"], None, None), None), (([], None, None), False),
-])  # fmt: skip
-def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(monkeypatch, patterned_dataset, links, linked):
+@pytest.mark.parametrize(
+    ("links", "linked"),
+    [
+        ((None,), None),  # one GPU has nobody to be linked with
+        ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
+        ((["GPU-1"], ["GPU-2"], []), False),
+        ((None, None, None), None),
+        ((["GPU-1", "GPU-2"], None, None), None),
+        (([], None, None), False),
+    ],
+)
+def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(
+    monkeypatch, patterned_dataset, links, linked
+):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = looked_at(patterned_dataset, *links)
-    assert (found.name, found.allotted_cpus, found.gpu_names) == ("n1", 8, ("NVIDIA H200",) * len(links))
+    assert (found.name, found.allotted_cpus, found.gpu_names) == (
+        "n1",
+        8,
+        ("NVIDIA H200",) * len(links),
+    )
     assert (found.nvlinked, found.code_sha256) == (linked, code_sha256())
     assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
     bare = looked_at(patterned_dataset.parent)

@@ -26,20 +26,37 @@ class SimulatedNvml(ModuleType):
         self.__dict__.update(vars(pynvml))
         self.live_samples = 0
         gpu_model = {
-            "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetUUID": "GPU-0", "nvmlDeviceGetName": "GpuModel", "nvmlSystemGetDriverVersion": "550.1",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=3 * GIB, free=77 * GIB),
-            "nvmlDeviceGetMigMode": [0, 0], "nvmlDeviceGetEnforcedPowerLimit": 350_000, "nvmlDeviceGetComputeMode": 0,
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetUUID": "GPU-0",
+            "nvmlDeviceGetName": "GpuModel",
+            "nvmlSystemGetDriverVersion": "550.1",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(
+                total=80 * GIB, used=3 * GIB, free=77 * GIB
+            ),
+            "nvmlDeviceGetMigMode": [0, 0],
+            "nvmlDeviceGetEnforcedPowerLimit": 350_000,
+            "nvmlDeviceGetComputeMode": 0,
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10), "nvmlDeviceGetPowerUsage": 312_500,
-            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500, "nvmlDeviceGetClockInfo": 1700,
-            "nvmlDeviceGetCurrentClocksEventReasons": 0x4, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10),
+            "nvmlDeviceGetPowerUsage": 312_500,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500,
+            "nvmlDeviceGetClockInfo": 1700,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
             "nvmlDeviceGetTemperature": 61,
-            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)],
-            "nvmlDeviceGetP2PStatus": 0, "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
-            "nvmlGpmSampleGet": None, "nvmlGpmSampleAlloc": self._alloc, "nvmlGpmSampleFree": self._free,
+            "nvmlDeviceGetComputeRunningProcesses": [
+                SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)
+            ],
+            "nvmlDeviceGetP2PStatus": 0,
+            "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
+            "nvmlGpmSampleGet": None,
+            "nvmlGpmSampleAlloc": self._alloc,
+            "nvmlGpmSampleFree": self._free,
             "nvmlGpmMetricsGet": self._metrics,
-        }  # fmt: skip
+        }
         for name, answer in (gpu_model | answers).items():
             does = answer if callable(answer) or isinstance(answer, Exception) else None
             setattr(self, name, Mock(side_effect=does, return_value=answer))
@@ -54,13 +71,21 @@ class SimulatedNvml(ModuleType):
     def _metrics(self, request):
         assert request.version == pynvml.NVML_GPM_METRICS_GET_VERSION
         for slot in range(request.numMetrics):
-            request.metrics[slot].value = PERCENT_AND_MIB_PER_S[request.metrics[slot].metricId]
+            request.metrics[slot].value = PERCENT_AND_MIB_PER_S[
+                request.metrics[slot].metricId
+            ]
         return request
 
 
 def scripted(clock):
     users = (GpuProcess(pid=42, used_bytes=2 * GIB),)
-    gpu = FakeGpu(used_bytes=[3 * GIB], samples=[SAMPLE], processes=[users], gpm=[COUNTERS], nvlinked=["GPU-0"])
+    gpu = FakeGpu(
+        used_bytes=[3 * GIB],
+        samples=[SAMPLE],
+        processes=[users],
+        gpm=[COUNTERS],
+        nvlinked=["GPU-0"],
+    )
     return FakeGpuMonitor([gpu], clock=clock)
 
 
@@ -76,9 +101,12 @@ def clock(request):
 @pytest.fixture
 def monitor(request, clock):
     kind = request.node.callspec.params["clock"]
-    made = {"scripted": scripted, "simulated": simulated}.get(kind, lambda clock: NvmlMonitor(clock=clock))(clock)
+    made = {"scripted": scripted, "simulated": simulated}.get(
+        kind, lambda clock: NvmlMonitor(clock=clock)
+    )(clock)
     if kind == "hardware" and made.why_absent():
-        pytest.skip(f"needs an NVIDIA GPU: {made.why_absent()}")  # no CI machine of this project has one
+        # No CI machine of this project has one.
+        pytest.skip(f"needs an NVIDIA GPU: {made.why_absent()}")
     yield made
     made.close()
 
@@ -114,23 +142,38 @@ def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
 
 def test_nvml_tells_of_each_pair_whether_it_is_linked():
     for status, linked in ((pynvml.NVML_P2P_STATUS_OK, True), (5, False)):
-        assert simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0") is linked
+        assert (
+            simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0")
+            is linked
+        )
     refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert "Not Supported" in simulated(nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-0", "GPU-0").reason
+    assert (
+        "Not Supported"
+        in simulated(nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-0", "GPU-0").reason
+    )
 
 
 def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
     assert isinstance(monitor.gpm(uuid), Unavailable)
     clock.sleep(0.25)
     window = monitor.gpm(uuid)
-    assert window.reason if isinstance(window, Unavailable) else window.end_s - window.start_s >= 0.25
+    assert (
+        window.reason
+        if isinstance(window, Unavailable)
+        else window.end_s - window.start_s >= 0.25
+    )
     utilisation = getattr(window, "sm_utilisation", None)
     assert utilisation is None or 0 <= utilisation <= 1
 
 
 def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor, uuid):
     def asked(uuid):
-        asks = (monitor.used_bytes, monitor.sample, monitor.compute_processes, monitor.gpm)
+        asks = (
+            monitor.used_bytes,
+            monitor.sample,
+            monitor.compute_processes,
+            monitor.gpm,
+        )
         return [monitor.nvlinked(uuid, uuid), *(ask(uuid) for ask in asks)]
 
     assert all(isinstance(answer, Unavailable) for answer in asked("GPU-none"))
@@ -139,7 +182,9 @@ def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor,
     assert all(isinstance(answer, Unavailable) for answer in asked(uuid))
 
 
-@pytest.mark.parametrize("make", [FakeGpuMonitor, partial(simulated, nvmlDeviceGetCount=0)])
+@pytest.mark.parametrize(
+    "make", [FakeGpuMonitor, partial(simulated, nvmlDeviceGetCount=0)]
+)
 def test_without_gpus_there_is_a_reason(make):
     monitor = make()
     assert monitor.devices() == ()
@@ -161,7 +206,9 @@ def test_scripted_and_simulated_describe_the_same_card():
         assert window.end_s - window.start_s == 1
 
 
-@pytest.mark.parametrize("name", sorted(name for name in vars(pynvml) if name.startswith("NVML_ERROR_")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in vars(pynvml) if name.startswith("NVML_ERROR_"))
+)
 def test_every_nvml_error_becomes_a_reason(name):
     refusal = pynvml.NVMLError(getattr(pynvml, name))
     assert simulated(nvmlInit=refusal).why_absent()
@@ -169,18 +216,28 @@ def test_every_nvml_error_becomes_a_reason(name):
     assert monitor.devices() == ()
     assert monitor.unreadable()[0].startswith("GPU 0: ")
     assert monitor.why_absent() == monitor.unreadable()[0]
-    hidden = simulated(nvmlDeviceGetComputeRunningProcesses=refusal).compute_processes("GPU-0")
+    hidden = simulated(nvmlDeviceGetComputeRunningProcesses=refusal).compute_processes(
+        "GPU-0"
+    )
     assert isinstance(hidden, Unavailable)
     assert hidden.reason
 
 
-@pytest.mark.parametrize(("function", "field"), [
-    ("nvmlDeviceGetUtilizationRates", "utilisation"), ("nvmlDeviceGetPowerUsage", "power_w"),
-    ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"), ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
-    ("nvmlDeviceGetTemperature", "temperature_c"), ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "utilisation"),
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
+    ],
+)
 def test_one_figure_that_is_not_supported_is_none_alone(function, field):
-    sample = simulated(**{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}).sample("GPU-0")
+    sample = simulated(
+        **{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}
+    ).sample("GPU-0")
     assert (getattr(sample, field), sample.used_bytes) == (None, 3 * GIB)
 
 
@@ -188,7 +245,11 @@ def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing_and_nvml_is_shu
     bindings = SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings)
     for name in [name for name in vars(bindings) if name.startswith("nvmlDeviceGet")]:
-        setattr(bindings, name, Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
+        setattr(
+            bindings,
+            name,
+            Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)),
+        )
     assert "GPU is lost" in monitor.sample("GPU-0").reason
     monitor.close()
     monitor.close()
@@ -196,16 +257,30 @@ def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing_and_nvml_is_shu
 
 
 def test_old_driver_is_asked_for_throttle_reasons_by_their_old_name():
-    unknown, reasons = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND), 0x20 | 0x4
-    old = simulated(nvmlDeviceGetCurrentClocksEventReasons=unknown, nvmlDeviceGetCurrentClocksThrottleReasons=reasons)
+    unknown, reasons = (
+        pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+        0x20 | 0x4,
+    )
+    old = simulated(
+        nvmlDeviceGetCurrentClocksEventReasons=unknown,
+        nvmlDeviceGetCurrentClocksThrottleReasons=reasons,
+    )
     assert old.sample("GPU-0").throttle_reasons == ("sw_power_cap", "sw_thermal")
 
 
 def test_missing_optional_facts_are_none():
     optional = ("MigMode", "EnforcedPowerLimit", "ComputeMode", "CudaComputeCapability")
-    refused = {f"nvmlDeviceGet{name}": pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION) for name in optional}
+    refused = {
+        f"nvmlDeviceGet{name}": pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        for name in optional
+    }
     (gpu,) = simulated(**refused).devices()
-    assert (gpu.mig_enabled, gpu.power_cap_w, gpu.compute_mode, gpu.compute_capability) == (None, None, None, None)
+    assert (
+        gpu.mig_enabled,
+        gpu.power_cap_w,
+        gpu.compute_mode,
+        gpu.compute_capability,
+    ) == (None, None, None, None)
 
 
 def test_mig_slices_are_found_by_uuid():
@@ -213,15 +288,21 @@ def test_mig_slices_are_found_by_uuid():
     (gpu,) = simulated(
         nvmlDeviceGetMigMode=[1, 1],
         nvmlDeviceGetMaxMigDeviceCount=3,
-        nvmlDeviceGetMigDeviceHandleByIndex=Mock(side_effect=["slice0", empty, "slice2"]),
-        nvmlDeviceGetUUID=lambda handle: "GPU-0" if handle == "handle" else f"MIG-{handle}",
+        nvmlDeviceGetMigDeviceHandleByIndex=Mock(
+            side_effect=["slice0", empty, "slice2"]
+        ),
+        nvmlDeviceGetUUID=lambda handle: (
+            "GPU-0" if handle == "handle" else f"MIG-{handle}"
+        ),
     ).devices()
     assert gpu.mig_enabled is True
     assert gpu.mig_uuids == ("MIG-slice0", "MIG-slice2")
 
 
 def test_one_unreadable_gpu_does_not_hide_the_other():
-    handles = Mock(side_effect=[pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "handle"])
+    handles = Mock(
+        side_effect=[pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "handle"]
+    )
     monitor = simulated(nvmlDeviceGetCount=2, nvmlDeviceGetHandleByIndex=handles)
     assert [gpu.index for gpu in monitor.devices()] == [1]
     assert monitor.unreadable() == ("GPU 0: NVML: GPU is lost",)
@@ -229,11 +310,17 @@ def test_one_unreadable_gpu_does_not_hide_the_other():
 
 
 def test_only_processes_that_hold_memory_to_compute_are_counted_and_an_unknown_size_stays_none():
-    listed = [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in ((7, None), (8, 2**20), (9, 2**29))]
+    listed = [
+        SimpleNamespace(pid=pid, usedGpuMemory=used)
+        for pid, used in ((7, None), (8, 2**20), (9, 2**29))
+    ]
     monitor = simulated(nvmlDeviceGetComputeRunningProcesses=listed)
     assert monitor.sample("GPU-0").process_count == 1
     assert monitor.compute_processes("GPU-0")[0] == GpuProcess(pid=7, used_bytes=None)
-    assert simulated(nvmlDeviceGetComputeRunningProcesses=[]).sample("GPU-0").process_count == 0
+    assert (
+        simulated(nvmlDeviceGetComputeRunningProcesses=[]).sample("GPU-0").process_count
+        == 0
+    )
 
 
 @pytest.mark.parametrize("fault", [None, "too short", "refused"])
@@ -243,21 +330,32 @@ def test_gpm_samples_are_freed_but_the_last(fault):
     assert "just started" in monitor.gpm("GPU-0").reason
     clock.sleep(0.01 if fault == "too short" else 1)
     if fault == "refused":
-        bindings.nvmlGpmMetricsGet.side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        bindings.nvmlGpmMetricsGet.side_effect = pynvml.NVMLError(
+            pynvml.NVML_ERROR_UNKNOWN
+        )
     assert isinstance(monitor.gpm("GPU-0"), GpmWindow if fault is None else Unavailable)
     assert bindings.live_samples == 1
     bindings.nvmlGpmMetricsGet.side_effect = bindings._metrics
     clock.sleep(1)
     window = monitor.gpm("GPU-0")
-    assert window.end_s - window.start_s == pytest.approx(1.01 if fault == "too short" else 1)
+    assert window.end_s - window.start_s == pytest.approx(
+        1.01 if fault == "too short" else 1
+    )
     assert bindings.live_samples == 1
 
 
 def test_counters_that_a_driver_refuses_or_a_card_lacks_are_named_and_their_sample_is_freed():
-    bindings = SimulatedNvml(nvmlGpmSampleGet=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    bindings = SimulatedNvml(
+        nvmlGpmSampleGet=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    )
     assert "Not Supported" in NvmlMonitor(pynvml=bindings).gpm("GPU-0").reason
     assert bindings.live_samples == 0
-    assert "Hopper" in simulated(nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=0)).gpm("GPU-0").reason
+    assert (
+        "Hopper"
+        in simulated(nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=0))
+        .gpm("GPU-0")
+        .reason
+    )
 
 
 def test_single_gpm_metric_that_fails_is_none_alone():
@@ -272,7 +370,11 @@ def test_single_gpm_metric_that_fails_is_none_alone():
     monitor.gpm("GPU-0")
     clock.sleep(1)
     window = monitor.gpm("GPU-0")
-    assert (window.tensor_active, window.dram_active, window.sm_utilisation) == (None, None, pytest.approx(0.9))
+    assert (window.tensor_active, window.dram_active, window.sm_utilisation) == (
+        None,
+        None,
+        pytest.approx(0.9),
+    )
 
 
 def test_without_the_driver_library_the_reason_is_said():

@@ -8,57 +8,108 @@ from tests.fakes import FakeHost
 
 GPU = values.GpuStatus(
     facts=values.GpuFacts(
-        uuid="GPU-a", index=0, name="Big Card", total_bytes=80 * 2**30, mig_enabled=False, power_cap_w=350.0,
-        compute_mode="default", driver="550.1", compute_capability=(9, 0),
+        uuid="GPU-a",
+        index=0,
+        name="Big Card",
+        total_bytes=80 * 2**30,
+        mig_enabled=False,
+        power_cap_w=350.0,
+        compute_mode="default",
+        driver="550.1",
+        compute_capability=(9, 0),
     ),
     sample=values.GpuSample(
-        time_s=1.0, utilisation=0.25, used_bytes=2**30, power_w=120.4, sm_clock_mhz=1980, throttle_reasons=(),
+        time_s=1.0,
+        utilisation=0.25,
+        used_bytes=2**30,
+        power_w=120.4,
+        sm_clock_mhz=1980,
+        throttle_reasons=(),
         temperature_c=40,
     ),
     processes=(values.GpuProcess(pid=42, used_bytes=None),),
-)  # fmt: skip
+)
 HOST = replace(
     FakeHost().facts([]),
     disks=(
-        values.DiskFacts(path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True),
-        values.DiskFacts(path="/u", filesystem_type=None, free_bytes=None, is_network=False),
+        values.DiskFacts(
+            path="/d", filesystem_type="lustre", free_bytes=2**40, is_network=True
+        ),
+        values.DiskFacts(
+            path="/u", filesystem_type=None, free_bytes=None, is_network=False
+        ),
     ),
     nics=(
-        values.NicFacts(name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False),
-        values.NicFacts(name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False),
+        values.NicFacts(
+            name="eth0", speed_bits_per_s=25 * 10**9, is_up=True, is_loopback=False
+        ),
+        values.NicFacts(
+            name="eth1", speed_bits_per_s=None, is_up=False, is_loopback=False
+        ),
         values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
     ),
 )
 MACHINE = values.MachineFacts(
-    time_utc=datetime.fromtimestamp(1000, UTC), host=HOST, gpus=(GPU,), gpu_absent=None,
+    time_utc=datetime.fromtimestamp(1000, UTC),
+    host=HOST,
+    gpus=(GPU,),
+    gpu_absent=None,
     gpu_unreadable=("GPU 1: lost",),
-    slurm=values.SlurmFacts(job_id="7", end_time_s=4600.0, nodes=2, tasks=None, gpus_per_node=2, commands=("srun",)),
+    slurm=values.SlurmFacts(
+        job_id="7",
+        end_time_s=4600.0,
+        nodes=2,
+        tasks=None,
+        gpus_per_node=2,
+        commands=("srun",),
+    ),
     versions={"torch": "2.10"},
-)  # fmt: skip
+)
 
 
 def test_every_section_says_what_was_found():
     found = [" ".join(line.split()) for line in doctor_text(MACHINE, ()).splitlines()]
     assert {
-        "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing", "0 GPU-a 9.0 default off 550.1 42 (n/a)",
-        "unreadable: GPU 1: lost", "/d lustre network 1 TiB", "/u n/a n/a n/a", "eth0 up 25 Gbit/s", "eth1 down n/a",
-        "inside a job yes, 7", "time left 1 h 00 min", "tasks n/a", "torch 2.10", "optuna not installed", "none found",
-    } <= set(found)  # fmt: skip
+        "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing",
+        "0 GPU-a 9.0 default off 550.1 42 (n/a)",
+        "unreadable: GPU 1: lost",
+        "/d lustre network 1 TiB",
+        "/u n/a n/a n/a",
+        "eth0 up 25 Gbit/s",
+        "eth1 down n/a",
+        "inside a job yes, 7",
+        "time left 1 h 00 min",
+        "tasks n/a",
+        "torch 2.10",
+        "optuna not installed",
+        "none found",
+    } <= set(found)
 
 
 def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
-    status = replace(GPU, sample=values.Unavailable(reason="lost"), processes=values.Unavailable(reason="hidden"))
+    status = replace(
+        GPU,
+        sample=values.Unavailable(reason="lost"),
+        processes=values.Unavailable(reason="hidden"),
+    )
     text = doctor_text(replace(MACHINE, gpus=(status,)), ())
     assert "n/a (lost)" in text
     assert "n/a (hidden)" in text
     assert " 0 W" not in text
-    assert "none: no driver" in doctor_text(replace(MACHINE, gpus=(), gpu_absent="no driver"), ())
+    assert "none: no driver" in doctor_text(
+        replace(MACHINE, gpus=(), gpu_absent="no driver"), ()
+    )
 
 
 def test_findings_are_listed_with_their_next_step_and_hostile_names_cannot_steer_the_terminal():
-    text = doctor_text(MACHINE, (Unsuitable(severity="error", claim="It burns.", next_step="Leave."),))
+    text = doctor_text(
+        MACHINE, (Unsuitable(severity="error", claim="It burns.", next_step="Leave."),)
+    )
     assert text.endswith("  error: It burns.\n    Leave.")
     host = replace(HOST, cpu_model="\x1b[2Jmodel\nfault: fake")
-    text = doctor_text(replace(MACHINE, host=host), (Unsuitable(severity="info", claim="\x07", next_step="\r"),))
+    text = doctor_text(
+        replace(MACHINE, host=host),
+        (Unsuitable(severity="info", claim="\x07", next_step="\r"),),
+    )
     assert not any(ord(character) < 32 for character in text.replace("\n", ""))
     assert "\\x1b[2Jmodel fault: fake" in text

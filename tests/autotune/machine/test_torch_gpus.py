@@ -21,18 +21,30 @@ def python(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize(("script", "names"), [
-    ("echo NVIDIA H200; echo NVIDIA L4", ("NVIDIA H200", "NVIDIA L4")), ("echo", ()), ("echo half; exit 1", ()),
-    ("sleep 9", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("echo NVIDIA H200; echo NVIDIA L4", ("NVIDIA H200", "NVIDIA L4")),
+        ("echo", ()),
+        ("echo half; exit 1", ()),
+        ("sleep 9", ()),
+    ],
+)
 def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, names):
     monkeypatch.setattr(nvml, "TORCH_WITHIN_S", 0.5)
     python(script)
     assert nvml.gpus_of_torch() == names
 
 
-def test_without_a_driver_no_child_is_started_and_a_cpu_build_of_torch_names_none_without_an_error(python, monkeypatch):
-    child = subprocess.run([sys.executable, "-c", nvml.TORCHS_GPUS], capture_output=True, text=True, check=True)
+def test_without_a_driver_no_child_is_started_and_a_cpu_build_of_torch_names_none_without_an_error(
+    python, monkeypatch
+):
+    child = subprocess.run(
+        [sys.executable, "-c", nvml.TORCHS_GPUS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert child.stdout.strip() == ""
     python("echo NVIDIA H200")
     monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError))

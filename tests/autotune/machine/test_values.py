@@ -8,45 +8,107 @@ from hypothesis import strategies as st
 from autotune.machine import values
 from tests.fakes import CARD, COUNTERS, HOST, SAMPLE
 
-NO_SLURM = values.SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+NO_SLURM = values.SlurmFacts(
+    job_id=None,
+    end_time_s=None,
+    nodes=None,
+    tasks=None,
+    gpus_per_node=None,
+    commands=(),
+)
 CPUS = st.integers(min_value=1, max_value=512)
 
 
-@given(CPUS, CPUS, st.none() | st.floats(min_value=0.01, max_value=600), st.none() | CPUS)
-def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(online, affinity, quota, slurm):
-    host = replace(HOST, cpus_online=online, cpus_affinity=affinity, cpus_quota=quota, cpus_slurm=slurm)
-    assert 1 <= host.allotted_cpus <= max(1, min(online, affinity, quota or online, slurm or online))
+@given(
+    CPUS, CPUS, st.none() | st.floats(min_value=0.01, max_value=600), st.none() | CPUS
+)
+def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(
+    online, affinity, quota, slurm
+):
+    host = replace(
+        HOST,
+        cpus_online=online,
+        cpus_affinity=affinity,
+        cpus_quota=quota,
+        cpus_slurm=slurm,
+    )
+    assert (
+        1
+        <= host.allotted_cpus
+        <= max(1, min(online, affinity, quota or online, slurm or online))
+    )
 
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
-def test_throttle_names_lose_no_bit_and_only_heat_and_hardware_slowdown_are_faults(mask):
+def test_throttle_names_lose_no_bit_and_only_heat_and_hardware_slowdown_are_faults(
+    mask,
+):
     bits = {name: bit for bit, name in values.THROTTLE_REASONS.items()}
     named = values.throttle_names(mask)
-    assert mask == sum(bits.get(name) or int(name.removeprefix("unknown_"), 16) for name in named)
+    assert mask == sum(
+        bits.get(name) or int(name.removeprefix("unknown_"), 16) for name in named
+    )
     faults = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
     assert set(values.throttle_faults(named)) == set(named) & faults
     assert values.throttle_faults(None) == ()
 
 
-ONE, TWO = (replace(CARD, index=index, uuid=uuid) for index, uuid in enumerate(("GPU-aa11", "GPU-aa22")))
-SLICED = replace(CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("MIG-1x", "MIG-2y"))
+ONE, TWO = (
+    replace(CARD, index=index, uuid=uuid)
+    for index, uuid in enumerate(("GPU-aa11", "GPU-aa22"))
+)
+SLICED = replace(
+    CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("MIG-1x", "MIG-2y")
+)
 
 
-@pytest.mark.parametrize(("value", "seen"), [
-    (None, (ONE, TWO, SLICED)), ("", ()), ("1,0", (TWO, ONE)), (" 1 , 2", (TWO, SLICED)), ("0,9,1", (ONE,)), ("-1", ()),
-    ("0,-1,1", (ONE,)), ("0,0", ()), ("GPU-aa2,GPU-bb", (TWO, SLICED)), ("GPU-aa", ()), ("MIG-2y", (SLICED,)),
-    ("MIG-1x,MIG-2y", (SLICED,)), ("MIG-GPU-bb33/1/0", (SLICED,)), ("NoDevFiles", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (None, (ONE, TWO, SLICED)),
+        ("", ()),
+        ("1,0", (TWO, ONE)),
+        (" 1 , 2", (TWO, SLICED)),
+        ("0,9,1", (ONE,)),
+        ("-1", ()),
+        ("0,-1,1", (ONE,)),
+        ("0,0", ()),
+        ("GPU-aa2,GPU-bb", (TWO, SLICED)),
+        ("GPU-aa", ()),
+        ("MIG-2y", (SLICED,)),
+        ("MIG-1x,MIG-2y", (SLICED,)),
+        ("MIG-GPU-bb33/1/0", (SLICED,)),
+        ("NoDevFiles", ()),
+    ],
+)
 def test_visible_devices_follow_cuda(value, seen):
-    assert values.visible_devices([ONE, TWO, SLICED], {} if value is None else {"CUDA_VISIBLE_DEVICES": value}) == seen
+    assert (
+        values.visible_devices(
+            [ONE, TWO, SLICED], {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+        )
+        == seen
+    )
 
 
 @given(st.text())
 def test_visible_devices_are_always_some_of_the_devices(value):
-    assert set(values.visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {ONE, TWO}
+    assert set(values.visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {
+        ONE,
+        TWO,
+    }
 
 
-NETWORK = ("nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "fuse.sshfs", "wekafs", "fuse.juicefs")
+NETWORK = (
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "fuse.sshfs",
+    "wekafs",
+    "fuse.juicefs",
+)
 LOCAL = ("ext4", "xfs", "tmpfs", "overlay", "fuse.mergerfs", None, "")
 
 
@@ -57,17 +119,31 @@ def test_network_file_systems_are_told_from_local_ones(kind):
 
 def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_login_node():
     slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0, commands=("sbatch",))
-    assert [slurm.seconds_left(datetime.fromtimestamp(now_s, UTC)) for now_s in (400, 5000)] == [600, 0]
+    assert [
+        slurm.seconds_left(datetime.fromtimestamp(now_s, UTC)) for now_s in (400, 5000)
+    ] == [600, 0]
     assert NO_SLURM.seconds_left(datetime.fromtimestamp(0, UTC)) is None
     assert slurm.is_login_node
 
 
-@given(st.lists(st.floats(0, 100), max_size=20).map(sorted), st.floats(0, 100), st.floats(0, 100))
-def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(times_s, start_s, end_s):
+@given(
+    st.lists(st.floats(0, 100), max_size=20).map(sorted),
+    st.floats(0, 100),
+    st.floats(0, 100),
+)
+def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(
+    times_s, start_s, end_s
+):
     samples = tuple(replace(SAMPLE, time_s=time_s) for time_s in times_s)
-    gpm = tuple(replace(COUNTERS, start_s=time_s, end_s=time_s + 1) for time_s in times_s)
-    cut = values.GpuSeries(samples=samples, gpm=gpm, lacking="a", gpm_lacking="b").between(start_s, end_s)
-    assert [one.time_s for one in cut.samples] == [time_s for time_s in times_s if start_s <= time_s <= end_s]
+    gpm = tuple(
+        replace(COUNTERS, start_s=time_s, end_s=time_s + 1) for time_s in times_s
+    )
+    cut = values.GpuSeries(
+        samples=samples, gpm=gpm, lacking="a", gpm_lacking="b"
+    ).between(start_s, end_s)
+    assert [one.time_s for one in cut.samples] == [
+        time_s for time_s in times_s if start_s <= time_s <= end_s
+    ]
     inside = [time_s for time_s in times_s if start_s <= time_s and time_s + 1 <= end_s]
     assert [one.start_s for one in cut.gpm] == inside
     assert (cut.lacking, cut.gpm_lacking) == ("a", "b")

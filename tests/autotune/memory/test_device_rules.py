@@ -23,9 +23,17 @@ HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 HOMES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
 ON_PURPOSE = {"__matmul__", "__pow__", "cross_entropy", "norm"}
 """Operators of Python; a function that calls one of the list where it cannot be seen; and the macro of its own."""
-LISTS = {"AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER, "AT_FORALL_FP32": semantics._WIDER}
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER,
+    "AT_FORALL_FP32": semantics._WIDER,
+}
 LISTS |= {"AT_FORALL_FP32_SET_OPT_DTYPE": semantics._WIDER_RESULT}
-TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def named_in_header(macro: str) -> set[str]:
@@ -44,18 +52,25 @@ def named_in_header(macro: str) -> set[str]:
 @pytest.mark.parametrize("macro", LISTS)
 def test_our_lists_for_cuda_are_those_of_torchs_header(macro):
     ours, torchs = set(LISTS[macro]["cuda"].split()), named_in_header(macro)
-    assert torchs - {"scaled_dot_product_attention"} <= ours  # which has a rule of its own
+    # Which has a rule of its own.
+    assert torchs - {"scaled_dot_product_attention"} <= ours
     assert ours - torchs <= ON_PURPOSE
 
 
 def test_everything_on_our_lists_for_a_cpu_has_a_kernel_of_torchs_autocast_there():
-    operators = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    operators = (
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    )
     ruled = {
         name.removeprefix("aten::").split(".")[0].removeprefix("linalg_")
         for name in operators
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
     }
-    assert {name for names in LISTS.values() for name in names["cpu"].split()} - ruled <= ON_PURPOSE
+    assert {
+        name for names in LISTS.values() for name in names["cpu"].split()
+    } - ruled <= ON_PURPOSE
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -65,29 +80,48 @@ def test_no_function_is_on_two_lists(kind):
     assert all(any(hasattr(home, name) for home in HOMES) for name in names)
 
 
-def rules(kind: semantics.Kind, *, bf16: bool) -> tuple[AllocationRecorder, DeviceRules]:
+def rules(
+    kind: semantics.Kind, *, bf16: bool
+) -> tuple[AllocationRecorder, DeviceRules]:
     tape = AllocationRecorder(within_kernels(kind))
     return tape, DeviceRules(kind, bf16=bf16, tape=tape)
 
 
 def test_flash_attention_3s_backward_takes_two_numbers_and_a_head_in_fp32_for_each_position():
-    rule = within_kernels("cuda", "fa3")[torch.ops.torch_attn._varlen_attn_backward.default]
-    query, edges = torch.empty(1000, 12, 72, device="meta"), torch.arange(0, 1001, 100, dtype=torch.int32)
+    rule = within_kernels("cuda", "fa3")[
+        torch.ops.torch_attn._varlen_attn_backward.default
+    ]
+    query, edges = (
+        torch.empty(1000, 12, 72, device="meta"),
+        torch.arange(0, 1001, 100, dtype=torch.int32),
+    )
     rows = 1664  # 1,000 and for each of 10 segments 64, in tiles of 64
     requested = [one.size_bytes for one in rule(query, query, query, edges)[1:4]]
     assert requested == [4 * 12 * rows, 4 * 12 * rows, 4 * 12 * rows * 96]
 
 
-@pytest.mark.parametrize(("width", "masked", "kernel"), [
-    (64, False, "flash forward"), (64, True, "efficient forward"), (288, False, "efficient forward"), (26, True, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "masked", "kernel"),
+    [
+        (64, False, "flash forward"),
+        (64, True, "efficient forward"),
+        (288, False, "efficient forward"),
+        (26, True, None),
+    ],
+)
 def test_attention_takes_the_kernel_that_a_gpu_has_for_its_heads(width, masked, kernel):
     tape, of_device = rules("cuda", bf16=True)
     heads = torch.empty(1, 2, 32, width, dtype=torch.bfloat16, device="meta")
-    mask = torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta") if masked else None
+    mask = (
+        torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta")
+        if masked
+        else None
+    )
     with tape, of_device:
         functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
-    assert [one.name for one in tape.kernels.counts if one.kind == "attention"] == ([kernel] if kernel else [])
+    assert [one.name for one in tape.kernels.counts if one.kind == "attention"] == (
+        [kernel] if kernel else []
+    )
 
 
 def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
@@ -107,9 +141,13 @@ def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(family, training):
+def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(
+    family, training
+):
     settings = ModelSettings(name=family, config=TINY | {"model_type": family})
-    config = build_config(settings, vocab_size=128, special_ids=SPECIAL_IDS, seq_length_tokens=16)
+    config = build_config(
+        settings, vocab_size=128, special_ids=SPECIAL_IDS, seq_length_tokens=16
+    )
 
     def step(device: str) -> nn.Module:
         with torch.device(device):
@@ -118,7 +156,9 @@ def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(family, t
     def forward(model: nn.Module, device: str) -> None:
         ids_BS = torch.full((2, 16), 7, device=device)
         logits_BSV = model(input_ids=ids_BS).logits
-        functional.cross_entropy(logits_BSV.flatten(0, 1).float(), ids_BS.flatten()).backward()
+        functional.cross_entropy(
+            logits_BSV.flatten(0, 1).float(), ids_BS.flatten()
+        ).backward()
 
     real, traced = step("cpu"), step("meta")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -128,8 +168,16 @@ def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(family, t
         found = dtypes_of(traced, lambda: forward(traced, "meta"))
     assert found == expected
     assert {dtype for _, dtype in found} == {torch.bfloat16, torch.float32}
-    gradients = [(name, one.grad.dtype) for name, one in traced.named_parameters() if one.grad is not None]
-    assert gradients == [(name, one.grad.dtype) for name, one in real.named_parameters() if one.grad is not None]
+    gradients = [
+        (name, one.grad.dtype)
+        for name, one in traced.named_parameters()
+        if one.grad is not None
+    ]
+    assert gradients == [
+        (name, one.grad.dtype)
+        for name, one in real.named_parameters()
+        if one.grad is not None
+    ]
 
 
 CALLS = {
@@ -157,7 +205,9 @@ def test_functions_give_on_meta_what_cuda_gives_with_and_without_autocast(name, 
     call, expected = CALLS[name]
     tape, device_rules = rules("cuda", bf16=bf16)
     with tape, device_rules:
-        assert call(torch.empty(4, 4, device="meta")).dtype == (expected if bf16 else call(torch.ones(4, 4)).dtype)
+        assert call(torch.empty(4, 4, device="meta")).dtype == (
+            expected if bf16 else call(torch.ones(4, 4)).dtype
+        )
 
 
 def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
@@ -185,7 +235,9 @@ def test_attention_on_a_gpu_keeps_no_weights_and_on_a_cpu_with_dropout_it_does()
         tape, device_rules = rules(kind, bf16=True)
         with tape, device_rules:
             query = torch.empty(2, 4, 256, 32, device="meta", requires_grad=True)
-            functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout).sum().backward()
+            functional.scaled_dot_product_attention(
+                query, query, query, dropout_p=dropout
+            ).sum().backward()
         return max(one.size_bytes for one in tape.trace(1, 1).allocations)
 
     weights_bytes = 2 * 4 * 256 * 256 * 2

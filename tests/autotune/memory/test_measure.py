@@ -11,7 +11,13 @@ from autotune.memory.values import Allocation, Trace, TraceRequest
 from autotune.speed.values import Kernel, StepWork
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import made_on
-from autotune.trials.values import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import (
+    Contaminated,
+    Crashed,
+    Measured,
+    OutOfMemory,
+    TimedOut,
+)
 from tests.autotune.profiles.examples import FINGERPRINT
 from tests.autotune.trials.examples import STEP
 from tests.autotune.workers.feeds import runner_on
@@ -23,11 +29,20 @@ from trainer.data.dataset import SpecialIds, read_manifest
 from trainer.data.masking import head_slots
 
 FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
-OF_MODEL = {"parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
+OF_MODEL = {
+    "parameters": 75_000_000,
+    "attention": "sdpa",
+    "attention_reason": "asked for",
+}
 
 
 def work_of(rows):
-    return StepWork(micro_batch_size=rows, padded_tokens=64 * rows, model_flops=1e9, kernels=((Kernel("copy"), 1),))
+    return StepWork(
+        micro_batch_size=rows,
+        padded_tokens=64 * rows,
+        model_flops=1e9,
+        kernels=((Kernel("copy"), 1),),
+    )
 
 
 def trace_figures(trial, row_bytes=ROW_BYTES):
@@ -35,7 +50,9 @@ def trace_figures(trial, row_bytes=ROW_BYTES):
     traces, order = [], {"predicted_tokens": 0, "events": (0, 1, -2), "repeats_from": 0}
     for rows in trial.measured["sizes"]:
         sizes = {"parameters": FIXED_BYTES, "activations: Linear": row_bytes * rows}
-        blocks = tuple(Allocation(size_bytes=size, term=term) for term, size in sizes.items())
+        blocks = tuple(
+            Allocation(size_bytes=size, term=term) for term, size in sizes.items()
+        )
         traces.append(Trace(work=work_of(rows), allocations=blocks, **order).to_json())
     return OF_MODEL | {"traces": traces}
 
@@ -54,7 +71,10 @@ def simulate(trial):
     if budget is not None and peak > budget:
         return OutOfMemory(detail="refused")
     step_s = [(rows + 2) / 100] * timed
-    return Measured(figures=STEP | {"step_s": step_s, "padded_tokens_per_step": rows * 64, "peak_bytes": peak})
+    return Measured(
+        figures=STEP
+        | {"step_s": step_s, "padded_tokens_per_step": rows * 64, "peak_bytes": peak}
+    )
 
 
 def rows_of(trial):
@@ -74,17 +94,44 @@ def probe(tmp_path):
     manifest = read_manifest(write_dataset(tmp_path / "data", [[5, 6]]))
     clock = FakeClock()
 
-    def run(machine, memory_budget_bytes=10**9, site="here", here=None, local_ranks=1, expected=None, **changes):
-        config = TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64, layout="packed")
-        settings = {name: changes.pop(name) for name in TrainConfig.model_fields if name in changes}
+    def run(
+        machine,
+        memory_budget_bytes=10**9,
+        site="here",
+        here=None,
+        local_ranks=1,
+        expected=None,
+        **changes,
+    ):
+        config = TrainConfig(
+            model=model_settings("bert-mini"), seq_length_tokens=64, layout="packed"
+        )
+        settings = {
+            name: changes.pop(name)
+            for name in TrainConfig.model_fields
+            if name in changes
+        }
         config = config.model_copy(update=settings)
-        options = {"accumulate": False, "max_micro_batch_size": 1000, "trial_timeout_s": 10} | changes
-        request = ProbeRequest(config=config, data=tmp_path, reports=tmp_path, **options)
+        options = {
+            "accumulate": False,
+            "max_micro_batch_size": 1000,
+            "trial_timeout_s": 10,
+        } | changes
+        request = ProbeRequest(
+            config=config, data=tmp_path, reports=tmp_path, **options
+        )
         ready = Probe(
-            request=request, config=config, manifest=manifest, memory_budget_bytes=memory_budget_bytes,
-            local_ranks=local_ranks, expected=expected,
-        )  # fmt: skip
-        train, found = probe_model(ready, runner_on(machine, tmp_path / "trials", clock, site=site, made_on=here))
+            request=request,
+            config=config,
+            manifest=manifest,
+            memory_budget_bytes=memory_budget_bytes,
+            local_ranks=local_ranks,
+            expected=expected,
+        )
+        train, found = probe_model(
+            ready,
+            runner_on(machine, tmp_path / "trials", clock, site=site, made_on=here),
+        )
         run.chosen_rows = train.micro_batch_size
         return found
 
@@ -95,22 +142,32 @@ def bracket(found):
     return found.feasible_max, found.infeasible_min
 
 
-def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(probe):
+def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(
+    probe,
+):
     machine = FakeMachine(simulate)
     found = probe(machine)
     assert bracket(found) == (35, 36)
     assert [point.micro_batch_size for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
     assert found.sustained is None  # on a CPU a few steps are enough
-    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
+    assert {
+        trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)
+    } == {4}
     verified = next(trial.measured for trial in machine.trials if rows_of(trial) == 35)
     assert verified["memory_budget_bytes"] == 1_000_000_000
     assert verified["warmup_steps"] + verified["timed_steps"] == 2
-    assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
+    assert found.predicted_peak_bytes == pytest.approx(
+        found.feasible_peak_bytes, rel=0.02
+    )
     assert bracket(probe(FakeMachine(simulate), max_micro_batch_size=10)) == (10, None)
 
 
 def test_a_trace_leads_to_the_answer_in_three_trials(probe):
-    found = probe(FakeMachine(simulate), memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
+    found = probe(
+        FakeMachine(simulate),
+        memory_budget_bytes=1_010_000_000,
+        expected=expected_on_cpu(),
+    )
     assert bracket(found) == (35, 36)
     assert found.search_trials <= 3
     assert found.traced_micro_batch_size in (33, 34, 35)
@@ -118,49 +175,89 @@ def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
 
 
-def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_and_that_is_said(probe):
+def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_and_that_is_said(
+    probe,
+):
     def misled(trial):
-        return Measured(figures=trace_figures(trial, row_bytes=26_000_000)) if trial.job == "trace" else simulate(trial)
+        return (
+            Measured(figures=trace_figures(trial, row_bytes=26_000_000))
+            if trial.job == "trace"
+            else simulate(trial)
+        )
 
     assert bracket(probe(FakeMachine(misled), expected=expected_on_cpu())) == (35, 36)
     crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
-    found = probe(except_where(lambda trial: trial.job == "trace", crash), site="there", expected=expected_on_cpu())
+    found = probe(
+        except_where(lambda trial: trial.job == "trace", crash),
+        site="there",
+        expected=expected_on_cpu(),
+    )
     assert bracket(found) == (35, 36)
     assert "Tensor.item()" in found.not_traced
     assert found.traced_peak_bytes is None
 
 
-def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
+def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(
+    probe,
+):
     def warm(trial):
         outcome = simulate(trial)
         if trial.job == "step" and trial.measured["timed_steps"] > 10:
-            outcome.figures["step_s"] = [1.05 * second for second in outcome.figures["step_s"]]
+            outcome.figures["step_s"] = [
+                1.05 * second for second in outcome.figures["step_s"]
+            ]
         return outcome
 
     machine = FakeMachine(warm)
     found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
     timed = [trial.measured for trial in machine.trials if is_timed(trial)]
     assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
-    cold = next(point for point in found.curve if point.micro_batch_size == probe.chosen_rows)
+    cold = next(
+        point for point in found.curve if point.micro_batch_size == probe.chosen_rows
+    )
     assert found.sustained.timed_steps * found.sustained.step_s >= 60
     assert found.sustained.micro_batch_size == probe.chosen_rows
-    assert found.sustained.padded_tokens_per_s == pytest.approx(cold.padded_tokens_per_s / 1.05)
+    assert found.sustained.padded_tokens_per_s == pytest.approx(
+        cold.padded_tokens_per_s / 1.05
+    )
 
 
 def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     machine = FakeMachine(simulate)
-    here = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"})
+    here = made_on(FINGERPRINT).model_copy(
+        update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"}
+    )
     found = probe(machine, device="cuda", precision="bf16", here=here)
-    assert (*bracket(found), found.curve, found.sustained, probe.chosen_rows) == (35, 36, [], None, 33)
+    assert (*bracket(found), found.curve, found.sustained, probe.chosen_rows) == (
+        35,
+        36,
+        [],
+        None,
+        33,
+    )
     assert not any(map(is_timed, machine.trials))
 
 
-@pytest.mark.parametrize(("outcome", "said", "next_step", "tries"), [
-    (Crashed(detail="a bus error"), r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
-     "resumes from", 3),
-    (OutOfMemory(detail="no room"), "micro-batch size 33 fitted at first", "--headroom", 1),
-])  # fmt: skip
-def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(probe, outcome, said, next_step, tries):
+@pytest.mark.parametrize(
+    ("outcome", "said", "next_step", "tries"),
+    [
+        (
+            Crashed(detail="a bus error"),
+            r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
+            "resumes from",
+            3,
+        ),
+        (
+            OutOfMemory(detail="no room"),
+            "micro-batch size 33 fitted at first",
+            "--headroom",
+            1,
+        ),
+    ],
+)
+def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(
+    probe, outcome, said, next_step, tries
+):
     machine = except_where(is_timed, outcome)
     with pytest.raises(Undecided, match=said) as caught:
         probe(machine)
@@ -168,7 +265,9 @@ def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(
     assert sum(map(is_timed, machine.trials)) == tries
 
 
-def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_attempt_is_followed_by_another(probe):
+def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_attempt_is_followed_by_another(
+    probe,
+):
     def unsteady(trial):
         again = rows_of(trial) == 35 and tries_of(machine, 35) == 2
         return OutOfMemory(detail="this time not") if again else simulate(trial)
@@ -179,7 +278,9 @@ def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_a
         return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
 
     machine = FakeMachine(unsteady)
-    assert bracket(probe(machine, memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)) == (34, 35)
+    assert bracket(
+        probe(machine, memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)
+    ) == (34, 35)
     assert bracket(probe(FakeMachine(doubtful))) == (35, 36)
 
 
@@ -189,11 +290,14 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     config = machine.trials[0].measured["config"]
     assert config["global_batch_size"] == 6 * config["micro_batch_size"]
     assert machine.trials[0].measured["local_ranks"] == 3
-    curve = machine.trials[-1].measured["config"]  # accumulation repeats what one micro-batch costs
+    # Accumulation repeats what one micro-batch costs.
+    curve = machine.trials[-1].measured["config"]
     assert curve["global_batch_size"] == 3 * curve["micro_batch_size"]
 
 
-def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeated_from_its_ledger(probe):
+def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeated_from_its_ledger(
+    probe,
+):
     whole = FakeMachine(simulate)
     expected = probe(whole)
     for stop in range(1, len(whole.trials)):
@@ -213,26 +317,44 @@ def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeate
 
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
     with pytest.raises(ExceedsMemory, match="305 MiB") as refused:
-        probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
+        probe(
+            FakeMachine(simulate),
+            memory_budget_bytes=200_000_000,
+            expected=expected_on_cpu(),
+        )
     assert "largest part: parameters, 286 MiB" in refused.value.message
     assert "--memory" in refused.value.next_step
 
 
-@pytest.mark.parametrize(("strategy", "ranks", "told"), [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)])
-def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypatch, strategy, ranks, told):
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "told"),
+    [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)],
+)
+def test_a_state_that_is_shared_already_is_not_divided_once_more(
+    probe, monkeypatch, strategy, ranks, told
+):
     sharing = "parallel.strategy = 'fsdp2' over 4 ranks"
-    monkeypatch.setattr(autotune.memory.measure, "fewest_that_share", lambda *_, **__: sharing)
+    monkeypatch.setattr(
+        autotune.memory.measure, "fewest_that_share", lambda *_, **__: sharing
+    )
     parallel = ParallelSettings(strategy=strategy)
-    changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
+    changes = {
+        "parallel": parallel,
+        "local_ranks": ranks,
+        "memory_budget_bytes": 200_000_000,
+    }
     with pytest.raises(ExceedsMemory) as refused:
         probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
     assert ("shard the state: parallel.strategy" in refused.value.next_step) == told
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said", "tries"), [(Crashed(detail="boom"), "boom", 3), (TimedOut(detail="killed"), "timed out", 1)]
+    ("outcome", "said", "tries"),
+    [(Crashed(detail="boom"), "boom", 3), (TimedOut(detail="killed"), "timed out", 1)],
 )
-def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(probe, outcome, said, tries):
+def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(
+    probe, outcome, said, tries
+):
     machine = except_where(lambda trial: rows_of(trial) == 4, outcome)
     with pytest.raises(Undecided, match=said):
         probe(machine)
@@ -241,16 +363,26 @@ def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(probe, outcome, sai
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
 
-@pytest.mark.parametrize("outcome", [Crashed(detail="boom"), Contaminated(detail="hw_thermal in 1 of 21 samples")])
+@pytest.mark.parametrize(
+    "outcome",
+    [Crashed(detail="boom"), Contaminated(detail="hw_thermal in 1 of 21 samples")],
+)
 @pytest.mark.parametrize("timed", [False, True])
-def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(probe, outcome, timed):
+def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(
+    probe, outcome, timed
+):
     left = itertools.count()
-    machine = except_where(lambda one: rows_of(one) == 4 and is_timed(one) == timed and next(left) == 0, outcome)
+    machine = except_where(
+        lambda one: rows_of(one) == 4 and is_timed(one) == timed and next(left) == 0,
+        outcome,
+    )
     assert probe(machine).feasible_max == 35
     assert next(left) == 2
 
 
-def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(probe, monkeypatch):
+def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(
+    probe, monkeypatch
+):
     search_trials = probe(FakeMachine(simulate)).search_trials
     runner_run = TrialRunner.run
 
@@ -269,13 +401,19 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
         probed_within(search_trials - 1)
     found = probed_within(search_trials + 1)
     assert bracket(found) == (35, 36)
-    assert [point.micro_batch_size for point in found.curve] == [probe.chosen_rows] == [33]
+    assert (
+        [point.micro_batch_size for point in found.curve] == [probe.chosen_rows] == [33]
+    )
 
 
 REQUEST = TraceRequest(
-    config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64), vocab_size=500,
-    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), documents_per_sequence=1.0, micro_batches=2, ranks=1,
-)  # fmt: skip
+    config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64),
+    vocab_size=500,
+    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
+    documents_per_sequence=1.0,
+    micro_batches=2,
+    ranks=1,
+)
 FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
 
 
@@ -286,12 +424,25 @@ def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
         slots = head_slots(64 * rows, 0.15)
         allocations = (
             Allocation(size_bytes=FIXED, term="parameters"),
-            Allocation(size_bytes=ROW * rows + (BEND if rows >= bent_from else 0), term="activations: Linear"),
-            Allocation(size_bytes=SLOT * slots, term=f"head of {rows}" if rows in unlike else "head and loss"),
+            Allocation(
+                size_bytes=ROW * rows + (BEND if rows >= bent_from else 0),
+                term="activations: Linear",
+            ),
+            Allocation(
+                size_bytes=SLOT * slots,
+                term=f"head of {rows}" if rows in unlike else "head and loss",
+            ),
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
         order = {"events": events, "repeats_from": 1}
-        traces.append(Trace(work=work_of(rows), predicted_tokens=slots, allocations=allocations, **order).to_json())
+        traces.append(
+            Trace(
+                work=work_of(rows),
+                predicted_tokens=slots,
+                allocations=allocations,
+                **order,
+            ).to_json()
+        )
     return Measured(figures=OF_MODEL | {"traces": traces})
 
 
@@ -301,18 +452,24 @@ LARGE_BYTES = 7 * 10**10
 
 def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
     machine = machine or FakeMachine(lambda trial: trace_of_slots(trial, **model))
-    return estimate_model(REQUEST, machine, budget_bytes, CPU, max_micro_batch_size=16_384)
+    return estimate_model(
+        REQUEST, machine, budget_bytes, CPU, max_micro_batch_size=16_384
+    )
 
 
 def true_bytes(rows: int) -> int:
-    return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.non_pytorch_bytes
+    return (
+        FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.non_pytorch_bytes
+    )
 
 
 ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
 
 
 @pytest.mark.parametrize("budget", [10**8, ONE_ROW, 5 * 10**8, 10**9, LARGE_BYTES])
-def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(budget):
+def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(
+    budget,
+):
     machine = FakeMachine(trace_of_slots)
     estimate = estimated(budget, machine)
     rows = estimate.max_micro_batch_size
@@ -323,7 +480,9 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
     assert len(sizes) == len(set(sizes))  # none is traced twice
     if budget == LARGE_BYTES:
         predicted = [peak_bytes(estimate.fit, rows, CPU) for rows in (1, 7, 100, 1000)]
-        assert predicted == pytest.approx([true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01)
+        assert predicted == pytest.approx(
+            [true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01
+        )
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
@@ -344,9 +503,13 @@ def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
     assert len(fit.rows) > 2
 
 
-@pytest.mark.parametrize(("said", "outcome"), [
-    ("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")), ("longer", TimedOut(detail="")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")),
+        ("longer", TimedOut(detail="")),
+    ],
+)
 def test_a_model_that_cannot_be_traced_is_to_be_measured(said, outcome):
     with pytest.raises(CannotTrace, match=said) as refused:
         estimated(machine=FakeMachine(lambda trial: outcome))

@@ -26,7 +26,10 @@ def bench(monkeypatch, patterned_dataset):
 @pytest.fixture
 def probed(tmp_path, bench, patterned_dataset):
     def run(*models, **changes):
-        requests = [probe_request(tmp_path, patterned_dataset, model, **changes) for model in models or (SETTINGS,)]
+        requests = [
+            probe_request(tmp_path, patterned_dataset, model, **changes)
+            for model in models or (SETTINGS,)
+        ]
         return probe_models(bench, requests, tmp_path / "p")
 
     return run
@@ -35,19 +38,29 @@ def probed(tmp_path, bench, patterned_dataset):
 @pytest.fixture
 def prepared(tmp_path, bench, patterned_dataset):
     def make(model=SETTINGS, bench=bench, **changes):
-        return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes))
+        return prepare(
+            bench, probe_request(tmp_path, patterned_dataset, model, **changes)
+        )
 
     return make
 
 
-def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_runs_nothing(tmp_path, bench, probed):
+def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_runs_nothing(
+    tmp_path, bench, probed
+):
     (one,) = probed()
     stored = read_profile(tmp_path / "p" / "tiny-cpu.toml")
     assert (stored.intact, stored.profile) == (True, one.profile)
     probe = stored.profile.evidence.probe
     assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
-    assert (stored.profile.constraints.global_batch_tokens, stored.profile.train.global_batch_tokens) == (2048, None)
-    assert (stored.profile.provenance.commands, stored.profile.evidence.workers) == (["probe"], None)
+    assert (
+        stored.profile.constraints.global_batch_tokens,
+        stored.profile.train.global_batch_tokens,
+    ) == (2048, None)
+    assert (stored.profile.provenance.commands, stored.profile.evidence.workers) == (
+        ["probe"],
+        None,
+    )
     before = len(bench.machine.trials)
     (again,) = probed()
     assert len(bench.machine.trials) == before
@@ -56,58 +69,112 @@ def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_ru
     assert again.profile.train == one.profile.train
 
 
-def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, bench, probed):
+def test_each_model_has_its_profile_before_the_next_one_is_probed(
+    tmp_path, bench, probed
+):
     plain = bench.machine._simulate
 
     def simulate(trial):
-        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == (trial.measured["config"]["model"]["name"] == "huge")
+        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == (
+            trial.measured["config"]["model"]["name"] == "huge"
+        )
         return plain(trial)
 
     bench.machine._simulate = simulate
     probed(SETTINGS, ModelSettings(name="huge", config={"model_type": "bert"}))
-    assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
+    assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {
+        "tiny-cpu.toml",
+        "huge-cpu.toml",
+    }
 
 
 def test_no_trial_begins_after_the_time_limit(tmp_path, bench, patterned_dataset):
     with pytest.raises(OutOfTime):
-        probe_models(bench, [probe_request(tmp_path, patterned_dataset, SETTINGS)], tmp_path / "p", ends_s=0.0)
+        probe_models(
+            bench,
+            [probe_request(tmp_path, patterned_dataset, SETTINGS)],
+            tmp_path / "p",
+            ends_s=0.0,
+        )
     assert not bench.machine.trials
 
 
 def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     probe = prepared()
-    assert (probe.config.device, probe.config.precision, probe.config.layout) == ("cpu", "fp32", "packed")
-    assert (probe.local_ranks, probe.micro_batches, probe.expected, probe.global_batch_tokens) == (1, 2, None, 2048)
-    assert prepared(ModelSettings(name="s", config={"model_type": "something-new"})).config.layout == "padded"
-    probe = prepared(settings={"precision": "bf16", "layout": "bucketed"}, ranks=2, accumulate=False, traced=True)
-    assert (probe.config.precision, probe.config.layout, probe.local_ranks) == ("bf16", "bucketed", 2)
+    assert (probe.config.device, probe.config.precision, probe.config.layout) == (
+        "cpu",
+        "fp32",
+        "packed",
+    )
+    assert (
+        probe.local_ranks,
+        probe.micro_batches,
+        probe.expected,
+        probe.global_batch_tokens,
+    ) == (1, 2, None, 2048)
+    assert (
+        prepared(
+            ModelSettings(name="s", config={"model_type": "something-new"})
+        ).config.layout
+        == "padded"
+    )
+    probe = prepared(
+        settings={"precision": "bf16", "layout": "bucketed"},
+        ranks=2,
+        accumulate=False,
+        traced=True,
+    )
+    assert (probe.config.precision, probe.config.layout, probe.local_ranks) == (
+        "bf16",
+        "bucketed",
+        2,
+    )
     assert (probe.micro_batches, probe.documents_per_sequence) == (1, 1.0)
     assert probe.expected is not None
     probe = prepared(settings={"global_batch_tokens": None})
     assert probe.global_batch_tokens == 524_288
-    assert probe.config.global_batch_size == pytest.approx(524_288 / probe.rows.mean_non_padding_tokens, abs=0.5)
+    assert probe.config.global_batch_size == pytest.approx(
+        524_288 / probe.rows.mean_non_padding_tokens, abs=0.5
+    )
 
 
 def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
     path = tmp_path / "p" / "tiny-cpu.toml"
     profile, trials = profile_of_probe(bench, prepared(), path)
-    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (35, True, False)
+    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (
+        35,
+        True,
+        False,
+    )
     assert probe_one(bench, prepared(), path).profile.train == profile.train
 
 
 def test_the_memory_budget_is_told(bench, prepared, capsys):
-    bench = replace(bench, site=replace(bench.site, device="cuda", gpus=(replace(H200, total_bytes=2**35),)))
+    bench = replace(
+        bench,
+        site=replace(
+            bench.site, device="cuda", gpus=(replace(H200, total_bytes=2**35),)
+        ),
+    )
     prepared(bench=bench, memory_bytes=None)
-    assert "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free" in capsys.readouterr().err
+    assert (
+        "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free"
+        in capsys.readouterr().err
+    )
     prepared(bench=bench, memory_bytes=2**34)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
-@pytest.mark.parametrize(("settings", "error", "said"), [
-    ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
-    ({"layout": "stacked"}, BadConfig, "the options: layout"),
-])  # fmt: skip
-def test_settings_that_cannot_be_used_are_named_before_anything_runs(bench, prepared, settings, error, said):
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
+        ({"layout": "stacked"}, BadConfig, "the options: layout"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named_before_anything_runs(
+    bench, prepared, settings, error, said
+):
     with pytest.raises(error, match=said):
         prepared(settings=settings, ranks=4)
     assert bench.machine.trials == []
@@ -127,6 +194,8 @@ def test_nothing_runs_for_a_profile_that_cannot_be_written(tmp_path, bench, prep
 
 
 def test_a_profile_with_another_number_of_knees_is_told_all_the_same():
-    probe = example_profile().evidence.probe.model_copy(update={"knee_micro_batch_sizes": [3, 1, 2]})
+    probe = example_profile().evidence.probe.model_copy(
+        update={"knee_micro_batch_sizes": [3, 1, 2]}
+    )
     reasons = reasons_of(but(example_profile(), evidence={"probe": probe}))
     assert "throughput levels off between 1 and 3 sequences" in reasons

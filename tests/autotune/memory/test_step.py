@@ -14,25 +14,43 @@ def figures_of(steps=2.0, loss=1.5):
     """Rank 0 of two, with the numbers of the other one."""
     each, most = iter((300.0, steps)), iter(([0.1, 0.4], [9.0]))
     ranks = SimpleNamespace(
-        local_world_size=2, all_gather_float=lambda value: [value, next(each)],
-        all_reduce_max=lambda *values: [max(pair) for pair in zip(values, next(most), strict=True)],
-    )  # fmt: skip
-    return step._of_all(ranks, SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100), [0.2, 0.3], loss)
+        local_world_size=2,
+        all_gather_float=lambda value: [value, next(each)],
+        all_reduce_max=lambda *values: [
+            max(pair) for pair in zip(values, next(most), strict=True)
+        ],
+    )
+    return step._of_all(
+        ranks,
+        SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100),
+        [0.2, 0.3],
+        loss,
+    )
 
 
 def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
     assert figures_of() == {
-        "optimizer_steps": 2, "step_s": [0.2, 0.4], "peak_bytes": 300, "peak_bytes_by_rank": [100, 300],
-        "non_pytorch_bytes": 9, "local_ranks": 2, "loss": 1.5,
-    }  # fmt: skip
+        "optimizer_steps": 2,
+        "step_s": [0.2, 0.4],
+        "peak_bytes": 300,
+        "peak_bytes_by_rank": [100, 300],
+        "non_pytorch_bytes": 9,
+        "local_ranks": 2,
+        "loss": 1.5,
+    }
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"steps": 1.0}, "different numbers of steps"),
-    ({"loss": math.nan}, "the loss is nan"),
-    ({"loss": math.inf}, "the loss is inf"),
-])  # fmt: skip
-def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_figures(changes, said):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 1.0}, "different numbers of steps"),
+        ({"loss": math.nan}, "the loss is nan"),
+        ({"loss": math.inf}, "the loss is inf"),
+    ],
+)
+def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_figures(
+    changes, said
+):
     with pytest.raises(ValueError, match=said):
         figures_of(**changes)
 
@@ -41,7 +59,12 @@ class Device:
     """A device with a queue: steps take 0.3 s there, giving it one takes the host 0.1 s."""
 
     def __init__(self):
-        self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = 0.0, 0.0, [], 0
+        self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = (
+            0.0,
+            0.0,
+            [],
+            0,
+        )
         self.rehearsed = False
 
     def moment(self, _):
@@ -50,7 +73,9 @@ class Device:
         def wait():
             self.host_s = max(self.host_s, at_s)
 
-        return SimpleNamespace(at_s=at_s, wait=wait, seconds_since=lambda earlier: at_s - earlier.at_s)
+        return SimpleNamespace(
+            at_s=at_s, wait=wait, seconds_since=lambda earlier: at_s - earlier.at_s
+        )
 
     def rehearse(self, batch):
         self.rehearsed = True
@@ -66,15 +91,23 @@ class Device:
 
 
 def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
-    device, made, work = Device(), [], SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
+    device, made, work = (
+        Device(),
+        [],
+        SimpleNamespace(step_flops=lambda lengths, predicted: 7.0),
+    )
     monkeypatch.setattr(step, "mark", device.moment)
-    monkeypatch.setattr(step, "build_training", lambda *_: SimpleNamespace(step=device, work=work))
+    monkeypatch.setattr(
+        step, "build_training", lambda *_: SimpleNamespace(step=device, work=work)
+    )
     monkeypatch.setattr(step, "make_state", lambda _: None)
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
     monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
     config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
-    asked = StepRequest.model_construct(config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10)
+    asked = StepRequest.model_construct(
+        config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10
+    )
     ranks = SimpleNamespace(device="cuda", rank=0, all_reduce_sum=lambda _: None)
     seconds, loss, flops = step._take_steps(asked, ranks)
     assert (loss, flops) == (1.5, 7.0)

@@ -13,11 +13,22 @@ SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 def config_of(rows: int) -> TrainConfig:
     model = ModelSettings(name="m", config={"model_type": "bert"})
-    return TrainConfig(model=model, seq_length_tokens=128, micro_batch_size=rows, global_batch_size=rows)
+    return TrainConfig(
+        model=model,
+        seq_length_tokens=128,
+        micro_batch_size=rows,
+        global_batch_size=rows,
+    )
 
 
-@given(rows=st.integers(1, 300), width=st.integers(8, 2048), probability=st.floats(0.01, 0.9))
-def test_one_row_is_as_full_as_rows_can_be_and_all_fill_the_head(rows, width, probability):
+@given(
+    rows=st.integers(1, 300),
+    width=st.integers(8, 2048),
+    probability=st.floats(0.01, 0.9),
+)
+def test_one_row_is_as_full_as_rows_can_be_and_all_fill_the_head(
+    rows, width, probability
+):
     counts = predicted_by_sequence(rows, width, probability)
     assert len(counts) == rows
     assert sum(counts) == min(head_slots(rows * width, probability), rows * width)

@@ -6,7 +6,14 @@ from typing import Any
 from autotune.errors import BadInput
 from autotune.network.decide.step_model import all_reduce_s, step_time
 from autotune.network.measure import NetworkRequest, NetworkTuning
-from autotune.network.values import MIB, GradientPart, GradientSync, Link, Network, RankCompute
+from autotune.network.values import (
+    MIB,
+    GradientPart,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+)
 from autotune.trials.values import Crashed, Measured, Outcome, Trial
 from tests.autotune.workers.feeds import runner_on
 from tests.fakes import FakeClock
@@ -14,11 +21,18 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(
-    sequence_s=0.02, micro_batch_s=0.01, optimizer_step_s=0.01,
-    gradients=tuple(GradientPart(elements=400_000, ready_share=(number + 1) / 10) for number in range(10)),
-)  # fmt: skip
+    sequence_s=0.02,
+    micro_batch_s=0.01,
+    optimizer_step_s=0.01,
+    gradients=tuple(
+        GradientPart(elements=400_000, ready_share=(number + 1) / 10)
+        for number in range(10)
+    ),
+)
 CONFIG = TrainConfig(
-    model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_size=4, global_batch_size=16
+    model=ModelSettings(name="tiny", config={"model_type": "bert"}),
+    micro_batch_size=4,
+    global_batch_size=16,
 )
 
 
@@ -35,22 +49,40 @@ class Cluster:
 
     @property
     def network(self) -> Network:
-        return Network(nodes=self.nodes, ranks_per_node=1, between=self.link, trees=False)
+        return Network(
+            nodes=self.nodes, ranks_per_node=1, between=self.link, trees=False
+        )
 
     def run(self, trial: Trial) -> Outcome:
         self.trials.append(trial)
-        return self._links(trial.measured) if trial.job == "links" else self._steps(trial.measured)
+        return (
+            self._links(trial.measured)
+            if trial.job == "links"
+            else self._steps(trial.measured)
+        )
 
     def _links(self, measured: dict[str, Any]) -> Outcome:
-        pairs = [[size, all_reduce_s(size, self.network)] for size in measured["sizes_bytes"] for _ in range(3)]
+        pairs = [
+            [size, all_reduce_s(size, self.network)]
+            for size in measured["sizes_bytes"]
+            for _ in range(3)
+        ]
         return Measured(
             figures={
-                "all": pairs, "within": [], "between": pairs, "nodes": self.nodes, "ranks_per_node": 1,
+                "all": pairs,
+                "within": [],
+                "between": pairs,
+                "nodes": self.nodes,
+                "ranks_per_node": 1,
                 "neighbours_bytes_per_s": [1.0] * (self.nodes if self.nodes > 2 else 1),
-                "matmul_flops_per_s": [1e9] * self.nodes, "backend": "gloo", "transport": "TCP sockets (gloo)",
-                "interface": "eth0", "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
+                "matmul_flops_per_s": [1e9] * self.nodes,
+                "backend": "gloo",
+                "transport": "TCP sockets (gloo)",
+                "interface": "eth0",
+                "interface_bytes_per_s": None,
+                "slowdown_share": self.slowdown_share,
             }
-        )  # fmt: skip
+        )
 
     def _steps(self, measured: dict[str, Any]) -> Outcome:
         config = TrainConfig.model_validate(measured["config"])
@@ -58,7 +90,9 @@ class Cluster:
         if parallel.strategy in self.failing:
             return Crashed(detail="it does not run here")
         if parallel.strategy in self.refusing:
-            raise BadInput("these two do not go together", next_step="Change one of them.")
+            raise BadInput(
+                "these two do not go together", next_step="Change one of them."
+            )
         rows, ranks = config.micro_batch_size, self.network.ranks
         micro_batches = config.global_batch_size // (rows * ranks)
         sync = GradientSync(
@@ -66,29 +100,55 @@ class Cluster:
             gradient_dtype=parallel.gradient_dtype,
             bucket_cap_bytes=parallel.bucket_cap_mib * MIB,
         )
-        time = step_time(replace(COMPUTE, slowdown_share=self.slowdown_share), rows, micro_batches, sync, self.network)
-        own_s, steps = micro_batches * COMPUTE.forward_backward_s(rows), measured["steps"]
+        time = step_time(
+            replace(COMPUTE, slowdown_share=self.slowdown_share),
+            rows,
+            micro_batches,
+            sync,
+            self.network,
+        )
+        own_s, steps = (
+            micro_batches * COMPUTE.forward_backward_s(rows),
+            measured["steps"],
+        )
         second = time.step_s if measured["synchronise"] else own_s + 0.01
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss
         return Measured(
             figures={
-                "step_s": [second] * steps, "optimizer_step_s": COMPUTE.optimizer_step_s,
-                "communication_s": time.exposed_s, "compute_s_by_rank": [[own_s] * steps] * ranks,
+                "step_s": [second] * steps,
+                "optimizer_step_s": COMPUTE.optimizer_step_s,
+                "communication_s": time.exposed_s,
+                "compute_s_by_rank": [[own_s] * steps] * ranks,
                 "forward_share": COMPUTE.forward_share,
-                "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
-                "gradient_accumulation_steps": micro_batches, "micro_batch_size": rows,
-                "tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
-                "losses": [(5.0 - self.fall * number / steps) * factor for number in range(steps)],
+                "gradients": [
+                    [part.elements, part.ready_share] for part in COMPUTE.gradients
+                ],
+                "gradient_accumulation_steps": micro_batches,
+                "micro_batch_size": rows,
+                "tokens_per_step": 100.0 * rows * micro_batches * ranks,
+                "peak_bytes": 2**20,
+                "losses": [
+                    (5.0 - self.fall * number / steps) * factor
+                    for number in range(steps)
+                ],
             }
-        )  # fmt: skip
+        )
 
 
 def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
     request = NetworkRequest(
         **{
-            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1,
-            "max_micro_batch_size": 8, "tokens_per_sequence": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
+            "config": CONFIG,
+            "data_dir": "data",
+            "nodes": cluster.network.nodes,
+            "ranks_per_node": 1,
+            "max_micro_batch_size": 8,
+            "tokens_per_sequence": 100.0,
+            "budget_s": 1e6,
+            "trial_timeout_s": 60.0,
         }
         | changes
-    )  # fmt: skip
-    return NetworkTuning(request=request, runner=runner_on(cluster, directory, FakeClock()))
+    )
+    return NetworkTuning(
+        request=request, runner=runner_on(cluster, directory, FakeClock())
+    )

@@ -2,7 +2,12 @@ import random
 
 import pytest
 
-from autotune.network.decide.link_fit import fit_link, link_warnings, lost_share, nccl_transport
+from autotune.network.decide.link_fit import (
+    fit_link,
+    link_warnings,
+    lost_share,
+    nccl_transport,
+)
 from autotune.trials.values import LinkFigures
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
@@ -12,13 +17,20 @@ def times(latency_s, bytes_per_s, members, *, noise=0.0, repeats=8, seed=0):
     draw = random.Random(seed)
     hops = 2 * (members - 1)
     return [
-        (size, hops * (latency_s + size / members / bytes_per_s) * (1 + noise * draw.gauss(0, 1)))
+        (
+            size,
+            hops
+            * (latency_s + size / members / bytes_per_s)
+            * (1 + noise * draw.gauss(0, 1)),
+        )
         for size in SIZES
         for _ in range(repeats)
     ]
 
 
-@pytest.mark.parametrize(("members", "trees"), [(2, False), (4, False), (16, False), (16, True)])
+@pytest.mark.parametrize(
+    ("members", "trees"), [(2, False), (4, False), (16, False), (16, True)]
+)
 def test_a_link_is_found_again(members, trees):
     fit = fit_link(times(30e-6, 2.5e9, members), members, trees=trees)
     # Down a tree a small message takes 8 hops of 16 nodes, instead of 30.
@@ -37,7 +49,10 @@ def test_noise_widens_the_interval_around_the_truth_and_neither_an_outlier_nor_w
     outlier[-1] = (outlier[-1][0], 10 * outlier[-1][1])
     assert fit_link(outlier, 2).bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
     # A shaped link lets the first 256 KiB after a rest through at once.
-    lent = [(size, max(1e-3, seconds - 2**18 / 24e6)) for size, seconds in times(1e-4, 24e6, 2)]
+    lent = [
+        (size, max(1e-3, seconds - 2**18 / 24e6))
+        for size, seconds in times(1e-4, 24e6, 2)
+    ]
     assert fit_link(lent, 2).bytes_per_s == pytest.approx(24e6, rel=0.01)
 
 
@@ -53,9 +68,18 @@ def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
 
 def warnings(neighbours=(), matmuls=(1.0, 1.0), *, reached=None, says=None):
     links = LinkFigures(
-        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, matmul_flops_per_s=matmuls, nodes=2,
-        ranks_per_node=2, backend="gloo", transport="TCP", interface="eth0", interface_bytes_per_s=says,
-    )  # fmt: skip
+        all=(),
+        within=(),
+        between=(),
+        neighbours_bytes_per_s=neighbours,
+        matmul_flops_per_s=matmuls,
+        nodes=2,
+        ranks_per_node=2,
+        backend="gloo",
+        transport="TCP",
+        interface="eth0",
+        interface_bytes_per_s=says,
+    )
     return link_warnings(links, reached)
 
 
@@ -72,11 +96,20 @@ def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
     assert warnings([10.0, 10.0], reached=2.5e9, says=3.125e9) == []
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ("NET/Socket : Using [0]ens3:10.0.0.4<0>", ("TCP sockets (NCCL NET/Socket)", "ens3")),
-    ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.4<0>", ("InfiniBand or RoCE (NCCL NET/IB)", "mlx5_0")),
-    ("comm 0x1 rank 0 nranks 2 - Init COMPLETE", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "NET/Socket : Using [0]ens3:10.0.0.4<0>",
+            ("TCP sockets (NCCL NET/Socket)", "ens3"),
+        ),
+        (
+            "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.4<0>",
+            ("InfiniBand or RoCE (NCCL NET/IB)", "mlx5_0"),
+        ),
+        ("comm 0x1 rank 0 nranks 2 - Init COMPLETE", None),
+    ],
+)
 def test_nccl_says_what_it_uses(said, expected):
     assert nccl_transport(f"n1:7:9 [0] NCCL INFO {said}") == expected
 
@@ -85,7 +118,9 @@ def test_what_computing_loses_to_a_message_is_counted_to_parts_of_a_product():
     alone_s = 40e-6
     for slowed in (1.0, 1.25, 2.0):
         ended_s = [(number + 1) * alone_s * slowed for number in range(300)]
-        assert lost_share(ended_s, 3.3e-3, alone_s) == pytest.approx(1 - 1 / slowed, abs=1e-9)
+        assert lost_share(ended_s, 3.3e-3, alone_s) == pytest.approx(
+            1 - 1 / slowed, abs=1e-9
+        )
     # A message that outlasts all products is told by those that ran beside it; beside which nothing ran, by nothing.
     assert lost_share([50e-6, 100e-6], 1e-3, 40e-6) == pytest.approx(0.2)
     assert lost_share([], 1e-3, 40e-6) == lost_share([50e-6], 0.0, 40e-6) == 0

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.network.decide import step_model
-from autotune.network.values import MIB, GradientPart, GradientSync, Link, Network, RankCompute
+from autotune.network.values import (
+    MIB,
+    GradientPart,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+)
 
 CARD = Link(latency_s=0.0, bytes_per_s=1e9)
 
@@ -15,8 +22,16 @@ def network(nodes, *, ranks=1, between=CARD, within=None):
 
 
 def compute(parts=((1_000_000, 0.5), (1_000_000, 1.0)), *, seconds=0.3, **changes):
-    gradients = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts)
-    return RankCompute(sequence_s=seconds, micro_batch_s=0.0, optimizer_step_s=0.0, gradients=gradients, **changes)
+    gradients = tuple(
+        GradientPart(elements=elements, ready_share=ready) for elements, ready in parts
+    )
+    return RankCompute(
+        sequence_s=seconds,
+        micro_batch_s=0.0,
+        optimizer_step_s=0.0,
+        gradients=gradients,
+        **changes,
+    )
 
 
 SLOW = replace(CARD, bytes_per_s=4e6)
@@ -25,7 +40,9 @@ SLOW = replace(CARD, bytes_per_s=4e6)
 
 def step(micro_batches=1, *, over=None, rows=1, of=None, **sync):
     over = over or network(2, between=SLOW)
-    return step_model.step_time(of or compute(), rows, micro_batches, GradientSync(**sync), over)
+    return step_model.step_time(
+        of or compute(), rows, micro_batches, GradientSync(**sync), over
+    )
 
 
 @given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
@@ -34,36 +51,54 @@ def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_mor
 ):
     one = network(nodes, between=replace(CARD, latency_s=latency_s))
     assert step_model.all_reduce_s(2 * size, one) >= step_model.all_reduce_s(size, one)
-    assert [step_model.all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)] == pytest.approx([0.0, 1.0, 1.5])
+    assert [
+        step_model.all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)
+    ] == pytest.approx([0.0, 1.0, 1.5])
     slow_hops = network(64, between=replace(CARD, latency_s=1e-3))
-    assert step_model.all_reduce_s(1000, slow_hops) == pytest.approx(2 * 6 * 1e-3, rel=1e-3)
+    assert step_model.all_reduce_s(1000, slow_hops) == pytest.approx(
+        2 * 6 * 1e-3, rel=1e-3
+    )
     within = replace(CARD, bytes_per_s=10e9)  # what it costs in nodes comes on top
     alone = step_model.all_reduce_s(1e9, network(2, ranks=2))
-    assert step_model.all_reduce_s(1e9, network(2, ranks=2, within=within)) == pytest.approx(alone + 0.1)
+    assert step_model.all_reduce_s(
+        1e9, network(2, ranks=2, within=within)
+    ) == pytest.approx(alone + 0.1)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 1)), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.integers(1, 5_000_000), st.floats(0, 1)), min_size=1, max_size=40
+    ),
     st.sampled_from([1, 5, 25, 100]),
 )
 def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     ready = sorted(share for _, share in parts)
-    gradients = tuple(GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True))
+    gradients = tuple(
+        GradientPart(elements=count, ready_share=at)
+        for (count, _), at in zip(parts, ready, strict=True)
+    )
     found = step_model.buckets(gradients, cap_mib * MIB)
     assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
     leaving = [bucket.ready_share for bucket in found]
     assert leaving == sorted(leaving)
     assert leaving[-1] == ready[-1]
     # Only default buckets begin with a small one.
-    gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
-    assert [step_model.buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB for cap_mib in (25, 10)] == [1, 10]
+    gradients = tuple(
+        GradientPart(elements=MIB // 4, ready_share=number / 40)
+        for number in range(1, 41)
+    )
+    assert [
+        step_model.buckets(gradients, cap_mib * MIB)[0].elements * 4 / MIB
+        for cap_mib in (25, 10)
+    ] == [1, 10]
 
 
 def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_first():
     # 4 MB each at 1 GB/s and 2 nodes: 4 ms; backward 200 ms. The first part is under way long before the end.
     hidden = step(over=network(2), bucket_cap_bytes=MIB)
     assert [hidden.exposed_s, hidden.step_s] == pytest.approx([0.004, 0.304])
-    assert step(bucket_cap_bytes=MIB).step_s == pytest.approx(0.1 + 0.1 + 2.0)  # forward, half of backward, and both
+    # Forward, half of backward, and both.
+    assert step(bucket_cap_bytes=MIB).step_s == pytest.approx(0.1 + 0.1 + 2.0)
 
 
 def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded_weights_travel_in_every_one():
@@ -71,31 +106,48 @@ def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
     over = network(4, ranks=2, within=replace(CARD, bytes_per_s=100e9))
-    once, twice = (step(number, over=over, strategy="fsdp2").sync_s for number in (1, 2))
+    once, twice = (
+        step(number, over=over, strategy="fsdp2").sync_s for number in (1, 2)
+    )
     assert twice > 1.6 * once
-    assert step(2, over=over, strategy="fsdp2", shard_within_nodes=True).sync_s < 0.6 * twice
+    assert (
+        step(2, over=over, strategy="fsdp2", shard_within_nodes=True).sync_s
+        < 0.6 * twice
+    )
 
 
 def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
     hows = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
-    plain, narrow, zero = (step(over=network(4), of=replace(compute(), optimizer_step_s=0.08), **how) for how in hows)
+    plain, narrow, zero = (
+        step(over=network(4), of=replace(compute(), optimizer_step_s=0.08), **how)
+        for how in hows
+    )
     assert narrow.sync_s == pytest.approx(plain.sync_s / 2)
     assert zero.optimizer_step_s == pytest.approx(plain.optimizer_step_s / 4)
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 
 def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower_while_something_travels():
-    waits = [step(of=compute(jitter_share=0.02), over=network(nodes)).straggling_s for nodes in (1, 2, 64, 16_384)]
+    waits = [
+        step(of=compute(jitter_share=0.02), over=network(nodes)).straggling_s
+        for nodes in (1, 2, 64, 16_384)
+    ]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
     time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
-    assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
+    # A tenth of the 0.1 s under which the first part travels.
+    assert time.slowdown_s == pytest.approx(0.01)
     largest = [step_model.expected_largest(ranks) for ranks in (2, 10, 100)]
     assert largest == pytest.approx([0.564, 1.539, 2.508], rel=1e-3)
 
 
-@given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))
+@given(
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.integers(2, 200),
+    st.sampled_from(["ddp", "zero1", "fsdp2"]),
+)
 def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
     one, sync, over = compute(), GradientSync(strategy=strategy), network(nodes)
     bound_s = micro_batches * one.forward_backward_s(rows)
@@ -105,19 +157,33 @@ def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
 
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
-    many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
-    gradients = [GradientPart(elements=count, ready_share=share) for count, share in many]
-    *small, last = step_model.merged(gradients, step_model.LEAST_PART_ELEMENTS, step_model.LEAST_PART_ELEMENTS)
-    assert sum(part.elements for part in (*small, last)) == sum(count for count, _ in many)
-    assert all(2**17 <= part.elements < 2**17 + 1007 for part in small)  # finer than DDP's first bucket
+    many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [
+        (10_000_000, 1.0)
+    ]
+    gradients = [
+        GradientPart(elements=count, ready_share=share) for count, share in many
+    ]
+    *small, last = step_model.merged(
+        gradients, step_model.LEAST_PART_ELEMENTS, step_model.LEAST_PART_ELEMENTS
+    )
+    assert sum(part.elements for part in (*small, last)) == sum(
+        count for count, _ in many
+    )
+    # Finer than DDP's first bucket.
+    assert all(2**17 <= part.elements < 2**17 + 1007 for part in small)
     assert last.elements > 10_000_000
     assert last.ready_share == 1.0
 
 
 def test_what_all_ranks_take_beyond_their_links_counts():
     over = network(2, ranks=2, within=CARD)
-    times = [(size, 1.5 * step_model.all_reduce_s(size, over)) for size in (2**12, 2**20, 2**24)]
+    times = [
+        (size, 1.5 * step_model.all_reduce_s(size, over))
+        for size in (2**12, 2**20, 2**24)
+    ]
     factor = step_model.all_reduce_factor(times, over)
     assert factor == pytest.approx(1.5)
-    assert step_model.all_reduce_s(2**20, replace(over, all_reduce_factor=factor)) == pytest.approx(times[1][1])
+    assert step_model.all_reduce_s(
+        2**20, replace(over, all_reduce_factor=factor)
+    ) == pytest.approx(times[1][1])
     assert step_model.all_reduce_factor(times, replace(over, ranks_per_node=1)) == 1.0

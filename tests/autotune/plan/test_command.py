@@ -42,7 +42,9 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
 
 def test_scaling_is_predicted_and_kept(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
-    out = says("network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit")
+    out = says(
+        "network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit"
+    )
     assert "Max. nodes at 90 % efficiency or more with this global batch" in out
     assert "assumed, 80 % of 25 Gbit/s" in out
     assert "measured" not in out.split("Compute:")[0]

@@ -10,11 +10,18 @@ from autotune.network.decide.scaling_model import AllRanks
 from autotune.plan.decide import Plan, plan_of
 from autotune.plan.values import Fleet, Goal, PlanFigure
 
-GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
+GPUS = Fleet(
+    device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37
+)
 NOTHING_HELD = StateBytes(
-    parameters_bytes=1, gradients_bytes=0, optimizer_bytes=0, activations_bytes=1, head_and_loss_bytes=0,
-    temporaries_bytes=1, non_pytorch_bytes=0,
-)  # fmt: skip
+    parameters_bytes=1,
+    gradients_bytes=0,
+    optimizer_bytes=0,
+    activations_bytes=1,
+    head_and_loss_bytes=0,
+    temporaries_bytes=1,
+    non_pytorch_bytes=0,
+)
 amounts = st.floats(1e6, 1e13)
 
 
@@ -27,49 +34,94 @@ MILLION = measured(1e6)
 
 def memory(**fits):
     shares = tuple(
-        Share(name=name, total_bytes=3, held=NOTHING_HELD, fits=fit, trains_here=name != "TP 2")
+        Share(
+            name=name,
+            total_bytes=3,
+            held=NOTHING_HELD,
+            fits=fit,
+            trains_here=name != "TP 2",
+        )
         for name, fit in fits.items()
     )
     return MemoryPlan(
-        shares=shares, micro_batch_size=1, max_micro_batch_size=0, source="a trace", parameters=measured(1e8),
-        state=NOTHING_HELD, largest_bytes=1,
-    )  # fmt: skip
+        shares=shares,
+        micro_batch_size=1,
+        max_micro_batch_size=0,
+        source="a trace",
+        parameters=measured(1e8),
+        state=NOTHING_HELD,
+        largest_bytes=1,
+    )
 
 
 def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) -> Plan:
     """What is known; ``ranks`` are what else is known of all of them together."""
     values = {
-        "model": "m", "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"), "fleet": GPUS,
-        "tokens_per_sequence": measured(500.0), "tokens_per_pass": measured(1e9), "global_batch_size": 1000,
-        "rank_tokens_per_s": total and measured(total.value / 32), "price_per_device_hour": 2.0, "memory": memory(),
-        "all_ranks": AllRanks(tokens_per_s=total, **ranks or {}), "next_command": "next",
-    }  # fmt: skip
+        "model": "m",
+        "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"),
+        "fleet": GPUS,
+        "tokens_per_sequence": measured(500.0),
+        "tokens_per_pass": measured(1e9),
+        "global_batch_size": 1000,
+        "rank_tokens_per_s": total and measured(total.value / 32),
+        "price_per_device_hour": 2.0,
+        "memory": memory(),
+        "all_ranks": AllRanks(tokens_per_s=total, **ranks or {}),
+        "next_command": "next",
+    }
     return Plan(**values | changes)
 
 
 def test_a_plan_by_hand():
     found = plan_of(known(amount=3.6e9))
     values = {
-        "batch_tokens": 500_000, "steps": 7200, "wall_s": 3600, "device_hours": 32, "cost": 64, "passes": 3.6,
+        "batch_tokens": 500_000,
+        "steps": 7200,
+        "wall_s": 3600,
+        "device_hours": 32,
+        "cost": 64,
+        "passes": 3.6,
         "flops_6n": 6 * 1e8 * 3.6e9,
-    }  # fmt: skip
-    assert {name: getattr(found, name).value for name in values} == pytest.approx(values)
+    }
+    assert {name: getattr(found, name).value for name in values} == pytest.approx(
+        values
+    )
     assert {getattr(found, name).basis for name in values} == {"predicted"}
     assert (found.tokens.basis, found.by_nodes) == ("given", ())
-    on_cpus = Fleet(device="cpu", name="A CPU", nodes=2, ranks_per_node=2, cpus_per_rank=4.0, memory_bytes=2**30)
-    assert plan_of(known(amount=3.6e9, fleet=on_cpus)).device_hours.value == pytest.approx(16)
+    on_cpus = Fleet(
+        device="cpu",
+        name="A CPU",
+        nodes=2,
+        ranks_per_node=2,
+        cpus_per_rank=4.0,
+        memory_bytes=2**30,
+    )
+    assert plan_of(
+        known(amount=3.6e9, fleet=on_cpus)
+    ).device_hours.value == pytest.approx(16)
     assumed = plan_of(known(amount=3.6e9, total=measured(1e6, "assumed")))
-    assert {name for name in values if getattr(assumed, name).basis == "assumed"} == {"wall_s", "device_hours", "cost"}
+    assert {name for name in values if getattr(assumed, name).basis == "assumed"} == {
+        "wall_s",
+        "device_hours",
+        "cost",
+    }
 
 
 @given(amounts, st.sampled_from(["flops", "epochs", "steps", "hours"]))
 def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
     plain = plan_of(known(amount=tokens))
-    amounts = {"flops": plain.flops_6n, "epochs": plain.passes, "steps": plain.steps, "hours": plain.wall_s}
+    amounts = {
+        "flops": plain.flops_6n,
+        "epochs": plain.passes,
+        "steps": plain.steps,
+        "hours": plain.wall_s,
+    }
     other = plan_of(known(kind, amounts[kind].value / (3600 if kind == "hours" else 1)))
     rounding = 500_000 if kind == "steps" else 1e-6 * tokens
     assert other.tokens.value == pytest.approx(tokens, abs=rounding)
-    assert other.wall_s.value == pytest.approx(plain.wall_s.value, abs=1 + rounding / 1e6)
+    assert other.wall_s.value == pytest.approx(
+        plain.wall_s.value, abs=1 + rounding / 1e6
+    )
     given_back = {"epochs": other.passes, "hours": other.wall_s, "steps": other.steps}
     assert {one.basis for name, one in given_back.items() if name == kind} <= {"given"}
 
@@ -77,54 +129,89 @@ def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
 @given(amounts, st.floats(1.0, 100.0))
 def test_more_tokens_take_no_less_of_anything(tokens, factor):
     less, more = (plan_of(known(amount=n)) for n in (tokens, tokens * factor))
-    assert less.steps.value == max(1, math.ceil(tokens / 500_000))  # all tokens, and no more than they must
+    # All tokens, and no more than they must.
+    assert less.steps.value == max(1, math.ceil(tokens / 500_000))
     for name in ("steps", "wall_s", "device_hours", "cost", "flops_6n", "passes"):
         assert getattr(more, name).value >= getattr(less, name).value
 
 
 def test_without_a_rate_or_parameters_the_rest_is_known():
     figures = ["steps", "wall_s", "cost", "device_hours", "flops_6n"]
-    for changes, missing in (({"total": None}, ["wall_s", "cost", "device_hours"]), ({"memory": None}, ["flops_6n"])):
+    for changes, missing in (
+        ({"total": None}, ["wall_s", "cost", "device_hours"]),
+        ({"memory": None}, ["flops_6n"]),
+    ):
         found = plan_of(known(**changes))
         assert [name for name in figures if getattr(found, name) is None] == missing
         assert found.steps.value == 2000
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
-    ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
-    ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
+        ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
+        ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
+    ],
+)
 def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
     with pytest.raises(BadInput) as caught:
         plan_of(known(amount=2.0, **changes))
     assert said in caught.value.next_step
 
 
-SLOW, QUICK = ({"efficiency": PlanFigure(value=share, basis="assumed", source="lines")} for share in (0.5, 0.95))
-NO_WAY, BY_FORMULA = ({"DDP": False, "FSDP": False, "TP 2": fits} for fits in (False, True))
+SLOW, QUICK = (
+    {"efficiency": PlanFigure(value=share, basis="assumed", source="lines")}
+    for share in (0.5, 0.95)
+)
+NO_WAY, BY_FORMULA = (
+    {"DDP": False, "FSDP": False, "TP 2": fits} for fits in (False, True)
+)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"amount": 2e9}, ""), ({"amount": 41e9}, "Muennighoff et al. 2023"),
-    ({"ranks": SLOW | {"useful_nodes": 2}}, "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
-     "2 reach 90 %. For changes that help, run autotune network PROFILE --predict."),
-    ({"ranks": SLOW}, "at most 1 reaches 90 %"),
-    ({"ranks": QUICK}, ""),
-    ({"memory": memory(DDP=True)}, ""),
-    ({"memory": memory(**NO_WAY)}, "more or larger GPUs"),
-    ({"memory": memory(**BY_FORMULA)}, "By formula it fits with TP 2, which this trainer does not support"),
-    ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"amount": 2e9}, ""),
+        ({"amount": 41e9}, "Muennighoff et al. 2023"),
+        (
+            {"ranks": SLOW | {"useful_nodes": 2}},
+            "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
+            "2 reach 90 %. For changes that help, run autotune network PROFILE --predict.",
+        ),
+        ({"ranks": SLOW}, "at most 1 reaches 90 %"),
+        ({"ranks": QUICK}, ""),
+        ({"memory": memory(DDP=True)}, ""),
+        ({"memory": memory(**NO_WAY)}, "more or larger GPUs"),
+        (
+            {"memory": memory(**BY_FORMULA)},
+            "By formula it fits with TP 2, which this trainer does not support",
+        ),
+        ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
+    ],
+)
 def test_what_to_think_about_is_said_and_nothing_else(changes, said):
     words = "\n".join(plan_of(known(**{"amount": 2e9} | changes)).warnings)
     assert (said in words) if said else words == ""
 
 
 def test_the_same_tokens_are_shown_on_fewer_nodes():
-    there = {"amount": 3.6e9, "ranks": {"efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}}}
-    first, _, last = plan_of(known(**there, rank_tokens_per_s=measured(62_500.0))).by_nodes
-    assert [last.nodes, last.tokens_per_s, last.wall_s, last.device_hours, last.cost] == [4, 1e6, 3600, 32, 64]
+    there = {
+        "amount": 3.6e9,
+        "ranks": {"efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}},
+    }
+    first, _, last = plan_of(
+        known(**there, rank_tokens_per_s=measured(62_500.0))
+    ).by_nodes
+    assert [
+        last.nodes,
+        last.tokens_per_s,
+        last.wall_s,
+        last.device_hours,
+        last.cost,
+    ] == [4, 1e6, 3600, 32, 64]
     assert (first.nodes, first.efficiency, first.device_hours) == (1, 1.0, 16)
-    assert {one.cost for one in plan_of(known(**there, price_per_device_hour=None)).by_nodes} == {None}
+    assert {
+        one.cost for one in plan_of(known(**there, price_per_device_hour=None)).by_nodes
+    } == {None}
     assert plan_of(known(**there, total=None)).by_nodes == ()

@@ -23,12 +23,24 @@ TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
 def answer(source, **changes):
     if isinstance(source, Profile):
-        source = StoredProfile(path=Path("profiles/p.toml"), profile=source, intact=True)
-    return plan(PlanRequest(**{"source": source, "model_argument": "", "goal": TOKENS} | changes), lambda *_: None)
+        source = StoredProfile(
+            path=Path("profiles/p.toml"), profile=source, intact=True
+        )
+    return plan(
+        PlanRequest(
+            **{"source": source, "model_argument": "", "goal": TOKENS} | changes
+        ),
+        lambda *_: None,
+    )
 
 
 def shape(name="bert-mini") -> TrainConfig:
-    settings = {"layout": None, "precision": None, "seq_length_tokens": 512, "compile": False}
+    settings = {
+        "layout": None,
+        "precision": None,
+        "seq_length_tokens": 512,
+        "compile": False,
+    }
     return settings_of_step(model_settings(name), "cuda", **settings)
 
 
@@ -51,16 +63,26 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     found = answer(traced())
     # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of 512 places hold tokens.
     rate = found.rank_tokens_per_s
-    assert (rate.value, rate.basis) == (pytest.approx(100 * 100 / 512, rel=1e-3), "measured")
+    assert (rate.value, rate.basis) == (
+        pytest.approx(100 * 100 / 512, rel=1e-3),
+        "measured",
+    )
     assert rate.low < rate.value < rate.high
     assert (found.wall_s.basis, found.batch_tokens.value) == ("predicted", 102_400)
     assert found.memory.shares[0].total_bytes == 1_008_000_000
-    assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
+    # Two CPUs of one rank.
+    assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)
     steps = answer(traced(), goal=None)  # the profile's
-    assert (steps.steps.value, steps.goal.source) == (1000, "the profile's max_steps, 1,000")
+    assert (steps.steps.value, steps.goal.source) == (
+        1000,
+        "the profile's max_steps, 1,000",
+    )
     workers = traced().evidence.workers.model_copy(update={"local_ranks": 4})
-    shared = answer(traced(workers=workers)).rank_tokens_per_s  # all of them reached it together
-    assert [shared.low, shared.value, shared.high] == pytest.approx([rate.low / 4, rate.value / 4, rate.high / 4])
+    # All of them reached it together.
+    shared = answer(traced(workers=workers)).rank_tokens_per_s
+    assert [shared.low, shared.value, shared.high] == pytest.approx(
+        [rate.low / 4, rate.value / 4, rate.high / 4]
+    )
     # What a trial showed to fit fits, whatever is predicted.
     proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
     assert proven.memory.shares[0].total_bytes > proven.fleet.memory_bytes
@@ -74,25 +96,43 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, n
     assert ranks.efficiency.basis == "predicted"
     assert "measured" in ranks.efficiency.source
     alone = answer(measured).rank_tokens_per_s.value
-    assert ranks.tokens_per_s.value == pytest.approx(16 * alone * ranks.efficiency.value)
-    assumed = answer(measured, nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9)).all_ranks.efficiency
+    assert ranks.tokens_per_s.value == pytest.approx(
+        16 * alone * ranks.efficiency.value
+    )
+    assumed = answer(
+        measured, nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9)
+    ).all_ranks.efficiency
     assert assumed.basis == "assumed"
     assert "assumed NIC of 25 Gbit/s" in assumed.source
-    assert "assumed NIC of 100 Gbit/s" in answer(traced(), nodes=8).all_ranks.efficiency.source
+    assert (
+        "assumed NIC of 100 Gbit/s"
+        in answer(traced(), nodes=8).all_ranks.efficiency.source
+    )
 
 
-def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):
-    row = network.scaling[-1].model_copy(update={"measured": True, "tokens_per_s": 1234.0, "efficiency": 0.5})
-    profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
+def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(
+    no_trace, network
+):
+    row = network.scaling[-1].model_copy(
+        update={"measured": True, "tokens_per_s": 1234.0, "efficiency": 0.5}
+    )
+    profile = traced(
+        network=network.model_copy(update={"scaling": [*network.scaling, row]})
+    )
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
     found = answer(profile, **here).all_ranks
     assert found.tokens_per_s.value == 1234.0
     assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
-    assert answer(profile, **here, global_batch_tokens=1e6).all_ranks.efficiency.basis == "predicted"
+    assert (
+        answer(profile, **here, global_batch_tokens=1e6).all_ranks.efficiency.basis
+        == "predicted"
+    )
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_predicted_or_told(warm_server):
+def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_predicted_or_told(
+    warm_server,
+):
     found = answer(traced(), gpu="h200")
     assert found.rank_tokens_per_s.basis == "predicted"
     assert "MFU" in found.rank_tokens_per_s.source
@@ -107,26 +147,47 @@ def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_a
     found, told = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
     assert found.wall_s is None
     assert any("--tokens-per-s" in one for one in found.warnings)
-    assert (told.wall_s.value, told.rank_tokens_per_s.basis) == (pytest.approx(1e6), "given")
+    assert (told.wall_s.value, told.rank_tokens_per_s.basis) == (
+        pytest.approx(1e6),
+        "given",
+    )
 
 
 @pytest.mark.system
 def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
-    monkeypatch.setattr(flops, "PEAKS", tuple(one for one in flops.PEAKS if one.name != "RTX 4090"))
+    monkeypatch.setattr(
+        flops, "PEAKS", tuple(one for one in flops.PEAKS if one.name != "RTX 4090")
+    )
     hours = Goal(kind="hours", amount=2.0, source="--duration 2h")
     with pytest.raises(BadInput, match="RTX 4090 are unknown"):
         answer(shape(), gpu="rtx-4090-24gb", goal=hours)
-    assert answer(shape(), gpu="rtx-4090-24gb", goal=hours, tokens_per_s=1e5).tokens.value == pytest.approx(7.2e8)
+    assert answer(
+        shape(), gpu="rtx-4090-24gb", goal=hours, tokens_per_s=1e5
+    ).tokens.value == pytest.approx(7.2e8)
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_as_it_fits(warm_server):
+def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_as_it_fits(
+    warm_server,
+):
     model = shape("bert-350m").model
-    config = model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
-    large = shape().model_copy(update={"model": model.model_copy(update={"config": config})})
-    found = answer(large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6)
+    config = model.config | {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "intermediate_size": 16384,
+    }
+    large = shape().model_copy(
+        update={"model": model.model_copy(update={"config": config})}
+    )
+    found = answer(
+        large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6
+    )
     fits = {row.name: row.fits for row in found.memory.shares}
-    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.max_micro_batch_size) == (False, True, 0)
+    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.max_micro_batch_size) == (
+        False,
+        True,
+        0,
+    )
     assert any("does not fit one GPU" in one for one in found.warnings)
     assert found.next_command.startswith("autotune estimate")
     assert found.wall_s is not None
@@ -136,10 +197,14 @@ def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_a
 
 
 @pytest.mark.system
-def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_server, tmp_path):
+def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(
+    warm_server, tmp_path
+):
     config = tmp_path / "longformer.json"
-    config.write_text('{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
-                      '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}')  # fmt: skip
+    config.write_text(
+        '{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
+        '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}'
+    )
     found = answer(shape(str(config)), gpu="h200", tokens_per_s=1e5)
     assert found.memory is None
     assert "cannot be predicted" in found.memory_missing
@@ -153,23 +218,51 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_server, tmp_p
     epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
     found = answer(shape(), gpu="h200", goal=epochs, data=data)
     cut = 300 * (12 + 102 + 302 + 512)
-    assert (found.passes.value, found.tokens.value) == (2, pytest.approx(2 * cut, rel=0.02))
-    assert (found.memory.parameters.basis, found.batch_tokens.basis) == ("predicted", "predicted")
-    short = write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
-    assert answer(shape(), gpu="h200", goal=epochs, data=short).tokens.value == 2 * 100 * (50 + 2)
+    assert (found.passes.value, found.tokens.value) == (
+        2,
+        pytest.approx(2 * cut, rel=0.02),
+    )
+    assert (found.memory.parameters.basis, found.batch_tokens.basis) == (
+        "predicted",
+        "predicted",
+    )
+    short = write_dataset(
+        tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300
+    )
+    assert answer(
+        shape(), gpu="h200", goal=epochs, data=short
+    ).tokens.value == 2 * 100 * (50 + 2)
 
 
 def under(profile, strategy):
-    return but(profile, train={"parallel": profile.train.parallel.model_copy(update={"strategy": strategy})})
+    return but(
+        profile,
+        train={
+            "parallel": profile.train.parallel.model_copy(update={"strategy": strategy})
+        },
+    )
 
 
-def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_server):
+def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(
+    warm_server,
+):
     profile = without_evidence(on_gpus(traced()))
-    plans = [answer(under(profile, strategy), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
+    plans = [
+        answer(under(profile, strategy), nodes=2).memory.shares
+        for strategy in ("ddp", "zero1", "fsdp2")
+    ]
     assert plans[0] == plans[1] == plans[2]
     assert plans[0][1].held.state_bytes < plans[0][0].held.state_bytes
     # Terms that were probed under another strategy are kept apart.
     profile = on_gpus(traced())
-    profile = but(profile, evidence={"probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})})
-    probed, shared = (answer(under(profile, one)).memory.shares[0].held.state_bytes for one in ("ddp", "fsdp2"))
+    profile = but(
+        profile,
+        evidence={
+            "probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})
+        },
+    )
+    probed, shared = (
+        answer(under(profile, one)).memory.shares[0].held.state_bytes
+        for one in ("ddp", "fsdp2")
+    )
     assert probed == 8_000_000 != shared

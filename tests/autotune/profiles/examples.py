@@ -1,54 +1,107 @@
 """Complete profiles for tests."""
 
 from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.profiles.values import Constraints, Evidence, Fingerprint, Profile, Provenance
+from autotune.profiles.values import (
+    Constraints,
+    Evidence,
+    Fingerprint,
+    Profile,
+    Provenance,
+)
 from autotune.workers.values import WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(
-    device="cpu", gpu_count=0, torch="2.13.0", transformers="5.23.0", python="3.11.7", cpu_model="A CPU",
-    allotted_cpus=2, ram_total_bytes=2**34, data_filesystem="ext4", model_sha256="m", dataset_hash="d",
-)  # fmt: skip
+    device="cpu",
+    gpu_count=0,
+    torch="2.13.0",
+    transformers="5.23.0",
+    python="3.11.7",
+    cpu_model="A CPU",
+    allotted_cpus=2,
+    ram_total_bytes=2**34,
+    data_filesystem="ext4",
+    model_sha256="m",
+    dataset_hash="d",
+)
 
 
 def but(profile: Profile, **tables: dict[str, object]) -> Profile:
     """The profile with other values in its tables, such as ``train={"layout": "packed"}``."""
-    changed = {name: getattr(profile, name).model_copy(update=values) for name, values in tables.items()}
+    changed = {
+        name: getattr(profile, name).model_copy(update=values)
+        for name, values in tables.items()
+    }
     return profile.model_copy(update=changed)
 
 
 def example_profile() -> Profile:
     """Probed and swept."""
     points = [
-        CurvePoint(micro_batch_size=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4)
+        CurvePoint(
+            micro_batch_size=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4
+        )
         for rows, speed in ((1, 500.0), (2, 900.0))
     ]
     rows = [
         WorkersRow(
-            num_workers=count, padded_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_cached=ratio, ratio_low=ratio - 0.005,
-            ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio, memory_bytes=2**29,
+            num_workers=count,
+            padded_tokens_per_s=[99.0, 100.0, 101.0],
+            ratio_to_cached=ratio,
+            ratio_low=ratio - 0.005,
+            ratio_high=ratio + 0.005,
+            verdict=verdict,
+            data_wait_share=1 - ratio,
+            memory_bytes=2**29,
         )
         for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "verified"))
-    ]  # fmt: skip
+    ]
     return Profile(
         train=TrainConfig(
-            model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}, null_keys=["x"]),
-            data=DataSettings(path="../data", dataset_hash="d", num_workers=1), micro_batch_size=2,
+            model=ModelSettings(
+                name="tiny",
+                config={"model_type": "bert", "hidden_size": 64},
+                null_keys=["x"],
+            ),
+            data=DataSettings(path="../data", dataset_hash="d", num_workers=1),
+            micro_batch_size=2,
         ),
-        constraints=Constraints(memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096),
+        constraints=Constraints(
+            memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096
+        ),
         fingerprint=FINGERPRINT,
         provenance=Provenance(
-            tool_version="0.1.0", created_utc="2026-01-01T00:00:00Z", commands=["probe"], trial_log_sha256="l"
+            tool_version="0.1.0",
+            created_utc="2026-01-01T00:00:00Z",
+            commands=["probe"],
+            trial_log_sha256="l",
         ),
         evidence=Evidence(
             probe=ProbeEvidence(
-                feasible_max=2, infeasible_min=3, feasible_peak_bytes=10**9, search_trials=5, seconds=9.5,
-                mean_tokens_per_sequence=33.5, curve=points, choice="because",
+                feasible_max=2,
+                infeasible_min=3,
+                feasible_peak_bytes=10**9,
+                search_trials=5,
+                seconds=9.5,
+                mean_tokens_per_sequence=33.5,
+                curve=points,
+                choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, choice="so", next_smaller="0 is slow", keeps_up=True, cached_padded_tokens_per_s=[102.0],
-                rows=rows, local_ranks=1, max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank",
-                consumer="the training step", window_s=2.0, windows=7, seconds=14.0, gpu_source="n/a (CPU)",
+                chosen=1,
+                choice="so",
+                next_smaller="0 is slow",
+                keeps_up=True,
+                cached_padded_tokens_per_s=[102.0],
+                rows=rows,
+                local_ranks=1,
+                max_workers=2,
+                max_workers_because="2 allotted CPUs, 1 local rank",
+                consumer="the training step",
+                window_s=2.0,
+                windows=7,
+                seconds=14.0,
+                gpu_source="n/a (CPU)",
             ),
         ),
-    )  # fmt: skip
+    )

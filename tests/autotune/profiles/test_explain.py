@@ -30,35 +30,76 @@ def test_every_setting_is_explained_once_and_the_models_config_is_one():
 
 def test_what_was_measured_has_its_figures_and_what_was_rejected():
     rows, workers = _asked("micro_batch_size"), _asked("data.num_workers")
-    assert (rows.origin, rows.because, workers.origin) == ("measured", "because", "measured")
+    assert (rows.origin, rows.because, workers.origin) == (
+        "measured",
+        "because",
+        "measured",
+    )
     assert (rows.evidence[0].value, rows.evidence[0].n) == (900.0, 4)
     assert rows.rejected == ("1: 55.6% of the rate at 2", "3: out of memory")
-    assert (workers.evidence[0].low, workers.evidence[0].high, workers.evidence[0].n) == (0.985, 0.995, 3)
-    assert workers.rejected == ("0 workers: 50.0% of the rate with cached batches, too few", "0 is slow")
+    assert (
+        workers.evidence[0].low,
+        workers.evidence[0].high,
+        workers.evidence[0].n,
+    ) == (0.985, 0.995, 3)
+    assert workers.rejected == (
+        "0 workers: 50.0% of the rate with cached batches, too few",
+        "0 is slow",
+    )
 
 
 def test_what_a_joint_search_found_has_its_proof():
     joint = JointChoice(
-        trials=5, num_workers=1, prefetch_factor=2, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
-        ratio_high=1.3, adopted=True,
-    )  # fmt: skip
-    evidence = {"workers": example_profile().evidence.workers.model_copy(update={"joint": joint})}
+        trials=5,
+        num_workers=1,
+        prefetch_factor=2,
+        pin_memory=False,
+        ratio_to_workers_alone=1.2,
+        ratio_low=1.1,
+        ratio_high=1.3,
+        adopted=True,
+    )
+    evidence = {
+        "workers": example_profile().evidence.workers.model_copy(
+            update={"joint": joint}
+        )
+    }
     found = _asked("data.prefetch_factor", evidence)
-    assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == ("measured", 1.1, 5)
+    assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == (
+        "measured",
+        1.1,
+        5,
+    )
     assert found.because.startswith("found to be faster by a joint search over workers")
     assert _asked("data.pin_memory", evidence).origin == "changed"
 
 
-@pytest.mark.parametrize(("train", "key", "origin", "words"), [
-    ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
-    ({"data": DataSettings(num_workers=0)}, "data.num_workers", "changed", "1 was measured"),
-    ({"global_batch_size": 99}, "global_batch_size", "changed", "122 sequences would hold"),
-    ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
-    ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
-    ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""), ({}, "max_steps", "default", ""),
-    ({}, "precision", "default", "all figures were measured with it"),
-])  # fmt: skip
-def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(train, key, origin, words):
+@pytest.mark.parametrize(
+    ("train", "key", "origin", "words"),
+    [
+        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
+        (
+            {"data": DataSettings(num_workers=0)},
+            "data.num_workers",
+            "changed",
+            "1 was measured",
+        ),
+        (
+            {"global_batch_size": 99},
+            "global_batch_size",
+            "changed",
+            "122 sequences would hold",
+        ),
+        ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
+        ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
+        ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""),
+        ({}, "max_steps", "default", ""),
+        ({}, "precision", "default", "all figures were measured with it"),
+    ],
+)
+def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(
+    train, key, origin, words
+):
     found = _asked(key, **train)
     assert found.origin == origin
     assert words in found.because
@@ -67,7 +108,10 @@ def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(train, ke
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
     profile = tuned_profile("d")
     found = _of(profile, "parallel.gradient_dtype")
-    assert (found.origin, found.because) == ("measured", profile.evidence.network.choice)
+    assert (found.origin, found.because) == (
+        "measured",
+        profile.evidence.network.choice,
+    )
     default = "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s, the default"
     assert found.rejected == (default,)
     profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
@@ -75,7 +119,10 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
-    assert meaning_of("data.num_workers") == "DataLoader workers per GPU; 0 loads data in the training process."
+    assert (
+        meaning_of("data.num_workers")
+        == "DataLoader workers per GPU; 0 loads data in the training process."
+    )
     assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
     assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
@@ -96,13 +143,21 @@ def explored(*, adopted=False, **train):
     if adopted:
         chosen = found.candidate.model_copy(update={"micro_batch_size": 32})
         rows = [row for row in found.rows if row.settings != found.candidate]
-        rows.append(rows[0].model_copy(update={"settings": chosen, "ratio_to_starting": 1.3}))
+        rows.append(
+            rows[0].model_copy(update={"settings": chosen, "ratio_to_starting": 1.3})
+        )
         found = found.model_copy(
             update={
-                "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_starting": 1.3, "ratio_low": 1.2,
-                "ratio_high": 1.4, "choice": "verified to be faster", "rows": rows,
+                "adopted": True,
+                "chosen": chosen,
+                "candidate": chosen,
+                "ratio_to_starting": 1.3,
+                "ratio_low": 1.2,
+                "ratio_high": 1.4,
+                "choice": "verified to be faster",
+                "rows": rows,
             }
-        )  # fmt: skip
+        )
         train = {"compile": True, "micro_batch_size": 32} | train
     return but(profile, train=train, evidence={"explore": found, "network": None})
 
@@ -112,26 +167,52 @@ def test_what_was_taken_has_its_proof():
     assert (found.value, found.origin) == (True, "measured")
     assert found.because == "joint search of the step's settings: verified to be faster"
     (proof,) = found.evidence
-    assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
+    assert (proof.value, proof.low, proof.high, proof.confidence) == (
+        1.3,
+        1.2,
+        1.4,
+        0.98,
+    )
     assert proof.known == "measured"
-    names = [figure.name for figure in _of(explored(adopted=True), "micro_batch_size").evidence]
+    names = [
+        figure.name
+        for figure in _of(explored(adopted=True), "micro_batch_size").evidence
+    ]
     assert "largest that fits" in names
-    assert names[0] == "32 packed sequences, bf16, compiled, relative to the starting configuration"
+    assert (
+        names[0]
+        == "32 packed sequences, bf16, compiled, relative to the starting configuration"
+    )
 
 
-@pytest.mark.parametrize(("key", "value", "ratio", "by"), [
-    ("activation_checkpointing", "none", "full: at best 0.720", "64 packed sequences, bf16, full checkpointing"),
-    ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16"),
-])  # fmt: skip
-def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(key, value, ratio, by):
+@pytest.mark.parametrize(
+    ("key", "value", "ratio", "by"),
+    [
+        (
+            "activation_checkpointing",
+            "none",
+            "full: at best 0.720",
+            "64 packed sequences, bf16, full checkpointing",
+        ),
+        ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16"),
+    ],
+)
+def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(
+    key, value, ratio, by
+):
     found = _of(explored(), key)
     assert (found.value, found.origin) == (value, "measured")
     assert "was not verified to be faster" in found.because
     assert found.rejected == (f"{ratio} times the starting configuration, with {by}",)
 
 
-@pytest.mark.parametrize(("key", "left", "changed"), [("micro_batch_size", "64", 8), ("compile", "false", False)])
-def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(key, left, changed):
+@pytest.mark.parametrize(
+    ("key", "left", "changed"),
+    [("micro_batch_size", "64", 8), ("compile", "false", False)],
+)
+def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(
+    key, left, changed
+):
     found = _of(explored(adopted=True), key)
     assert found.origin == "measured"
     words = "no configuration with it was faster than the starting one, which has it"
@@ -143,10 +224,15 @@ def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_chan
 
 def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
     assert _of(explored(), "precision").origin == "requested"
-    assert _of(explored(), "micro_batch_size").because.endswith(explored().evidence.probe.choice)
+    assert _of(explored(), "micro_batch_size").because.endswith(
+        explored().evidence.probe.choice
+    )
     assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
     # An exchange that dealt the global batch again says so.
-    profile, network = explored(adopted=True, micro_batch_size=16), tuned_profile("d").evidence.network
+    profile, network = (
+        explored(adopted=True, micro_batch_size=16),
+        tuned_profile("d").evidence.network,
+    )
     row = network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})
     network = network.model_copy(update={"gradient_syncs": [row]})
     profile = but(profile, evidence={"network": network})

@@ -11,23 +11,45 @@ from autotune.cli import run
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from tests.autotune.profiles.examples import but, example_profile
-from trainer.config.train_config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings
+from trainer.config.train_config import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ParallelSettings,
+)
 from trainer.distributed.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}
 BUCKETED = {"layout": "bucketed", "activation_checkpointing": "selective"}
 VARIANTS = {
-    "fsdp2": CUDA | {"parallel": ParallelSettings(strategy="fsdp2"), "activation_checkpointing": "full"},
-    "zero1": {"parallel": ParallelSettings(strategy="zero1", bucket_cap_mib=100, static_graph=True)},
-    "compile": {"compile": True, "data": DataSettings(num_workers=2, prefetch_factor=4)},
+    "fsdp2": CUDA
+    | {
+        "parallel": ParallelSettings(strategy="fsdp2"),
+        "activation_checkpointing": "full",
+    },
+    "zero1": {
+        "parallel": ParallelSettings(
+            strategy="zero1", bucket_cap_mib=100, static_graph=True
+        )
+    },
+    "compile": {
+        "compile": True,
+        "data": DataSettings(num_workers=2, prefetch_factor=4),
+    },
     "bucketed": BUCKETED | {"evaluation": EvaluationSettings(interval_steps=9)},
-    "tf32": {"device": "cuda", "tf32": True, "checkpoint": CheckpointSettings(enabled=False)},
-    "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1}, "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
-    "cosine": {"schedule": "cosine"}, "cosine-to-share": {"schedule": "cosine", "final_learning_rate_share": 0.25},
+    "tf32": {
+        "device": "cuda",
+        "tf32": True,
+        "checkpoint": CheckpointSettings(enabled=False),
+    },
+    "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1},
+    "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
+    "cosine": {"schedule": "cosine"},
+    "cosine-to-share": {"schedule": "cosine", "final_learning_rate_share": 0.25},
     "linear-to-share": {"schedule": "linear", "final_learning_rate_share": 0.25},
     "constant": {"schedule": "constant", "warmup_steps": 0},
-}  # fmt: skip
+}
 READ = """
 import json, sys, warnings
 from pathlib import Path
@@ -102,10 +124,13 @@ for path in sys.argv[1:]:
 print(json.dumps(found))
 """
 LAUNCHED = {
-    "alone": {}, "compile": {"compile": True, "activation_checkpointing": "full"},
-    "fsdp2": VARIANTS["fsdp2"] | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)},
-    "ddp": CUDA | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)},
-}  # fmt: skip
+    "alone": {},
+    "compile": {"compile": True, "activation_checkpointing": "full"},
+    "fsdp2": VARIANTS["fsdp2"]
+    | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)},
+    "ddp": CUDA
+    | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -115,29 +140,62 @@ def read(tmp_path_factory):
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():
         profiles[name] = place / f"{name}.toml"
-        profile = but(example_profile(), train={"max_steps": 40, "warmup_steps": 5, **changes})
+        profile = but(
+            example_profile(), train={"max_steps": 40, "warmup_steps": 5, **changes}
+        )
         profiles[name].write_text(profile_to_toml(profile))
     files = [str(place / f"{name}.json") for name in profiles]
     for path, file in zip(profiles.values(), files, strict=True):
-        assert run(["profile", "export", str(path), "--to", "hf-trainer", "--out", file, "--nodes", "2"]) == 0
+        assert (
+            run(
+                [
+                    "profile",
+                    "export",
+                    str(path),
+                    "--to",
+                    "hf-trainer",
+                    "--out",
+                    file,
+                    "--nodes",
+                    "2",
+                ]
+            )
+            == 0
+        )
     command = [sys.executable, "-c", READ, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=place, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=place, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {name: found[name] | {"profile": read_profile(path).profile} for name, path in profiles.items()}
+    return {
+        name: found[name] | {"profile": read_profile(path).profile}
+        for name, path in profiles.items()
+    }
 
 
 @pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
-def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_warm_up(read, name):
+def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_warm_up(
+    read, name
+):
     found, profile = read[name]["arguments"], read[name]["profile"]
     train = profile.train
-    assert (found["max_steps"], found["bf16"]) == (train.max_steps, train.precision == "bf16")
-    assert (found["dataloader_num_workers"], found["torch_compile"]) == (train.data.num_workers, train.compiled)
+    assert (found["max_steps"], found["bf16"]) == (
+        train.max_steps,
+        train.precision == "bf16",
+    )
+    assert (found["dataloader_num_workers"], found["torch_compile"]) == (
+        train.data.num_workers,
+        train.compiled,
+    )
     batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
-    assert batch * 2 * profile.local_ranks >= train.global_batch_size  # a step has at least as many samples as rows
+    # A step has at least as many samples as rows.
+    assert batch * 2 * profile.local_ranks >= train.global_batch_size
     first = train.warmup_steps
     ours = [learning_rate(train, step) for step in range(train.max_steps)]
-    assert read[name]["rates"][first:] == pytest.approx(ours[first:], rel=1e-9, abs=1e-15)
+    assert read[name]["rates"][first:] == pytest.approx(
+        ours[first:], rel=1e-9, abs=1e-15
+    )
 
 
 def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read):
@@ -146,63 +204,142 @@ def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read
     assert found["fsdp_config"]["version"] == 2
     assert found["fsdp_config"]["activation_checkpointing"] is True
     assert found["gradient_checkpointing"] is False
-    assert any("gradient_checkpointing" in text for text in read["bucketed"]["warnings"])
+    assert any(
+        "gradient_checkpointing" in text for text in read["bucketed"]["warnings"]
+    )
     assert [name for name, found in read.items() if found["warnings"]] == ["bucketed"]
 
 
 @pytest.fixture
 def packed(here):
     """The profile, of packed rows."""
-    profile = but(example_profile(), train={"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32})
+    profile = but(
+        example_profile(),
+        train={"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32},
+    )
     (here / "p.toml").write_text(profile_to_toml(profile))
 
 
-def test_samples_of_packed_rows_are_counted_in_the_dataset(packed, capsys, patterned_dataset):
-    assert run(["profile", "export", "p.toml", "--to", "hf-trainer", "--data", str(patterned_dataset), "--json"]) == 0
+def test_samples_of_packed_rows_are_counted_in_the_dataset(
+    packed, capsys, patterned_dataset
+):
+    assert (
+        run(
+            [
+                "profile",
+                "export",
+                "p.toml",
+                "--to",
+                "hf-trainer",
+                "--data",
+                str(patterned_dataset),
+                "--json",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert err == ""
     batch = json.loads(out)["batch"]
-    assert 2 < batch["samples_per_sequence"] < 3  # 24.5 tokens and two special ones, in rows of 64
+    # 24.5 tokens and two special ones, in rows of 64.
+    assert 2 < batch["samples_per_sequence"] < 3
     meant = 32 * batch["samples_per_sequence"]
-    assert abs(batch["exported_samples_per_step"] - meant) <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
-    assert batch["exported_tokens_per_step"] == pytest.approx(batch["tokens_per_step"], rel=0.3)
+    assert (
+        abs(batch["exported_samples_per_step"] - meant)
+        <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
+    )
+    assert batch["exported_tokens_per_step"] == pytest.approx(
+        batch["tokens_per_step"], rel=0.3
+    )
 
 
-def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(packed, here, says, capsys):
+def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
+    packed, here, says, capsys
+):
     assert run(["profile", "export", "p.toml", "--to", "hf-trainer"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["per_device_train_batch_size"] == 2
-    for words in ("No equivalent:", "cross-document attention", "warning: The number of samples per", "--data"):
+    for words in (
+        "No equivalent:",
+        "cross-document attention",
+        "warning: The number of samples per",
+        "--data",
+    ):
         assert words in err
     export = ("profile", "export", "p.toml", "--to", "hf-trainer")
     assert "hf/settings.remarks.json" in says(*export, "--out", "hf/settings.json")
     remarks = json.loads((here / "hf/settings.remarks.json").read_text())
-    assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text()) == json.loads(out)
-    assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "mlm_head"}
-    assert "hf-trainer" in says("profile", "export", "p.toml", "--to", "axolotl", code=2)
+    assert (
+        remarks["arguments"]
+        == json.loads((here / "hf/settings.json").read_text())
+        == json.loads(out)
+    )
+    assert {
+        one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"
+    } >= {"layout", "mlm_head"}
+    assert "hf-trainer" in says(
+        "profile", "export", "p.toml", "--to", "axolotl", code=2
+    )
 
 
-def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_launches_them(here):
+def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_launches_them(
+    here,
+):
     files = []
     for name, changes in LAUNCHED.items():
         changed = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
-        (here / f"{name}.toml").write_text(profile_to_toml(but(example_profile(), train=changed)))
-        for to, ranks in ("accelerate", 1 + 3 * ("device" in changes)), ("lightning", 1 if name == "alone" else 4):
+        (here / f"{name}.toml").write_text(
+            profile_to_toml(but(example_profile(), train=changed))
+        )
+        for to, ranks in (
+            ("accelerate", 1 + 3 * ("device" in changes)),
+            ("lightning", 1 if name == "alone" else 4),
+        ):
             files.append(f"{to}-{name}.json")
-            export = ["profile", "export", f"{name}.toml", "--to", to, "--out", files[-1], "--ranks", str(ranks)]
+            export = [
+                "profile",
+                "export",
+                f"{name}.toml",
+                "--to",
+                to,
+                "--out",
+                files[-1],
+                "--ranks",
+                str(ranks),
+            ]
             assert run(export) == 0
     (here / "run.py").write_text(RUN)
-    launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate-compile.json"]
+    launch = [
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        "accelerate-compile.json",
+    ]
     found, launched = (
-        json.loads(subprocess.run(
-            [sys.executable, *options], stdout=subprocess.PIPE, text=True, timeout=300, cwd=here, check=True
-        ).stdout.splitlines()[-1])
-        for options in (["run.py", *files], [*launch, "run.py", "accelerate-compile.json"])
-    )  # fmt: skip
+        json.loads(
+            subprocess.run(
+                [sys.executable, *options],
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=300,
+                cwd=here,
+                check=True,
+            ).stdout.splitlines()[-1]
+        )
+        for options in (
+            ["run.py", *files],
+            [*launch, "run.py", "accelerate-compile.json"],
+        )
+    )
     assert launched["accelerate-compile.json"]["backend"] == "INDUCTOR"
     assert all(0 not in one["groups"] for one in found.values())
     kinds = [found[f"accelerate-{name}.json"]["distributed_type"] for name in LAUNCHED]
     assert kinds == ["NO", "NO", "FSDP", "MULTI_GPU"]
-    assert found["accelerate-fsdp2.json"]["parallelism_config"]["parallelism_config_dp_replicate_size"] == 2
+    assert (
+        found["accelerate-fsdp2.json"]["parallelism_config"][
+            "parallelism_config_dp_replicate_size"
+        ]
+        == 2
+    )
     strategies = [found[f"lightning-{name}.json"].get("strategy") for name in LAUNCHED]
     assert strategies == ["SingleDeviceStrategy", "DDPStrategy", None, None]

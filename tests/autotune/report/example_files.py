@@ -6,7 +6,12 @@ from pathlib import Path
 
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
-from tests.autotune.report.example import example_manifest, example_profile, example_run, example_trials
+from tests.autotune.report.example import (
+    example_manifest,
+    example_profile,
+    example_run,
+    example_trials,
+)
 
 
 def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:
@@ -22,18 +27,29 @@ def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:
     for number, done in enumerate(example_trials(trials)):
         trial_log.append(
             {
-                "time_utc": f"2026-11-22T00:00:00.{number:06}Z", "site": "s", "key": done.trial.key, "job": "step",
-                "measured": done.trial.measured, "label": done.label, "outcome": asdict(done.outcome),
+                "time_utc": f"2026-11-22T00:00:00.{number:06}Z",
+                "site": "s",
+                "key": done.trial.key,
+                "job": "step",
+                "measured": done.trial.measured,
+                "label": done.label,
+                "outcome": asdict(done.outcome),
                 "seconds": done.seconds,
             }
-        )  # fmt: skip
+        )
     assert run.startup is not None
     assert run.end is not None
     written = {
-        directory / "data" / "manifest.json": [manifest], place / "run.json": [run.header],
-        place / "startup.json": [run.startup], place / "exit.json": [run.end], place / "steps.jsonl": run.steps,
-        place / "evaluations.jsonl": run.evaluations, place / "events.jsonl": run.events,
-    }  # fmt: skip
+        directory / "data" / "manifest.json": [manifest],
+        place / "run.json": [run.header],
+        place / "startup.json": [run.startup],
+        place / "exit.json": [run.end],
+        place / "steps.jsonl": run.steps,
+        place / "evaluations.jsonl": run.evaluations,
+        place / "events.jsonl": run.events,
+    }
     for path, models in written.items():
-        path.write_text("".join(json.dumps(one.model_dump(mode="json")) + "\n" for one in models))
+        path.write_text(
+            "".join(json.dumps(one.model_dump(mode="json")) + "\n" for one in models)
+        )
     return profile, reports, place

@@ -15,7 +15,9 @@ from trainer.record.run_record import Run
 
 def reported(path="profiles/m.toml", profile=None, **changes):
     values = {"intact": True, "content_sha256": "c", "trials": (), "corrupt_lines": 0}
-    return ReportedProfile(path=Path(path), profile=profile or example_profile(), **values | changes)
+    return ReportedProfile(
+        path=Path(path), profile=profile or example_profile(), **values | changes
+    )
 
 
 STEPS = (row_of(1), row_of(2))
@@ -23,9 +25,14 @@ STEPS = (row_of(1), row_of(2))
 
 def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **changes):
     run = Run(
-        directory=Path("runs") / name, header=header_of(**changes), steps=tuple(steps), evaluations=(),
-        events=tuple(events), startup=None, end=end_of(),
-    )  # fmt: skip
+        directory=Path("runs") / name,
+        header=header_of(**changes),
+        steps=tuple(steps),
+        evaluations=(),
+        events=tuple(events),
+        startup=None,
+        end=end_of(),
+    )
     matched = None if profile_path is None else "the profile's hash"
     return ReportedRun(run=run, profile_path=profile_path, matched_by=matched)
 
@@ -40,7 +47,9 @@ def blocks_of(whole):
 
 def of_kind(whole, kind):
     """All blocks of a kind, of a document, or of a sequence of blocks."""
-    section = Section(title="", key="", blocks=whole) if isinstance(whole, tuple) else whole
+    section = (
+        Section(title="", key="", blocks=whole) if isinstance(whole, tuple) else whole
+    )
     return [block for block in blocks_of(section) if isinstance(block, kind)]
 
 
@@ -91,7 +100,10 @@ def markdown_tables(text):
         if open_table is None:
             open_table = []
             tables.append(open_table)
-        cells = [html.unescape(cell) for cell in line.removeprefix("| ").removesuffix(" |").split(" | ")]
+        cells = [
+            html.unescape(cell)
+            for cell in line.removeprefix("| ").removesuffix(" |").split(" | ")
+        ]
         if not all(re.fullmatch("-+:?", cell) for cell in cells):
             open_table.append(cells)
     return tables

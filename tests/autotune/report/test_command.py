@@ -17,7 +17,11 @@ def full_example(here):
 def example(full_example):
     """Without evidence, so that few charts are drawn."""
     path = full_example[0]
-    path.write_text(profile_to_toml(read_profile(path).profile.model_copy(update={"evidence": Evidence()})))
+    path.write_text(
+        profile_to_toml(
+            read_profile(path).profile.model_copy(update={"evidence": Evidence()})
+        )
+    )
     return full_example
 
 
@@ -38,43 +42,76 @@ def _change(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(full_example, says, here):
+def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(
+    full_example, says, here
+):
     profile, reports, directory = full_example
-    found = json.loads(says("report", profile, "--run", directory, "--reports", reports, "--json"))
+    found = json.loads(
+        says("report", profile, "--run", directory, "--reports", reports, "--json")
+    )
     place = reports / profile.stem
     assert found == {
-        "html": str(place / "report.html"), "markdown": str(place / "report.md"), "json": str(place / "report.json"),
-    }  # fmt: skip
+        "html": str(place / "report.html"),
+        "markdown": str(place / "report.md"),
+        "json": str(place / "report.json"),
+    }
     facts = json.loads((place / "report.json").read_text())
     assert [len(facts[name]) for name in ("profiles", "runs")] == [1, 1]
     assert len(facts["profiles"][0]["trials"]) == 6
     assert "# Tuning report: bert-120m" in (place / "report.md").read_text()
-    assert "<title>Tuning report: bert-120m</title>" in (place / "report.html").read_text()
-    profile.write_text(profile_to_toml(read_profile(profile).profile.model_copy(update={"evidence": Evidence()})))
+    assert (
+        "<title>Tuning report: bert-120m</title>" in (place / "report.html").read_text()
+    )
+    profile.write_text(
+        profile_to_toml(
+            read_profile(profile).profile.model_copy(update={"evidence": Evidence()})
+        )
+    )
     for number, name in enumerate(("a.html", "a.md", "a.json", "a", "v1.2")):
         stem = "v1.2" if name == "v1.2" else "a"
-        assert says("report", profile, "--out", f"r{number}/{name}").startswith(f"report: r{number}/{stem}.html\n")
+        assert says("report", profile, "--out", f"r{number}/{name}").startswith(
+            f"report: r{number}/{stem}.html\n"
+        )
         names = sorted(path.name for path in (here / f"r{number}").iterdir())
         assert names == [f"{stem}.html", f"{stem}.json", f"{stem}.md"]
 
 
-def test_the_dataset_is_found_beside_the_profile_or_named_and_another_is_not_taken_for_it(example, built, here):
+def test_the_dataset_is_found_beside_the_profile_or_named_and_another_is_not_taken_for_it(
+    example, built, here
+):
     profile = example[0]
     assert built(profile)[0]["profiles"][0]["dataset"]["train_samples"] > 0
     (profile.parent / "data").rename(here / "elsewhere")
     assert "dataset not found" in built(profile)[0]["profiles"][0]["dataset_lacking"]
-    assert built(profile, "--data", here / "elsewhere")[0]["profiles"][0]["dataset_lacking"] is None
-    _change(here / "elsewhere" / "manifest.json", '"vocab_size": 16384', '"vocab_size": 32768')
+    assert (
+        built(profile, "--data", here / "elsewhere")[0]["profiles"][0][
+            "dataset_lacking"
+        ]
+        is None
+    )
+    _change(
+        here / "elsewhere" / "manifest.json",
+        '"vocab_size": 16384',
+        '"vocab_size": 32768',
+    )
     assert "is another dataset" in built(profile, "--data", here / "elsewhere")[1]
 
 
-def test_a_run_belongs_to_the_profile_whose_hash_or_else_whose_model_it_names(example, built):
+def test_a_run_belongs_to_the_profile_whose_hash_or_else_whose_model_it_names(
+    example, built
+):
     profile, _, directory = example
     facts = built(profile, "--run", directory)[0]
     assert facts["runs"][0]["matched_by"] == "dataset and model"
-    _change(directory / "run.json", f'"profile_sha256": "{"0" * 64}"',
-            f'"profile_sha256": "{facts["profiles"][0]["content_sha256"]}"')  # fmt: skip
-    assert built(profile, "--run", directory)[0]["runs"][0]["matched_by"] == "the profile's hash"
+    _change(
+        directory / "run.json",
+        f'"profile_sha256": "{"0" * 64}"',
+        f'"profile_sha256": "{facts["profiles"][0]["content_sha256"]}"',
+    )
+    assert (
+        built(profile, "--run", directory)[0]["runs"][0]["matched_by"]
+        == "the profile's hash"
+    )
     _change(directory / "run.json", '"name": "bert-120m"', '"name": "other"')
     _change(directory / "run.json", facts["profiles"][0]["content_sha256"], "0" * 64)
     facts, markdown = built(profile, "--run", directory)
@@ -87,15 +124,22 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
     assert "Trials (none in the trial log)" in built(profile, "--reports", "nowhere")[1]
     trial_log = next((reports / profile.stem / "trials").glob("*.jsonl"))
     trial_log.write_text(trial_log.read_text()[:-40])
-    assert "Unreadable lines of the trial log, ignored: 1." in built(profile, "--reports", reports)[1]
+    assert (
+        "Unreadable lines of the trial log, ignored: 1."
+        in built(profile, "--reports", reports)[1]
+    )
 
 
-def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(full_example, says):
+def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(
+    full_example, says
+):
     profile, _, directory = full_example
     _change(directory / "run.json", '"schema_version": 5', '"schema_version": 4')
     assert "schema_version" in says("report", profile, "--run", directory, code=3)
     _change(profile, "seconds = 96.0", "seconds = inf")
-    assert "evidence.baseline.seconds = inf: the number must be finite" in says("report", profile, code=3)
+    assert "evidence.baseline.seconds = inf: the number must be finite" in says(
+        "report", profile, code=3
+    )
 
 
 REVIEW = ["profile", "approve", "p.toml"]
@@ -119,34 +163,59 @@ def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept)
     assert "approved by reviewer at 20" in out
     assert "fits the H100s" in out
     found = json.loads(kept.read_text())
-    assert (found["decision"], found["by"], found["note"]) == ("approved", "reviewer", "fits the H100s")
+    assert (found["decision"], found["by"], found["note"]) == (
+        "approved",
+        "reviewer",
+        "fits the H100s",
+    )
     says(*REVIEW, "--reject", "--by", "another", "--note", "wrong data")
     assert state() == "rejected"
     says(*APPROVE)
     assert state() == "approved"
 
 
-@pytest.mark.parametrize(("recorded", "intact"), [("none", False), ("zeros", False), ("new", True), ("no hash", False)])
-def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, says, state, recorded, intact):
+@pytest.mark.parametrize(
+    ("recorded", "intact"),
+    [("none", False), ("zeros", False), ("new", True), ("no hash", False)],
+)
+def test_whatever_hash_an_edited_profile_names_its_approval_is_void(
+    here, says, state, recorded, intact
+):
     before = (here / "p.toml").read_text()
     says(*APPROVE)
     _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     text = (here / "p.toml").read_text()
-    was, now = tomllib.loads(text)["content_sha256"], present_sha256(tomllib.loads(text), where="p.toml")
-    line = {"none": "", "zeros": f'content_sha256 = "{"0" * 64}"', "no hash": 'content_sha256 = "\\u001b[31m"'}
+    was, now = (
+        tomllib.loads(text)["content_sha256"],
+        present_sha256(tomllib.loads(text), where="p.toml"),
+    )
+    line = {
+        "none": "",
+        "zeros": f'content_sha256 = "{"0" * 64}"',
+        "no hash": 'content_sha256 = "\\u001b[31m"',
+    }
     named = line.get(recorded, f'content_sha256 = "{now}"')
-    (here / "p.toml").write_text(edited := text.replace(f'content_sha256 = "{was}"', named))
+    (here / "p.toml").write_text(
+        edited := text.replace(f'content_sha256 = "{was}"', named)
+    )
     told = json.loads(says(*REVIEW, "--json"))
-    assert (told["approval"]["state"], told["intact"], told["approval"]["present_sha256"]) == ("voided", intact, now)
+    assert (
+        told["approval"]["state"],
+        told["intact"],
+        told["approval"]["present_sha256"],
+    ) == ("voided", intact, now)
     assert "modified since (hash" in says(*REVIEW)
     says("profile", "verify", "p.toml", "--require-approved", code=6)
     (here / "p.toml").write_text(f"{before}# read twice\n")
     assert state() == "approved"  # what is undone, and a comment, void nothing
     (here / "p.toml").write_text(edited)
-    says(*APPROVE, code=0 if intact else 6)  # one who recomputes the hash is not told from autotune
+    # One who recomputes the hash is not told from autotune.
+    says(*APPROVE, code=0 if intact else 6)
 
 
-def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(here, says, state, kept):
+def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(
+    here, says, state, kept
+):
     _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     err = says(*APPROVE, code=6)
     assert "p.toml was modified after measurement" in err
@@ -158,11 +227,20 @@ def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(her
     assert state() == "rejected"
 
 
-@pytest.mark.parametrize(("options", "code"), [
-    (["--note", "x"], 2), (["--as-edited"], 2), (["--reject"], 2), (["--by", "x" * 10_000], 3), (["--by", ""], 3),
-    (["--by", " \n "], 3), (["--by", "\udcff"], 3), (["--by", "reviewer", "--note", "x" * 10_000], 3),
-    (["--by", "reviewer", "--note", "\ud800"], 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--note", "x"], 2),
+        (["--as-edited"], 2),
+        (["--reject"], 2),
+        (["--by", "x" * 10_000], 3),
+        (["--by", ""], 3),
+        (["--by", " \n "], 3),
+        (["--by", "\udcff"], 3),
+        (["--by", "reviewer", "--note", "x" * 10_000], 3),
+        (["--by", "reviewer", "--note", "\ud800"], 3),
+    ],
+)
 def test_half_a_verdict_and_texts_without_bounds_are_refused(says, kept, options, code):
     assert len(says(*REVIEW, *options, code=code)) < 500
     assert not kept.exists()
@@ -175,16 +253,25 @@ def test_hostile_names_are_kept_and_steer_nothing(says, kept):
     assert all(c.isprintable() or c == "\n" for c in out)
     assert not any(line.startswith("approval: rejected") for line in out.splitlines())
     text = kept.read_text()
-    assert all(c == "\n" or " " <= c <= "~" for c in text)  # no terminal is steered by looking at the file either
+    # No terminal is steered by looking at the file either.
+    assert all(c == "\n" or " " <= c <= "~" for c in text)
     assert json.loads(text)["by"] == name.strip()
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("", "not valid JSON"), ("[]", "review.json"), ('{"schema_version": 0}', "review.json"), ("null", "review.json"),
-    ('{"schema_version": 2, "by": "reviewer"}', "review.json"), ("\xff", "review.json"),
-    ('{"schema_version": 1, "reviews": []}', "review.json"), ("[" * 100_000, "not valid JSON"),
-    ('{"schema_version": 2,' + " " * 2**23 + "}", "exceeds the limit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "review.json"),
+        ('{"schema_version": 0}', "review.json"),
+        ("null", "review.json"),
+        ('{"schema_version": 2, "by": "reviewer"}', "review.json"),
+        ("\xff", "review.json"),
+        ('{"schema_version": 1, "reviews": []}', "review.json"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"schema_version": 2,' + " " * 2**23 + "}", "exceeds the limit"),
+    ],
+)
 def test_a_damaged_review_file_is_refused_and_left_alone(says, kept, text, words):
     kept.parent.mkdir(parents=True)
     kept.write_bytes(text.encode("latin-1"))

@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.advice.values import SEVERITIES
-from autotune.base.document import FACTS, Beside, Chart, Code, Missing, Pairs, Section, Table
+from autotune.base.document import (
+    FACTS,
+    Beside,
+    Chart,
+    Code,
+    Missing,
+    Pairs,
+    Section,
+    Table,
+)
 from autotune.base.render import report_markdown
 from autotune.errors import UsageError
 from autotune.profiles.values import Evidence
@@ -25,20 +34,28 @@ NULL = "0.0 (nullgpu)"
 
 
 def table_of(document, caption):
-    return next(table for table in of_kind(document, Table) if table.caption.startswith(caption))
+    return next(
+        table for table in of_kind(document, Table) if table.caption.startswith(caption)
+    )
 
 
 def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     (one, *_), runs = example_inputs(4)
-    charts = {chart.title: chart for chart in of_kind(report_document((one,), runs), Chart)}
+    charts = {
+        chart.title: chart for chart in of_kind(report_document((one,), runs), Chart)
+    }
     assert len(charts) == 8
     curve = charts["Throughput by micro-batch size"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Memory breakdown at 307 sequences"]
     terms = one.profile.evidence.probe.traced_terms_bytes
-    assert sum(size for _, size in memory.drawing.stacks[0][1]) == pytest.approx(sum(terms.values()))
-    assert {rule.at for rule in memory.drawing.rules} == {one.profile.constraints.memory_budget_bytes}
+    assert sum(size for _, size in memory.drawing.stacks[0][1]) == pytest.approx(
+        sum(terms.values())
+    )
+    assert {rule.at for rule in memory.drawing.rules} == {
+        one.profile.constraints.memory_budget_bytes
+    }
 
 
 def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_an_edit_is_said():
@@ -48,14 +65,21 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_a
     listed = next(one for one in document.sections if one.key == "missing")
     titles = [one.what.partition(":")[0] for one in listed.blocks]
     assert "Network" in titles
-    assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1  # each once; another is the approval
+    # Each once; another is the approval.
+    assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1
     assert all(one.commands for one in listed.blocks)
-    assert dict(of_kind(document, Pairs)[0].pairs)["Trials"][0].endswith(f"Not measured: {', '.join(titles).lower()}.")
+    assert dict(of_kind(document, Pairs)[0].pairs)["Trials"][0].endswith(
+        f"Not measured: {', '.join(titles).lower()}."
+    )
 
 
 def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
-    workers = example_profile("d").evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
-    profile = example_profile("d").model_copy(update={"evidence": Evidence(workers=workers)})
+    workers = example_profile("d").evidence.workers.model_copy(
+        update={"undecided_between": [2, 4], "seconds": 600.0}
+    )
+    profile = example_profile("d").model_copy(
+        update={"evidence": Evidence(workers=workers)}
+    )
     text = report_markdown(report_document((reported(profile=profile),), ()))
     assert "3 workers (undecided between 2 and 4)" in text
     assert "autotune workers" in text
@@ -68,29 +92,50 @@ def test_advice_that_gains_keeps_its_order_and_the_answer_names_the_first_comman
     assert [gpu_model.badge for gpu_model in cards] == list(SEVERITIES[:2])
     assert cards[0].title.startswith("1. ")
     (one, _), _ = example_inputs(4)
-    for advice, command in ((one.advice, "autotune doctor"), (one.advice[2:], f"autotune train {one.quoted}")):
+    for advice, command in (
+        (one.advice, "autotune doctor"),
+        (one.advice[2:], f"autotune train {one.quoted}"),
+    ):
         document = report_document((dataclasses.replace(one, advice=advice),), ())
         assert dict(of_kind(document, Pairs)[0].pairs)["Next"] == (Code(text=command),)
 
 
 def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
     profiles, runs = example_inputs(4)
-    more = tuple(reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"]) for n in range(9))
+    more = tuple(
+        reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"])
+        for n in range(9)
+    )
     document = report_document(profiles, (*runs, *more))
     (changes,) = dict(of_kind(document, Pairs)[0].pairs)["Recipe"]
-    assert changes.startswith("attention dropout 0 instead of the model's own; bf16 gradients instead of fp32")
-    assert [row[-1] for row in table_of(document, "Training runs").rows][1:] == ["dropout 0 instead of 0.1"] * 9
+    assert changes.startswith(
+        "attention dropout 0 instead of the model's own; bf16 gradients instead of fp32"
+    )
+    assert [row[-1] for row in table_of(document, "Training runs").rows][1:] == [
+        "dropout 0 instead of 0.1"
+    ] * 9
 
 
 def test_loss_is_drawn_by_the_means_of_stretches_where_there_is_one():
-    document = report_document((reported(),), (reported_run(steps=(row_of(1, loss=None),)), reported_run(steps=())))
+    document = report_document(
+        (reported(),),
+        (reported_run(steps=(row_of(1, loss=None),)), reported_run(steps=())),
+    )
     assert "Loss by step" not in [chart.title for chart in of_kind(document, Chart)]
     table = table_of(document, "Training runs")
-    assert [dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows] == ["1", "0"]
-    points = loss_points(reported_run(steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))).run)
+    assert [
+        dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows
+    ] == ["1", "0"]
+    points = loss_points(
+        reported_run(
+            steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))
+        ).run
+    )
     assert len(points) <= 48
     assert (points[0].first_step, points[-1].last_step) == (1, 1000)
-    assert points[0].loss == pytest.approx((points[0].first_step + points[0].last_step) / 2)
+    assert points[0].loss == pytest.approx(
+        (points[0].first_step + points[0].last_step) / 2
+    )
 
 
 EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
@@ -98,32 +143,52 @@ EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
 
 @settings(max_examples=40)
 @given(st.lists(EXTREMES, max_size=4), EXTREMES, st.lists(st.floats(-1, 1), max_size=3))
-def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(windows, ratio, slots):
+def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(
+    windows, ratio, slots
+):
     found = example_profile("d").evidence
     baseline, workers = (
-        part.model_copy(update={"rows": [row.model_copy(update=values) for row in part.rows]})
+        part.model_copy(
+            update={"rows": [row.model_copy(update=values) for row in part.rows]}
+        )
         for part, values in (
             (found.baseline, {"tokens_per_s": windows, "speedup": ratio}),
             (found.workers, {"padded_tokens_per_s": slots}),
         )
     )
-    profile = but(example_profile("d"), evidence={"baseline": baseline, "workers": workers})
+    profile = but(
+        example_profile("d"), evidence={"baseline": baseline, "workers": workers}
+    )
     one = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
-    assert report_markdown(report_document((one,), (reported_run(profile_path=one.path),)))
+    assert report_markdown(
+        report_document((one,), (reported_run(profile_path=one.path),))
+    )
     json.dumps(report_facts((one,), ()), allow_nan=False)
 
 
 def of_gpu(driver, **changes):
-    profile = but(example_profile("d"), fingerprint={"gpu_name": "NVIDIA H100 NVL", "driver": driver})
+    profile = but(
+        example_profile("d"),
+        fingerprint={"gpu_name": "NVIDIA H100 NVL", "driver": driver},
+    )
     return reported("profiles/null.toml", profile=profile, **changes)
 
 
-@pytest.mark.parametrize(("driver", "timed_steps", "peak", "rate"), [
-    ("580.1", 8, "peak memory", "900"), ("580.1", 1, "peak memory", None), (NULL, 8, "peak memory, allocator", None),
-])  # fmt: skip
-def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_steps, peak, rate):
+@pytest.mark.parametrize(
+    ("driver", "timed_steps", "peak", "rate"),
+    [
+        ("580.1", 8, "peak memory", "900"),
+        ("580.1", 1, "peak memory", None),
+        (NULL, 8, "peak memory, allocator", None),
+    ],
+)
+def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(
+    driver, timed_steps, peak, rate
+):
     done = record("step").finished()
-    trial = dataclasses.replace(done.trial, measured=done.trial.measured | {"timed_steps": timed_steps})
+    trial = dataclasses.replace(
+        done.trial, measured=done.trial.measured | {"timed_steps": timed_steps}
+    )
     one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
     table = table_of(report_document((one,), ()), "Trials")
     assert peak in table.headers
@@ -133,7 +198,10 @@ def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_
 def test_what_is_of_a_pretended_gpu_is_not_called_measured():
     for others, measured in (((), False), ((reported(),), True)):
         said = report_document((*others, of_gpu(NULL)), ()).subtitle
-        assert "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator" in said
+        assert (
+            "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator"
+            in said
+        )
         assert ("Measured, unless called predicted." in said) == measured
 
 
@@ -145,26 +213,48 @@ def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_
         (["m.toml"], ["a/run", "b/run"], "named 'run'"),
     ):
         with pytest.raises(UsageError, match=match):
-            build_report(list(map(Path, profiles)), tmp_path, tmp_path / "r.html", runs=list(map(Path, runs)))
+            build_report(
+                list(map(Path, profiles)),
+                tmp_path,
+                tmp_path / "r.html",
+                runs=list(map(Path, runs)),
+            )
 
 
 def test_several_profiles_have_titles_and_stand_side_by_side():
     profiles = (reported("a/m.toml"), reported("b/n.toml"))
     alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
-    assert [one.title for group in document.sections[0].blocks[0].groups for one in group] == ["m", "n"]
+    assert [
+        one.title for group in document.sections[0].blocks[0].groups for one in group
+    ] == ["m", "n"]
     assert table_of(document, "Machine").headers == ("field", "m", "n")
     assert {len(beside.groups) for beside in of_kind(document, Beside)} == {2}
-    facts = [table for table in of_kind(document, Table) if table.headers[0] == FACTS[0]]
+    facts = [
+        table for table in of_kind(document, Table) if table.headers[0] == FACTS[0]
+    ]
     assert {table.headers for table in facts} == {("what", "m", "n")}
 
 
 def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
-    warned = [happened(step, "spike", "odd", level="warning") for step in range(MOST_EVENTS + 5)]
+    warned = [
+        happened(step, "spike", "odd", level="warning")
+        for step in range(MOST_EVENTS + 5)
+    ]
     runs = tuple(reported_run(warned if n == 0 else (), name=f"r{n}") for n in range(7))
     document = report_document((reported(),), runs)
-    assert [row[1] for row in table_of(document, "Events of runs").rows] == [str(n) for n in range(5, MOST_EVENTS + 5)]
-    said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
-    assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(map(str, said))
-    assert "6 of 7 curves of the loss are shown here, the first; the JSON file has all." in said
-    assert [row[1] for row in table_of(document, "Training runs").rows] == [None] * 7  # their profile lies elsewhere
+    assert [row[1] for row in table_of(document, "Events of runs").rows] == [
+        str(n) for n in range(5, MOST_EVENTS + 5)
+    ]
+    said = [
+        words for block in blocks_of(document) for words in getattr(block, "words", ())
+    ]
+    assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(
+        map(str, said)
+    )
+    assert (
+        "6 of 7 curves of the loss are shown here, the first; the JSON file has all."
+        in said
+    )
+    # Their profile lies elsewhere.
+    assert [row[1] for row in table_of(document, "Training runs").rows] == [None] * 7

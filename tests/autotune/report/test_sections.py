@@ -13,7 +13,13 @@ from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.memory.sections import ProbedModel, batch_split_words, curve_section, probe_answer, probe_text
+from autotune.memory.sections import (
+    ProbedModel,
+    batch_split_words,
+    curve_section,
+    probe_answer,
+    probe_text,
+)
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.network.values import Link, ScalingRow
@@ -22,7 +28,12 @@ from autotune.profiles.sections import profile_text
 from autotune.profiles.values import Approval
 from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.values import GpuUse
-from autotune.workers.sections import chosen_loader, workers_lines, workers_section, workers_text
+from autotune.workers.sections import (
+    chosen_loader,
+    workers_lines,
+    workers_section,
+    workers_text,
+)
 from autotune.workers.values import JointChoice
 from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
 from tests.autotune.profiles.examples import but, example_profile
@@ -31,60 +42,116 @@ from tests.autotune.report.examples import of_kind, reported
 
 
 def probed(profile, previous=None):
-    return ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=previous)
+    return ProbedModel(
+        path=Path("p.toml"), profile=profile, trials=(), previous=previous
+    )
 
 
 def test_on_a_console_sections_are_indented_and_nothing_steers_it():
     inner = Missing(what="A\x1b[2J", commands=("first", "second\n"))
     table = Table(caption="T", headers=("a",), rows=((None,),))
-    text = console_text((Section(title="S", key="s", blocks=(inner, table)), Missing(what="B", commands=())))
+    text = console_text(
+        (
+            Section(title="S", key="s", blocks=(inner, table)),
+            Missing(what="B", commands=()),
+        )
+    )
     assert text.splitlines() == [
-        "S", "  A\\x1b[2J: not measured (run: first, then second)", "", "  T", "  a", "  n/a", "", "B: not measured",
-    ]  # fmt: skip
+        "S",
+        "  A\\x1b[2J: not measured (run: first, then second)",
+        "",
+        "  T",
+        "  a",
+        "  n/a",
+        "",
+        "B: not measured",
+    ]
 
 
-@pytest.mark.parametrize(("driver", "known"), [(None, "measured"), ("0.0 (nullgpu)", "allocator")])
+@pytest.mark.parametrize(
+    ("driver", "known"), [(None, "measured"), ("0.0 (nullgpu)", "allocator")]
+)
 def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
     profile = but(example_profile(), fingerprint={"driver": driver})
     assert probe_answer(probed(profile))["bytes_known"] == known
-    assert ("pretended GPU" in probe_text([probed(profile)], Path("d"))) == (known == "allocator")
+    assert ("pretended GPU" in probe_text([probed(profile)], Path("d"))) == (
+        known == "allocator"
+    )
 
 
-@pytest.mark.parametrize("tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1])
+@pytest.mark.parametrize(
+    "tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1]
+)
 def test_a_default_global_batch_is_said_to_be_one(tokens):
     profile = but(example_profile(), constraints={"global_batch_tokens": tokens})
     approval = Approval(state="not reviewed", review=None, present_sha256="a" * 64)
-    for text in (profile_text(profile, approval, intact=True), probe_text([probed(profile)], Path("d"))):
+    for text in (
+        profile_text(profile, approval, intact=True),
+        probe_text([probed(profile)], Path("d")),
+    ):
         assert f"{tokens:,} non-padding tokens" in text
         assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
 
 
 def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
-    changes = {"choice": "430 fit; your global batch needs 128 per GPU", "knee_micro_batch_sizes": [1, 2]}
-    profile = but(example_profile(), evidence={"probe": example_profile().evidence.probe.model_copy(update=changes)})
+    changes = {
+        "choice": "430 fit; your global batch needs 128 per GPU",
+        "knee_micro_batch_sizes": [1, 2],
+    }
+    profile = but(
+        example_profile(),
+        evidence={"probe": example_profile().evidence.probe.model_copy(update=changes)},
+    )
     text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
     for told in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in told
     assert text.splitlines()[-2:] == [
-        "profile: p.toml (previous one: old.toml)", "next: autotune workers p.toml --data d",
-    ]  # fmt: skip
+        "profile: p.toml (previous one: old.toml)",
+        "next: autotune workers p.toml --data d",
+    ]
 
 
-@pytest.mark.parametrize(("rows", "micro", "ranks", "words"), [
-    (32, 8, 1, "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps"),
-    (1, 8, 1, "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step"),
-    (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
-    (32, 15, 1, "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "micro", "ranks", "words"),
+    [
+        (
+            32,
+            8,
+            1,
+            "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps",
+        ),
+        (
+            1,
+            8,
+            1,
+            "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step",
+        ),
+        (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
+        (
+            32,
+            15,
+            1,
+            "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33",
+        ),
+    ],
+)
 def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
-    train = example_profile().train.model_copy(update={"global_batch_size": rows, "micro_batch_size": micro})
+    train = example_profile().train.model_copy(
+        update={"global_batch_size": rows, "micro_batch_size": micro}
+    )
     assert words in batch_split_words(train, ranks)
 
 
 JOINT = JointChoice(
-    trials=12, num_workers=5, prefetch_factor=8, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
-    ratio_high=1.3, adopted=True,
-)  # fmt: skip
+    trials=12,
+    num_workers=5,
+    prefetch_factor=8,
+    pin_memory=False,
+    ratio_to_workers_alone=1.2,
+    ratio_low=1.1,
+    ratio_high=1.3,
+    adopted=True,
+)
 
 
 def sweep(**changes):
@@ -92,7 +159,9 @@ def sweep(**changes):
 
 
 def section_of(**changes):
-    return workers_section(reported(profile=but(example_profile(), evidence={"workers": sweep(**changes)})))
+    return workers_section(
+        reported(profile=but(example_profile(), evidence={"workers": sweep(**changes)}))
+    )
 
 
 def workers_of(found):
@@ -100,8 +169,14 @@ def workers_of(found):
 
 
 def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
-    text = workers_of(sweep(local_ranks=4, consumer="a replayed step of 60 ms", operating_state="400 W"))
-    assert "onsumer: a replayed step of 60 ms; 4 ranks, 7 windows of at least 2 s" in text
+    text = workers_of(
+        sweep(
+            local_ranks=4, consumer="a replayed step of 60 ms", operating_state="400 W"
+        )
+    )
+    assert (
+        "onsumer: a replayed step of 60 ms; 4 ranks, 7 windows of at least 2 s" in text
+    )
     assert "argest num_workers allowed: 2 (2 allotted CPUs, 1 local rank)" in text
     assert "GPU state on cached batches: 400 W" in text
     lines = text.splitlines()
@@ -116,21 +191,60 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
 
     slow, fast = sweep().rows
     open_ = fast.model_copy(update={"ratio_low": None, "verdict": "open"})
-    ((none,),), ((enough,),), ((undecided,),) = (tables(row) for row in (slow, fast, open_))
-    assert none == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
+    ((none,),), ((enough,),), ((undecided,),) = (
+        tables(row) for row in (slow, fast, open_)
+    )
+    assert none == [
+        "0",
+        "100",
+        "0.500",
+        "0.495 to 0.505",
+        "50.0 %",
+        "n/a",
+        "512 MiB",
+        "too few",
+    ]
     assert enough[-1] == "sufficient"
     assert undecided[3::4] == [NOT_ENOUGH, "undecided"]
-    use = GpuUse(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
+    use = GpuUse(
+        utilisation_share=0.97,
+        gpm_sm_share=0.8,
+        gpm_pcie_rx_bytes_per_s=2.0**20,
+        power_w=412.4,
+    )
     (row,), (counters,) = tables(slow.model_copy(update={"gpu": use}))
     assert row[5] == "97.0 %"
-    assert counters == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
+    assert counters == [
+        "0",
+        "80.0 %",
+        "n/a",
+        "n/a",
+        "n/a",
+        "1 MiB/s",
+        "412 W",
+        None,
+        "n/a",
+    ]
 
 
-@pytest.mark.parametrize(("joint", "answer", "words"), [
-    (JOINT, "5, prefetch 8, not pinned", "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers"),
-    (JOINT.model_copy(update={"adopted": False}), "1", "not faster at 98 % confidence"),
-])  # fmt: skip
-def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joint, answer, words):
+@pytest.mark.parametrize(
+    ("joint", "answer", "words"),
+    [
+        (
+            JOINT,
+            "5, prefetch 8, not pinned",
+            "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers",
+        ),
+        (
+            JOINT.model_copy(update={"adopted": False}),
+            "1",
+            "not faster at 98 % confidence",
+        ),
+    ],
+)
+def test_settings_found_together_are_the_answer_only_where_they_were_adopted(
+    joint, answer, words
+):
     found = sweep(joint=joint)
     assert chosen_loader(found) == answer
     assert f"DataLoader workers: {answer} (" in workers_of(found)
@@ -138,26 +252,51 @@ def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joi
 
 
 def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
-    (line,) = [one for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True)) if "network" in one]
+    (line,) = [
+        one
+        for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True))
+        if "network" in one
+    ]
     for words in ("(lustre)", "gains at most 1.0 %", "autotune data stage"):
         assert words in line
 
     def commands(**changes):
-        return [command for missing in of_kind(section_of(**changes), Missing) for command in missing.commands]
+        return [
+            command
+            for missing in of_kind(section_of(**changes), Missing)
+            for command in missing.commands
+        ]
 
     for seconds, minutes in ((14.0, 10), (600.0, 40)):
-        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--time-limit {minutes}min")
+        assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(
+            f"--time-limit {minutes}min"
+        )
     assert commands() == []
 
 
 PAPER = RecipeRow(
-    name="paper", differences=[SettingDifference(key="mlm_head", theirs="dense", tuned="sparse")],
+    name="paper",
+    differences=[SettingDifference(key="mlm_head", theirs="dense", tuned="sparse")],
     tokens_per_s=[240.0, 250.0, 260.0],
-    speedup=4.0, speedup_low=2.0, speedup_high=5.0, data_wait_share=0.01, outcome="ran",
-)  # fmt: skip
-DEFAULT = RecipeRow(name="hf-trainer", tokens_per_s=[], outcome="out of memory even with one sequence")
-TUNED = RecipeRow(name="tuned", tokens_per_s=[1000.0] * 3, speedup=1.0, data_wait_share=0.0, outcome="ran")
-FOUND = BaselineEvidence(rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0)
+    speedup=4.0,
+    speedup_low=2.0,
+    speedup_high=5.0,
+    data_wait_share=0.01,
+    outcome="ran",
+)
+DEFAULT = RecipeRow(
+    name="hf-trainer", tokens_per_s=[], outcome="out of memory even with one sequence"
+)
+TUNED = RecipeRow(
+    name="tuned",
+    tokens_per_s=[1000.0] * 3,
+    speedup=1.0,
+    data_wait_share=0.0,
+    outcome="ran",
+)
+FOUND = BaselineEvidence(
+    rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0
+)
 
 
 def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
@@ -168,27 +307,64 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     assert "hf-trainer: same as tuned" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
     (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
-    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory", "even", "with", "one", "sequence"]
+    assert failed.split() == [
+        "hf-trainer",
+        *["n/a"] * 5,
+        "0",
+        "out",
+        "of",
+        "memory",
+        "even",
+        "with",
+        "one",
+        "sequence",
+    ]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
-    assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
+    assert tuned.split() == [
+        "tuned",
+        "1,000",
+        "1,000",
+        "to",
+        "1,000",
+        "n/a",
+        "n/a",
+        "0.0",
+        "%",
+        "3",
+        "ran",
+    ]
     single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
-    told = baseline_text(FOUND.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")).splitlines()
+    told = baseline_text(
+        FOUND.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")
+    ).splitlines()
     assert f"Tuned vs paper: 4.00 ({NOT_ENOUGH}) times as fast." in told
 
 
-@pytest.mark.parametrize("rates", [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]])
+@pytest.mark.parametrize(
+    "rates", [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]]
+)
 def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
     def block_of(rates):
         baseline = full_profile("d").evidence.baseline
-        rows = [row.model_copy(update={"tokens_per_s": rates}) if row.name == "tuned" else row for row in baseline.rows]
-        profile = but(full_profile("d"), evidence={"baseline": baseline.model_copy(update={"rows": rows})})
+        rows = [
+            row.model_copy(update={"tokens_per_s": rates})
+            if row.name == "tuned"
+            else row
+            for row in baseline.rows
+        ]
+        profile = but(
+            full_profile("d"),
+            evidence={"baseline": baseline.model_copy(update={"rows": rows})},
+        )
         return of_kind(baseline_section(reported(profile=profile)), Table | Chart)[0]
 
     enough, block = block_of([2700.0, 2800.0, 2900.0]), block_of(rates)
     assert enough.drawing.bars[-1].low > 2000
     table = block if isinstance(block, Table) else block.table
     assert next(row for row in table.rows if row[0] == "tuned")[2] == NOT_ENOUGH
-    assert isinstance(block, Table) or "tuned" not in {bar.label for bar in block.drawing.bars}
+    assert isinstance(block, Table) or "tuned" not in {
+        bar.label for bar in block.drawing.bars
+    }
 
 
 def explored(**changes):
@@ -205,21 +381,38 @@ def test_every_fact_of_an_exploration_has_its_line():
         "Reason to stop: the largest expected improvement, 0.2%, is below the noise.",
         "Not searched: precision: you set bf16.",
     ]
-    lines = exploration_text(explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().starting))
+    lines = exploration_text(
+        explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().starting)
+    )
     assert len(lines.splitlines()) == 3
-    assert lines.splitlines()[1].startswith("Tried 4 of 107 other configurations; 30 windows")
-    assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(explored(ratio_low=None, ratio_high=None))
+    assert lines.splitlines()[1].startswith(
+        "Tried 4 of 107 other configurations; 30 windows"
+    )
+    assert f"1.01 ({NOT_ENOUGH}) times" in exploration_text(
+        explored(ratio_low=None, ratio_high=None)
+    )
 
 
 def test_trials_of_an_exploration_are_told_the_fastest_first():
     (table,) = of_kind(exploration_section(reported(profile=full_profile("d"))), Table)
     assert [row[0] for row in table.rows] == [
-        "64 packed sequences, bf16, compiled", "64 packed sequences, bf16", "64 bucketed sequences, bf16",
-        "64 packed sequences, bf16, full checkpointing", "64 packed sequences, bf16, sdpa, compiled",
-    ]  # fmt: skip
-    rows = [row.model_copy(update={"predicted_ratio": 1.234}) for row in explored().rows]
+        "64 packed sequences, bf16, compiled",
+        "64 packed sequences, bf16",
+        "64 bucketed sequences, bf16",
+        "64 packed sequences, bf16, full checkpointing",
+        "64 packed sequences, bf16, sdpa, compiled",
+    ]
+    rows = [
+        row.model_copy(update={"predicted_ratio": 1.234}) for row in explored().rows
+    ]
     assert "sequences, bf16 (predicted: 1.23)." in exploration_text(explored(rows=rows))
-    assert table.rows[1] == ["64 packed sequences, bf16", "18", "342,000", None, "completed"]
+    assert table.rows[1] == [
+        "64 packed sequences, bf16",
+        "18",
+        "342,000",
+        None,
+        "completed",
+    ]
     assert table.rows[3][3:] == ["0.720", "pruned"]
     assert table.rows[-1][1:] == ["0", "n/a", None, "crashed"]
     (missing,) = exploration_section(reported())
@@ -227,13 +420,34 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)
 
 
-@pytest.mark.parametrize(("asked", "said", "last"), [
-    ({}, ("step predicted", "step measured", "between nodes", "qual loss: after 48 steps",
-                 "ax. nodes at 90 % efficiency or more with this global batch (predicted):"),
-     "next: autotune network p.toml --predict, or autotune train p.toml --slurm"),
-    ({"link": Link(latency_s=1e-7, bytes_per_s=1e11), "strategies": ("ddp",), "max_micro_batch_size": 4},
-     ("radient synchronisation: the default: no candidate is faster at 98 % confidence",), "next: "),
-], ids=["steps", "the default is kept"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "said", "last"),
+    [
+        (
+            {},
+            (
+                "step predicted",
+                "step measured",
+                "between nodes",
+                "qual loss: after 48 steps",
+                "ax. nodes at 90 % efficiency or more with this global batch (predicted):",
+            ),
+            "next: autotune network p.toml --predict, or autotune train p.toml --slurm",
+        ),
+        (
+            {
+                "link": Link(latency_s=1e-7, bytes_per_s=1e11),
+                "strategies": ("ddp",),
+                "max_micro_batch_size": 4,
+            },
+            (
+                "radient synchronisation: the default: no candidate is faster at 98 % confidence",
+            ),
+            "next: ",
+        ),
+    ],
+    ids=["steps", "the default is kept"],
+)
 def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last):
     tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
     tuning.run()
@@ -245,20 +459,36 @@ def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last
 
 def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
-        nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, gradient_accumulation_steps=1,
-        micro_batch_size=1, step_s=1.0, tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency,
-        efficiency_low=low, efficiency_high=high, limit="l", measured=measured,
-    )  # fmt: skip
+        nodes=nodes,
+        strategy="ddp",
+        gradient_dtype="fp32",
+        bucket_cap_mib=25,
+        gradient_accumulation_steps=1,
+        micro_batch_size=1,
+        step_s=1.0,
+        tokens_per_s=100.0 * nodes * efficiency,
+        efficiency=efficiency,
+        efficiency_low=low,
+        efficiency_high=high,
+        limit="l",
+        measured=measured,
+    )
 
 
 def test_predicted_measured_and_ideal_scaling_are_told_apart():
-    rows = [scaled(1), scaled(2, 0.8, low=0.7, high=0.9), scaled(2, 0.75, measured=True)]
+    rows = [
+        scaled(1),
+        scaled(2, 0.8, low=0.7, high=0.9),
+        scaled(2, 0.75, measured=True),
+    ]
     predicted, ideal, measured = scaling_lines("tiny", rows).lines
     assert (predicted.kind, ideal.kind, measured.kind) == ("line", "dotted", "dots")
     assert (predicted.points[1].low, predicted.points[1].high) == (140.0, 180.0)
     assert [point.y for point in ideal.points] == [100.0, 200.0]
     assert [point.y for point in measured.points] == [150.0]
-    assert [line.kind for line in scaling_lines("tiny", [scaled(1, measured=True)]).lines] == ["dots"]
+    assert [
+        line.kind for line in scaling_lines("tiny", [scaled(1, measured=True)]).lines
+    ] == ["dots"]
 
 
 def test_bins_are_joined_into_doublings_and_bars_are_to_scale():
@@ -273,7 +503,13 @@ def test_bins_are_joined_into_doublings_and_bars_are_to_scale():
         length_histogram([0, 8, 16], [1, 2])
 
 
-@given(st.lists(st.integers(0, 10**9), min_size=len(HISTOGRAM_EDGES), max_size=len(HISTOGRAM_EDGES)))
+@given(
+    st.lists(
+        st.integers(0, 10**9),
+        min_size=len(HISTOGRAM_EDGES),
+        max_size=len(HISTOGRAM_EDGES),
+    )
+)
 def test_every_filled_row_shows_a_bar_and_none_is_too_long(counts):
     for line in length_histogram(HISTOGRAM_EDGES, counts).splitlines():
         assert line.isascii()

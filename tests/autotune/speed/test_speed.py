@@ -9,7 +9,12 @@ from torch.nn import functional
 from autotune.errors import MachineLacks, Undecided
 from autotune.memory.jobs.trace import trace_steps
 from autotune.speed import decide
-from autotune.speed.decide import data_sheet_rates, fit_matmul_rates, kernel_s, predict_speed
+from autotune.speed.decide import (
+    data_sheet_rates,
+    fit_matmul_rates,
+    kernel_s,
+    predict_speed,
+)
 from autotune.speed.jobs import count_kernels
 from autotune.speed.jobs import measure_rates as job
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
@@ -30,11 +35,17 @@ LAYERS, HIDDEN, ROWS, WIDTH = 4, 256, 8, 128
 def config(**changes):
     return TrainConfig.model_validate(
         {
-            "model": model_settings("bert-mini"), "device": "cuda", "precision": "bf16", "layout": "packed",
-            "attention_dropout": 0.0, "micro_batch_size": ROWS, "global_batch_size": ROWS, "seq_length_tokens": WIDTH,
+            "model": model_settings("bert-mini"),
+            "device": "cuda",
+            "precision": "bf16",
+            "layout": "packed",
+            "attention_dropout": 0.0,
+            "micro_batch_size": ROWS,
+            "global_batch_size": ROWS,
+            "seq_length_tokens": WIDTH,
         }
         | changes
-    )  # fmt: skip
+    )
 
 
 def work_of(**changes):
@@ -56,13 +67,25 @@ def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_fl
     work = work_of(last_layer="dense", mlm_head="dense", compile=False)
     tokens, of_layer = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
     head = HIDDEN**2 + HIDDEN * 1024  # the table has whole tiles
-    matmuls = [(kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"]
-    assert sum(count for _, count in matmuls) == 3 * (4 * LAYERS + 2)  # one for queries, keys and values
-    assert sum(kernel.flops * count for kernel, count in matmuls) == 6 * tokens * (LAYERS * of_layer + head)
-    attention = {kernel.name: (kernel.flops, count) for kernel, count in work.kernels if kernel.kind == "attention"}
+    matmuls = [
+        (kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"
+    ]
+    # One for queries, keys and values.
+    assert sum(count for _, count in matmuls) == 3 * (4 * LAYERS + 2)
+    assert sum(kernel.flops * count for kernel, count in matmuls) == 6 * tokens * (
+        LAYERS * of_layer + head
+    )
+    attention = {
+        kernel.name: (kernel.flops, count)
+        for kernel, count in work.kernels
+        if kernel.kind == "attention"
+    }
     forward = 4 * tokens * (WIDTH / 2) * HIDDEN  # documents are half a sequence
     assert attention["varlen forward"] == (pytest.approx(forward, rel=0.01), LAYERS)
-    assert attention["varlen backward"] == (pytest.approx(2.5 * forward, rel=0.01), LAYERS)
+    assert attention["varlen backward"] == (
+        pytest.approx(2.5 * forward, rel=0.01),
+        LAYERS,
+    )
     assert StepWork.of(work.to_json()) == work
 
 
@@ -72,24 +95,34 @@ def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_
     assert _launches(compiled) < _launches(eager)
     moving = ("copy", "math", "norm", "softmax", "random")
     assert compiled.bytes_of(*moving) < 0.9 * eager.bytes_of(*moving)
-    assert counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
+    assert (
+        counted(compiled)["graph call"] > 2 * LAYERS > counted(eager)["graph call"] == 0
+    )
 
 
-def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_not(monkeypatch):
+def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_not(
+    monkeypatch,
+):
     monkeypatch.setattr("trainer.model.precision._SIBLINGS", ())
     plain = work_of()
-    monkeypatch.setattr("trainer.model.masked_lm.prove_copies", lambda _: "gradients are cast")
+    monkeypatch.setattr(
+        "trainer.model.masked_lm.prove_copies", lambda _: "gradients are cast"
+    )
     assert work_of().bytes_of("norm") == pytest.approx(plain.bytes_of("norm"), rel=0.02)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(torchao, recipe):
+def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(
+    torchao, recipe
+):
     plain, found = work_of(compile=True), work_of(compile=True, float8=recipe)
     bf16, fp8 = (
-        {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"} for work in (plain, found)
+        {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"}
+        for work in (plain, found)
     )
     layers = sum(count for kernel, count in fp8.items() if kernel.dtype == "fp8")
-    assert layers == sum(bf16.values()) - 6 == 3 * (4 * LAYERS + 1)  # the last layer's queries; the head has two
+    # The last layer's queries; the head has two.
+    assert layers == sum(bf16.values()) - 6 == 3 * (4 * LAYERS + 1)
     assert sum(kernel.flops * count for kernel, count in fp8.items()) == pytest.approx(
         sum(kernel.flops * count for kernel, count in bf16.items())
     )
@@ -105,9 +138,15 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     work = work_of()
     speed = predict_speed(work, data_sheet_rates(H100), config(), 64.0)
     assert sum(speed.parts_s.values()) == pytest.approx(speed.step_s.value)
-    assert speed.padded_tokens_per_s.value == pytest.approx(ROWS * WIDTH / speed.step_s.value)
-    assert speed.non_padding_tokens_per_s.value == pytest.approx(speed.padded_tokens_per_s.value / 2)
-    assert speed.mfu.value == pytest.approx(work.model_flops / speed.step_s.value / 989e12)
+    assert speed.padded_tokens_per_s.value == pytest.approx(
+        ROWS * WIDTH / speed.step_s.value
+    )
+    assert speed.non_padding_tokens_per_s.value == pytest.approx(
+        speed.padded_tokens_per_s.value / 2
+    )
+    assert speed.mfu.value == pytest.approx(
+        work.model_flops / speed.step_s.value / 989e12
+    )
     assert speed.step_s.low < speed.step_s.value < speed.step_s.high
     # So few tokens that the host is slower than the GPU.
     assert max(speed.parts_s, key=speed.parts_s.get) == "host"
@@ -116,46 +155,88 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
 def test_kernels_around_float8_matmuls_take_longer_than_their_bytes():
     work, rates = work_of(), data_sheet_rates(H100)
     plain, narrow = (
-        predict_speed(work, rates, config(compile=True, float8=way)).parts_s for way in ("none", "tensorwise")
+        predict_speed(work, rates, config(compile=True, float8=way)).parts_s
+        for way in ("none", "tensorwise")
     )
-    assert narrow["memory-bound kernels"] == pytest.approx(decide.FLOAT8_SLOWER * plain["memory-bound kernels"])
-    assert (narrow["matmuls"], narrow["optimizer"]) == (plain["matmuls"], plain["optimizer"])
+    assert narrow["memory-bound kernels"] == pytest.approx(
+        decide.FLOAT8_SLOWER * plain["memory-bound kernels"]
+    )
+    assert (narrow["matmuls"], narrow["optimizer"]) == (
+        plain["matmuls"],
+        plain["optimizer"],
+    )
 
 
-@pytest.mark.parametrize(("tokens", "window", "keys"), [(1024, 64, 384.0), (1024, 200, 640.0), (256, 64, 256.0)])
+@pytest.mark.parametrize(
+    ("tokens", "window", "keys"),
+    [(1024, 64, 384.0), (1024, 200, 640.0), (256, 64, 256.0)],
+)
 def test_attention_in_a_window_computes_whole_tiles(tokens, window, keys):
-    parts = [torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta") for _ in "qkv"]
-    kernel = count_kernels._attention("varlen", False, (*parts, (window, window)), parts[0], float(tokens))
-    assert (kernel.document_tokens, kernel.flops) == (keys, 4.0 * tokens * 2 * keys * 64)
+    parts = [
+        torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta") for _ in "qkv"
+    ]
+    kernel = count_kernels._attention(
+        "varlen", False, (*parts, (window, window)), parts[0], float(tokens)
+    )
+    assert (kernel.document_tokens, kernel.flops) == (
+        keys,
+        4.0 * tokens * 2 * keys * 64,
+    )
 
 
 def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_between_traced_sizes():
-    moved = {rows: (Kernel("copy", moved_bytes=rows * 10**9), 2) for rows in (8, 24)}  # of two micro-batches
+    # Of two micro-batches.
+    moved = {rows: (Kernel("copy", moved_bytes=rows * 10**9), 2) for rows in (8, 24)}
     update = Kernel("optimizer", moved_bytes=10**10)
     works = [
-        StepWork(micro_batch_size=rows, padded_tokens=2 * rows * WIDTH, model_flops=1.0, kernels=(one, (update, 1)))
+        StepWork(
+            micro_batch_size=rows,
+            padded_tokens=2 * rows * WIDTH,
+            model_flops=1.0,
+            kernels=(one, (update, 1)),
+        )
         for rows, one in moved.items()
     ]
-    rates = data_sheet_rates(H100).model_copy(update={"kernel_s": 0.0, "host_runs_ahead": False, "launch_s": 0.0})
-    of_sequence, of_update = (bytes_ / rates.passes["copy"][0].bytes_per_s for bytes_ in (10**9, 10**10))
+    rates = data_sheet_rates(H100).model_copy(
+        update={"kernel_s": 0.0, "host_runs_ahead": False, "launch_s": 0.0}
+    )
+    of_sequence, of_update = (
+        bytes_ / rates.passes["copy"][0].bytes_per_s for bytes_ in (10**9, 10**10)
+    )
     found = decide.predict_steps_s(works, rates, config(), [2, 16, 24], [1, 3, 0.5])
-    assert found == pytest.approx([of_update + of_sequence * sequences for sequences in (2, 48, 12)])
+    assert found == pytest.approx(
+        [of_update + of_sequence * sequences for sequences in (2, 48, 12)]
+    )
 
 
-@pytest.mark.parametrize(("kernel", "seconds"), [
-    (Kernel("copy", moved_bytes=10**9), 1e9 / (0.87 * 3.35e12) + 3e-6),
-    (Kernel("matmul", dtype="bf16", flops=1e12, moved_bytes=10**9), 1e12 / (0.87 * 989e12) + 1e9 / 6.7e12 + 4e-6),
-    (Kernel("attention", "varlen forward", "bf16", 1e12, 10**6, 200.0), 2e12 / (0.35 * 989e12) + 3e-6),
-    (Kernel("graph call"), 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "seconds"),
+    [
+        (Kernel("copy", moved_bytes=10**9), 1e9 / (0.87 * 3.35e12) + 3e-6),
+        (
+            Kernel("matmul", dtype="bf16", flops=1e12, moved_bytes=10**9),
+            1e12 / (0.87 * 989e12) + 1e9 / 6.7e12 + 4e-6,
+        ),
+        (
+            Kernel("attention", "varlen forward", "bf16", 1e12, 10**6, 200.0),
+            2e12 / (0.35 * 989e12) + 3e-6,
+        ),
+        (Kernel("graph call"), 0.0),
+    ],
+)
 def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
     assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
 
 
 def test_flash_attention_3_makes_attention_faster_where_it_runs():
-    ways = [(work_of(attention=way), config(attention=way)) for way in ("varlen", "fa3")]
+    ways = [
+        (work_of(attention=way), config(attention=way)) for way in ("varlen", "fa3")
+    ]
     for gpu, faster in ((H100, True), ("NVIDIA A100-SXM4-80GB", False)):
-        slow, fast = (predict_speed(work, data_sheet_rates(gpu), one).parts_s["attention"] for work, one in ways)
+        slow, fast = (
+            predict_speed(work, data_sheet_rates(gpu), one).parts_s["attention"]
+            for work, one in ways
+        )
         assert (fast < slow) == faster
 
 
@@ -163,7 +244,9 @@ def test_matmul_rates_are_those_that_made_the_measurements():
     rng = np.random.default_rng(0)
     flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
     found = fit_matmul_rates(flops, moved, flops / 5e14 + moved / 4e12 + 7e-6)
-    assert (found.flops_per_s, found.bytes_per_s, found.fixed_s) == pytest.approx((5e14, 4e12, 7e-6))
+    assert (found.flops_per_s, found.bytes_per_s, found.fixed_s) == pytest.approx(
+        (5e14, 4e12, 7e-6)
+    )
     # Noise that asks for a negative term gets none.
     assert fit_matmul_rates(flops, moved, flops / 5e14 - 1e-7).fixed_s == 0.0
 
@@ -171,7 +254,9 @@ def test_matmul_rates_are_those_that_made_the_measurements():
 def test_attention_rates_pass_through_both_measured_lengths():
     found = decide.attention_rates((128, 512), (1e14, 2e14))
     for length, rate in ((128, 1e14), (512, 2e14)):
-        assert found.flops_per_s / (1 + found.half_tokens / length) == pytest.approx(rate)
+        assert found.flops_per_s / (1 + found.half_tokens / length) == pytest.approx(
+            rate
+        )
     assert decide.attention_rates((128, 512), (3e14, 2e14)).half_tokens == 0.0
 
 
@@ -184,13 +269,18 @@ def test_the_order_of_pairs_counts_only_those_that_differ():
 def quick(monkeypatch):
     """Measure with tiny operators and without a compiler."""
     for name, value in {
-        "_CPU_PASSES_MIB": (1, 2), "_CPU_TOKENS": (64,), "_CPU_LAYERS": ((32, 64),), "REPEATS": 1,
-    }.items():  # fmt: skip
+        "_CPU_PASSES_MIB": (1, 2),
+        "_CPU_TOKENS": (64,),
+        "_CPU_LAYERS": ((32, 64),),
+        "REPEATS": 1,
+    }.items():
         monkeypatch.setattr(job, name, value)
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
-def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_path, monkeypatch):
+def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(
+    tmp_path, monkeypatch
+):
     quick(monkeypatch)
     machine = FakeMachine(lambda trial: Measured(figures=job.run(trial.measured, {})))
     rates = measure_rates(machine, "cpu", "AMD EPYC", when_utc="2026-11-26T00:00:00Z")
@@ -199,7 +289,11 @@ def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(tmp_pat
     assert known_rates("AMD EPYC", tmp_path) == rates
     assert {"cpu forward fp32", "cpu backward fp32"} <= set(rates.attention)
     assert rates.source == "measured on this machine, 2026-11-26"
-    assert math.isfinite(predict_speed(work_of(device="cpu", precision="fp32"), rates, config()).step_s.value)
+    assert math.isfinite(
+        predict_speed(
+            work_of(device="cpu", precision="fp32"), rates, config()
+        ).step_s.value
+    )
     path.write_text(path.read_text().replace('"launch_s"', '"lunch_s"', 1))
     with pytest.raises(BadConfig, match="lunch_s"):
         known_rates("AMD EPYC", tmp_path)
@@ -212,7 +306,12 @@ def test_an_unknown_machine_has_no_constants_and_a_failed_measurement_is_told(tm
     with pytest.raises(Undecided, match=r"1\.9 times"):
         measure_rates(busy, "cpu", "AMD EPYC", when_utc="2026")
     with pytest.raises(MachineLacks, match="could not be measured"):
-        measure_rates(FakeMachine(lambda _: Crashed(detail="x")), "cpu", "AMD EPYC", when_utc="2026")
+        measure_rates(
+            FakeMachine(lambda _: Crashed(detail="x")),
+            "cpu",
+            "AMD EPYC",
+            when_utc="2026",
+        )
 
 
 def test_work_counts_bytes_once_for_each_tensor_and_none_for_views():

@@ -7,9 +7,30 @@ import pytest
 from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
 from autotune.memory.measure import CURVE_STEPS, FIT_STEPS
-from autotune.trials.contamination_guard import WAIT_AFTER_S, WAIT_BEFORE_S, ContaminationGuard, other_users
-from autotune.trials.values import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut, Trial
-from tests.fakes import CARD, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
+from autotune.trials.contamination_guard import (
+    WAIT_AFTER_S,
+    WAIT_BEFORE_S,
+    ContaminationGuard,
+    other_users,
+)
+from autotune.trials.values import (
+    Contaminated,
+    Crashed,
+    HostOutOfMemory,
+    Measured,
+    OutOfMemory,
+    TimedOut,
+    Trial,
+)
+from tests.fakes import (
+    CARD,
+    SAMPLE,
+    FakeClock,
+    FakeGpu,
+    FakeGpuMonitor,
+    FakeGpuSampler,
+    FakeMachine,
+)
 
 GIB = 2**30
 IDLE = GIB // 2
@@ -20,13 +41,20 @@ TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
 ON_TWO = Trial(job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0)
 RAN = Measured(figures={"peak_bytes": GIB})
 REFUSED = OutOfMemory(detail="CUDA out of memory")
-WINDOW = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
+WINDOW = Measured(
+    figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4}
+)
 
 
 def gpu(*used, index=0, reasons=None, processes=(), counts=(1,)):
-    samples = [replace(SAMPLE, utilisation=1.0, throttle_reasons=reasons, process_count=count) for count in counts]
+    samples = [
+        replace(SAMPLE, utilisation=1.0, throttle_reasons=reasons, process_count=count)
+        for count in counts
+    ]
     facts = replace(CARD, uuid=f"GPU-{index}", index=index)
-    return FakeGpu(facts=facts, used_bytes=used or (IDLE,), samples=samples, processes=(processes,))
+    return FakeGpu(
+        facts=facts, used_bytes=used or (IDLE,), samples=samples, processes=(processes,)
+    )
 
 
 class TwiceSampled(FakeGpuSampler):
@@ -49,18 +77,26 @@ class Watchdog:
             return outcome
 
         self.fake = FakeMachine(simulate)
-        monitor, uuids = FakeGpuMonitor(gpus, clock=self.clock), [gpu.facts.uuid for gpu in gpus]
-        self.machine = ContaminationGuard(self.fake, monitor, uuids, sampler(monitor, uuids), self.clock)
+        monitor, uuids = (
+            FakeGpuMonitor(gpus, clock=self.clock),
+            [gpu.facts.uuid for gpu in gpus],
+        )
+        self.machine = ContaminationGuard(
+            self.fake, monitor, uuids, sampler(monitor, uuids), self.clock
+        )
 
     @property
     def waited_s(self):
         return self.clock.monotonic_s() - self.started_s
 
 
-@pytest.mark.parametrize("kind", [Measured, HostOutOfMemory, TimedOut, Crashed, OutOfMemory])
+@pytest.mark.parametrize(
+    "kind", [Measured, HostOutOfMemory, TimedOut, Crashed, OutOfMemory]
+)
 def test_outcomes_on_a_quiet_gpu_pass_through(kind):
     outcome = RAN if kind is Measured else kind(detail="d")
-    watch = Watchdog(gpu(reasons=("sw_power_cap",)), outcome=outcome)  # which is how a loaded card works
+    # Which is how a loaded card works.
+    watch = Watchdog(gpu(reasons=("sw_power_cap",)), outcome=outcome)
     assert watch.machine.run(TRIAL) is outcome
     assert watch.fake.trials == [TRIAL]
     assert watch.waited_s == 0
@@ -72,11 +108,18 @@ def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running(
     assert watch.fake.trials == []
     assert watch.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
     assert isinstance(outcome, Contaminated)
-    assert outcome.detail.startswith("trial skipped: GPU 0 still holds 4 GiB after a wait of 30")
-    assert outcome.detail.endswith("up from 512 MiB before the first trial (pid 42: 3 GiB)")
+    assert outcome.detail.startswith(
+        "trial skipped: GPU 0 still holds 4 GiB after a wait of 30"
+    )
+    assert outcome.detail.endswith(
+        "up from 512 MiB before the first trial (pid 42: 3 GiB)"
+    )
 
 
-@pytest.mark.parametrize(("used", "waited_s"), [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)])
+@pytest.mark.parametrize(
+    ("used", "waited_s"),
+    [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)],
+)
 def test_memory_may_come_back_late_before_and_after_a_trial(used, waited_s):
     watch = Watchdog(gpu(IDLE, *used))
     assert watch.machine.run(TRIAL) is RAN
@@ -95,7 +138,9 @@ def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
 
 
 def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
-    watch = Watchdog(gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE))
+    watch = Watchdog(
+        gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE)
+    )
     assert watch.machine.run(TRIAL) is RAN
     assert isinstance(watch.machine.run(TRIAL), Contaminated)
     assert watch.fake.trials == [TRIAL]
@@ -106,9 +151,14 @@ def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
 def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
     hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
     both = (FIT_STEPS, CURVE_STEPS["cuda"])
-    fits, timed = (replace(TRIAL, measured={"rows": 8, "warmup_steps": w, "timed_steps": t}) for w, t in both)
+    fits, timed = (
+        replace(TRIAL, measured={"rows": 8, "warmup_steps": w, "timed_steps": t})
+        for w, t in both
+    )
     assert Watchdog(hot, outcome=outcome).machine.run(fits) is outcome
-    assert isinstance(Watchdog(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
+    assert isinstance(
+        Watchdog(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated
+    )
     for trial in (TRIAL, timed):
         found = Watchdog(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
         assert isinstance(found, Contaminated)
@@ -123,24 +173,46 @@ def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
     assert watch.waited_s == 0
 
 
-@pytest.mark.parametrize("readings", [
-    (UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN),
-], ids=["never read", "no baseline", "not before", "not after"])  # fmt: skip
+@pytest.mark.parametrize(
+    "readings",
+    [
+        (UNKNOWN,),
+        (UNKNOWN, TAKEN),
+        (IDLE, UNKNOWN),
+        (IDLE, IDLE, UNKNOWN),
+    ],
+    ids=["never read", "no baseline", "not before", "not after"],
+)
 def test_readings_that_are_missing_contaminate_nothing(readings):
-    watch = Watchdog(FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,)))
+    watch = Watchdog(
+        FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
+    )
     assert watch.machine.run(TRIAL) is RAN
     assert watch.waited_s == 0
 
 
-@pytest.mark.parametrize(("gpus", "said"), [
-    ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
-    ([gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
-     "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*"),
-    ([gpu(IDLE, TAKEN, processes=UNKNOWN)], r".*\(processes cannot be listed: NVML: Insufficient Permissions\)"),
-    ([gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))], "another process used GPU 1: 2 processes in 1 of 2 samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
+        (
+            [gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
+            "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*",
+        ),
+        (
+            [gpu(IDLE, TAKEN, processes=UNKNOWN)],
+            r".*\(processes cannot be listed: NVML: Insufficient Permissions\)",
+        ),
+        (
+            [gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))],
+            "another process used GPU 1: 2 processes in 1 of 2 samples",
+        ),
+    ],
+)
 def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
-    found = Watchdog(*gpus, sampler=TwiceSampled).machine.run(ON_TWO if len(gpus) > 1 else TRIAL)
+    found = Watchdog(*gpus, sampler=TwiceSampled).machine.run(
+        ON_TWO if len(gpus) > 1 else TRIAL
+    )
     assert isinstance(found, Contaminated)
     assert re.fullmatch(said, found.detail)
 
@@ -150,11 +222,16 @@ def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
     found = Watchdog(gpu(), busy, outcome=WINDOW).machine.run(TRIAL)
     assert isinstance(found, Measured)
     assert len(found.figures["gpus"]) == 1
-    assert Watchdog(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN  # company from before the trial
+    # Company from before the trial.
+    assert Watchdog(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN
 
 
 def test_figures_of_a_window_get_what_every_gpu_did_in_it():
-    figures = Watchdog(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5).machine.run(ON_TWO).figures
+    figures = (
+        Watchdog(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5)
+        .machine.run(ON_TWO)
+        .figures
+    )
     assert figures["steps"] == 4
     assert [one["samples"] for one in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0
@@ -166,7 +243,9 @@ def test_figures_of_a_window_get_what_every_gpu_did_in_it():
 
 def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_and_not_the_monitor():
     monitor = FakeGpuMonitor([gpu()])
-    machine = Mock(run=Mock(side_effect=BadInput("no such file", next_step="Name another.")))
+    machine = Mock(
+        run=Mock(side_effect=BadInput("no such file", next_step="Name another."))
+    )
     sampler = Mock(wraps=FakeGpuSampler(monitor, ["GPU-0"]))
     watched = ContaminationGuard(machine, monitor, ["GPU-0"], sampler, FakeClock())
     for _ in range(2):
@@ -179,7 +258,14 @@ def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_
 
 
 def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
-    monitor = FakeGpuMonitor([gpu(), gpu(TAKEN, index=1), gpu(index=2, processes=NEIGHBOUR), gpu(TAKEN, index=3)])
+    monitor = FakeGpuMonitor(
+        [
+            gpu(),
+            gpu(TAKEN, index=1),
+            gpu(index=2, processes=NEIGHBOUR),
+            gpu(TAKEN, index=3),
+        ]
+    )
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
         "GPU 1 is already in use: 4 GiB allocated (no visible process, perhaps another user's)",
         "GPU 2 is already in use: 512 MiB allocated (pid 42: 3 GiB)",

@@ -33,17 +33,28 @@ def forking():
 
 @pytest.fixture(params=["fake", "real"])
 def machine(request, forking):
-    return FakeMachine(lambda trial: OUTCOMES[trial.measured["fault"]]) if request.param == "fake" else forking
+    return (
+        FakeMachine(lambda trial: OUTCOMES[trial.measured["fault"]])
+        if request.param == "fake"
+        else forking
+    )
 
 
 def _fault(fault: str, **measured) -> Trial:
     limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
-    return Trial(job="tests.failing_job", measured={"fault": fault} | limits | measured, timeout_s=1.0)
+    return Trial(
+        job="tests.failing_job",
+        measured={"fault": fault} | limits | measured,
+        timeout_s=1.0,
+    )
 
 
 def wait_for_end_of(pids, within_s):
     deadline_s = time.monotonic() + within_s
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+    while any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        for pid in pids
+    ):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
@@ -58,15 +69,21 @@ def test_a_job_ends_in_time_as_what_became_of_it(machine, fault):
 
 
 def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
-    trial = replace(_fault("leave_child"), local={"pid_file": str(tmp_path / "pid")}, timeout_s=10)
+    trial = replace(
+        _fault("leave_child"), local={"pid_file": str(tmp_path / "pid")}, timeout_s=10
+    )
     assert isinstance(forking.run(trial), Measured)
     wait_for_end_of([int((tmp_path / "pid").read_text())], 5)
 
 
-def test_trials_after_a_failure_are_not_affected_by_it_and_an_allocation_within_the_budget_goes_through(forking):
+def test_trials_after_a_failure_are_not_affected_by_it_and_an_allocation_within_the_budget_goes_through(
+    forking,
+):
     for fault in ("signal", "allocate", "crash"):
         forking.run(_fault(fault))
-    assert isinstance(forking.run(_fault("allocate", allocate_bytes=32 * 2**20)), Measured)
+    assert isinstance(
+        forking.run(_fault("allocate", allocate_bytes=32 * 2**20)), Measured
+    )
 
 
 def test_a_server_that_was_killed_is_an_error_and_the_next_trial_has_a_new_one(forking):

@@ -12,27 +12,49 @@ import pytest
 
 from autotune.errors import MachineLacks
 from autotune.trials.jobs.server import GRACE_S
-from autotune.trials.values import Crashed, Measured, OutOfMemory, StepFigures, TimedOut, Trial
+from autotune.trials.values import (
+    Crashed,
+    Measured,
+    OutOfMemory,
+    StepFigures,
+    TimedOut,
+    Trial,
+)
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[3]
 TINY = {
-    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
-}  # fmt: skip
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
 AMPLE_BYTES, SMALL_BYTES = 2**30, 16 * 2**20
 
 
-def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTES, **config) -> dict:
+def measured(
+    rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTES, **config
+) -> dict:
     settings = {
-        "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": 256, "micro_batch_size": rows,
-        "global_batch_size": rows * local_ranks, "layout": "packed", "device": "cpu",
-    }  # fmt: skip
+        "model": {"name": "tiny", "config": TINY},
+        "seq_length_tokens": 256,
+        "micro_batch_size": rows,
+        "global_batch_size": rows * local_ranks,
+        "layout": "packed",
+        "device": "cpu",
+    }
     return {
-        "config": settings | config, "vocab_size": 2048, "memory_budget_bytes": budget_bytes,
+        "config": settings | config,
+        "vocab_size": 2048,
+        "memory_budget_bytes": budget_bytes,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks, "documents_per_sequence": 1.0,
-    }  # fmt: skip
+        "warmup_steps": 1,
+        "timed_steps": 2,
+        "local_ranks": local_ranks,
+        "documents_per_sequence": 1.0,
+    }
 
 
 @pytest.fixture
@@ -41,7 +63,9 @@ def run(started_server):
 
     def run_trial(what: dict, timeout_s: float = 120, **place):
         job = "tests.failing_job" if place else "step"
-        outcome = started_server.run(Trial(job=job, measured=what, local=place, timeout_s=timeout_s))
+        outcome = started_server.run(
+            Trial(job=job, measured=what, local=place, timeout_s=timeout_s)
+        )
         assert psutil.Process(started_server._server.pid).children(recursive=True) == []
         return outcome
 
@@ -69,17 +93,25 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
 
-def test_two_ranks_have_one_loss_and_what_they_need_to_talk_is_not_counted_as_the_models(run):
+def test_two_ranks_have_one_loss_and_what_they_need_to_talk_is_not_counted_as_the_models(
+    run,
+):
     alone, both = (run(measured(rows=8, local_ranks=ranks)).figures for ranks in (1, 2))
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
     assert both["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.15)
 
 
-@pytest.mark.parametrize(("budgets", "detail"), [
-    ((SMALL_BYTES, SMALL_BYTES), ""), ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
-    ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
-])  # fmt: skip
-def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(run, promptly, budgets, detail):
+@pytest.mark.parametrize(
+    ("budgets", "detail"),
+    [
+        ((SMALL_BYTES, SMALL_BYTES), ""),
+        ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
+        ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
+    ],
+)
+def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(
+    run, promptly, budgets, detail
+):
     outcome = run(measured(), budget_bytes_by_rank=budgets)
     assert isinstance(outcome, OutOfMemory), outcome
     assert outcome.detail.startswith(detail)
@@ -90,13 +122,17 @@ def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
     assert outcome == TimedOut(detail="killed after 3 s")
 
 
-@pytest.mark.parametrize(("faults", "said"), [
-    ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
-    ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
-    ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
-    ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
-    ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),  # the other never notices
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
+        ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
+        ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
+        ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
+        # The other never notices.
+        ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),
+    ],
+)
 def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
     outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)
@@ -117,9 +153,15 @@ def test_the_largest_micro_batch_is_the_same_under_torchrun(run, tmp_path):
     while isinstance(run(measured(largest + 1, budget_bytes=budget_bytes)), Measured):
         largest += 1
     assert largest > 5
-    assert isinstance(run(measured(largest + 1, budget_bytes=budget_bytes)), OutOfMemory)
-    assert _under_torchrun(measured(largest, budget_bytes=budget_bytes), tmp_path / "fits") == {"measured"}
-    refused = _under_torchrun(measured(largest + 1, budget_bytes=budget_bytes), tmp_path / "refused")
+    assert isinstance(
+        run(measured(largest + 1, budget_bytes=budget_bytes)), OutOfMemory
+    )
+    assert _under_torchrun(
+        measured(largest, budget_bytes=budget_bytes), tmp_path / "fits"
+    ) == {"measured"}
+    refused = _under_torchrun(
+        measured(largest + 1, budget_bytes=budget_bytes), tmp_path / "refused"
+    )
     assert "out_of_memory" in refused
     # torchrun ends a rank that waits for the refused one; it may have noticed by then.
     assert refused <= {"out_of_memory", "lost_peer"}
@@ -130,9 +172,22 @@ def _under_torchrun(what: dict, out: Path) -> set[str]:
     out.mkdir()
     trial = out / "trial.json"
     trial.write_text(json.dumps(what))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+    ]
     job = ["-m", "tests.failing_job", str(trial), str(out)]
-    ended = subprocess.run([*command, *job], capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+    ended = subprocess.run(
+        [*command, *job],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=ROOT,
+    )
     found = {json.loads(file.read_text())["status"] for file in out.glob("rank-*.json")}
     assert found, ended.stderr[-3000:]
     assert (ended.returncode == 0) == (found == {"measured"})

@@ -16,18 +16,27 @@ from tests.autotune.trials.examples import FEED, STEP, record
 
 
 def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_are_those_of_one():
-    assert [StepFigures.of(Measured(figures=STEP | more)).local_ranks for more in ({}, {"local_ranks": 2})] == [1, 2]
+    assert [
+        StepFigures.of(Measured(figures=STEP | more)).local_ranks
+        for more in ({}, {"local_ranks": 2})
+    ] == [1, 2]
     gpus = [{"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}]
     figures = TrainingFigures.of(Measured(figures=FEED | {"gpus": gpus}))
-    assert [(one.samples, one.utilisation_share, one.power_w) for one in figures.gpus] == [(3, 0.5, None)]
+    assert [
+        (one.samples, one.utilisation_share, one.power_w) for one in figures.gpus
+    ] == [(3, 0.5, None)]
     assert TrainingFigures.of(Measured(figures=FEED)).gpus == ()
 
 
 def test_a_feed_window_of_another_version_is_no_record():
     said = record("training").model_dump(mode="json")
     assert TrialRecord.of(said) is not None
-    old = {name: figure for name, figure in FEED.items() if name != "steps"} | {"step_s": [0.1]}
-    assert TrialRecord.of(said | {"outcome": {"kind": "measured", "figures": old}}) is None
+    old = {name: figure for name, figure in FEED.items() if name != "steps"} | {
+        "step_s": [0.1]
+    }
+    assert (
+        TrialRecord.of(said | {"outcome": {"kind": "measured", "figures": old}}) is None
+    )
 
 
 def test_every_outcome_survives_the_ledger_and_reads_apart():
@@ -37,7 +46,10 @@ def test_every_outcome_survives_the_ledger_and_reads_apart():
     assert len({describe(one) for one in every}) == len(every) == 6
 
 
-@pytest.mark.parametrize("value", [{}, {"kind": "great"}, {"kind": "measured"}, {"kind": "crashed", "detail": 3}])
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"kind": "great"}, {"kind": "measured"}, {"kind": "crashed", "detail": 3}],
+)
 def test_what_is_no_outcome_is_refused(value):
     with pytest.raises(ValueError, match="not an outcome"):
         outcome_from_json(value)

@@ -21,7 +21,9 @@ SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size
 def bench_on(machine: FakeMachine, data: Path, **changes) -> Session:
     site = replace(ON_CPU, host=FakeHost().facts([data]), **changes)
     server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0)
-    return Session(site=site, manifest=read_manifest(data), server=server, machine=machine)
+    return Session(
+        site=site, manifest=read_manifest(data), server=server, machine=machine
+    )
 
 
 def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
@@ -38,12 +40,21 @@ def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
 
 
 def probe_request(
-    place: Path, data: Path, model: ModelSettings = SETTINGS, *, settings: dict[str, object] | None = None, **changes
+    place: Path,
+    data: Path,
+    model: ModelSettings = SETTINGS,
+    *,
+    settings: dict[str, object] | None = None,
+    **changes,
 ) -> ProbeRequest:
     """A probe of the small model, without traces; ``settings`` are of its step."""
     step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
     request = ProbeRequest(
-        config=requested_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9,
-        max_micro_batch_size=64, traced=False,
-    )  # fmt: skip
+        config=requested_config(model, **step),
+        data=data,
+        reports=place / "r",
+        memory_bytes=10**9,
+        max_micro_batch_size=64,
+        traced=False,
+    )
     return replace(request, **changes)

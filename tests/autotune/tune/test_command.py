@@ -7,7 +7,17 @@ from autotune.errors import BadInput, ExceedsMemory
 from autotune.tune import pipeline
 from autotune.tune.values import Stage, TuningResult
 
-TUNE = ["tune", "--model", "bert-mini", "--model", "bert-small", "--data", "data", "--memory", "1GiB"]
+TUNE = [
+    "tune",
+    "--model",
+    "bert-mini",
+    "--model",
+    "bert-small",
+    "--data",
+    "data",
+    "--memory",
+    "1GiB",
+]
 
 
 class Told:
@@ -17,14 +27,29 @@ class Told:
         (place / "p").mkdir()
         (place / "p.toml").rename(place / "p" / "tiny-cpu.toml")
         stages = (
-            Stage(name="probe", model="bert-mini", status="done", summary="66 rows fit", seconds=3.0),
+            Stage(
+                name="probe",
+                model="bert-mini",
+                status="done",
+                summary="66 rows fit",
+                seconds=3.0,
+            ),
             Stage(name="baseline", model="bert-mini", status="done"),
-            Stage(name="probe", model="bert-small", status="failed", summary="not even one row fits"),
+            Stage(
+                name="probe",
+                model="bert-small",
+                status="failed",
+                summary="not even one row fits",
+            ),
         )
         self.result = TuningResult(
-            profiles=("p/tiny-cpu.toml",), report="r/report.html", stages=stages, seconds=9.5, seconds_in_children=9.0,
+            profiles=("p/tiny-cpu.toml",),
+            report="r/report.html",
+            stages=stages,
+            seconds=9.5,
+            seconds_in_children=9.0,
             next_steps=("autotune advise p/tiny-cpu.toml",),
-        )  # fmt: skip
+        )
         self.failed, self.error, self.has_saved, self.asked = [], None, True, None
 
     def __call__(self, *, request):
@@ -51,36 +76,98 @@ def call(told, says):
 
 
 def test_what_was_asked_reaches_the_tuning(told, call):
-    words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
-             "--ranks", "2", "--max-micro-batch-size", "64", "--window", "0.5s", "--trial-timeout", "60s", "--out",
-             "here",
-             "--reports", "there", "--device", "cpu", "--nodes", "4", "--time-limit", "7min"]  # fmt: skip
+    words = [
+        "--seq-length",
+        "128",
+        "--precision",
+        "bf16",
+        "--attention-dropout",
+        "0",
+        "--global-batch-tokens",
+        "4096",
+        "--ranks",
+        "2",
+        "--max-micro-batch-size",
+        "64",
+        "--window",
+        "0.5s",
+        "--trial-timeout",
+        "60s",
+        "--out",
+        "here",
+        "--reports",
+        "there",
+        "--device",
+        "cpu",
+        "--nodes",
+        "4",
+        "--time-limit",
+        "7min",
+    ]
     call(*words)
     asked, probe = told.asked, told.asked.probes[1]
     assert asked.models == ["bert-mini", "bert-small"]
-    assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == ("cpu", 7.0, 4, 0.5)
-    assert (str(probe.data), str(asked.out), str(probe.reports)) == ("data", "here", "there")
+    assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == (
+        "cpu",
+        7.0,
+        4,
+        0.5,
+    )
+    assert (str(probe.data), str(asked.out), str(probe.reports)) == (
+        "data",
+        "here",
+        "there",
+    )
     step = probe.config
-    assert (step.seq_length_tokens, step.precision, step.attention_dropout) == (128, "bf16", 0.0)
+    assert (step.seq_length_tokens, step.precision, step.attention_dropout) == (
+        128,
+        "bf16",
+        0.0,
+    )
     assert step.global_batch_tokens == 4096
     assert "layout" not in step.model_fields_set  # what suits the model
-    assert (probe.memory_bytes, probe.ranks, probe.max_micro_batch_size, probe.trial_timeout_s) == (2**30, 2, 64, 60.0)
+    assert (
+        probe.memory_bytes,
+        probe.ranks,
+        probe.max_micro_batch_size,
+        probe.trial_timeout_s,
+    ) == (2**30, 2, 64, 60.0)
     assert (probe.traced, probe.accumulate) == (True, True)
 
 
-def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(told, call):
+def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(
+    told, call
+):
     call()
     assert told.asked.skip == {"explore"}
     call("--explore")
     assert told.asked.skip == frozenset()
-    left_out = ["estimate", "probe", "accumulation", "workers", "network", "baseline", "report"]
+    left_out = [
+        "estimate",
+        "probe",
+        "accumulation",
+        "workers",
+        "network",
+        "baseline",
+        "report",
+    ]
     call(*(word for name in left_out for word in ("--skip", name)))
-    assert told.asked.skip == {"estimate", "probe", "explore", "workers", "network", "baseline", "report"}
+    assert told.asked.skip == {
+        "estimate",
+        "probe",
+        "explore",
+        "workers",
+        "network",
+        "baseline",
+        "report",
+    }
     probe = told.asked.probes[0]
     assert (probe.traced, probe.accumulate) == (False, False)
 
 
-def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told, says, call):
+def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(
+    told, says, call
+):
     def minutes(*words):
         call(*words)
         return told.asked.minutes
@@ -98,10 +185,15 @@ def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(call):
     assert "not done: probe of bert-small: not even one row fits" in out
     assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
     found = json.loads(call("--json"))
-    assert (found["profiles"], found["report"]) == (["p/tiny-cpu.toml"], "r/report.html")
+    assert (found["profiles"], found["report"]) == (
+        ["p/tiny-cpu.toml"],
+        "r/report.html",
+    )
     assert [(one["name"], one["model"], one["status"]) for one in found["stages"]] == [
-        ("probe", "bert-mini", "done"), ("baseline", "bert-mini", "done"), ("probe", "bert-small", "failed"),
-    ]  # fmt: skip
+        ("probe", "bert-mini", "done"),
+        ("baseline", "bert-mini", "done"),
+        ("probe", "bert-small", "failed"),
+    ]
     assert (found["seconds"], found["seconds_in_children"]) == (9.5, 9.0)
 
 
@@ -113,10 +205,16 @@ def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
     assert "error: not even one row fits\n  next: Raise --memory." in captured.err
 
 
-def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, call, monkeypatch):
-    told.error = BadInput("cannot write reports: No space left on device", next_step="Free space.")
+def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(
+    told, call, monkeypatch
+):
+    told.error = BadInput(
+        "cannot write reports: No space left on device", next_step="Free space."
+    )
     err = call("--out", "my profiles", code=3)
-    assert "finished phases are saved; to resume: autotune tune --model bert-mini" in err
+    assert (
+        "finished phases are saved; to resume: autotune tune --model bert-mini" in err
+    )
     assert "--out 'my profiles'\n" in err
     assert "Free space." in err
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -127,15 +225,23 @@ def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(told, cal
     assert "run the same command again" in call(code=130)
 
 
-def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, call, says):
+def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(
+    told, call, says
+):
     assert "wokers" in call("--skip", "wokers", code=2)
     assert "bert-mini" in says("tune", "--model", "bert-mni", "--data", "data", code=3)
-    assert "Write --memory 94GB" in says("tune", "--model", "bert-mini", "--data", "data", "--memory", "94", code=2)
+    assert "Write --memory 94GB" in says(
+        "tune", "--model", "bert-mini", "--data", "data", "--memory", "94", code=2
+    )
     assert told.asked is None
 
 
-def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_of_them(told, call):
-    first, second = call("--nodes", "4", "--time-limit", "22min", "--slurm", "--dry-run").split("\n\n#!/bin/bash")
+def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_of_them(
+    told, call
+):
+    first, second = call(
+        "--nodes", "4", "--time-limit", "22min", "--slurm", "--dry-run"
+    ).split("\n\n#!/bin/bash")
     assert "#SBATCH --nodes=1" in first
     assert "#SBATCH --nodes=2" in second
     for words in (["--explore"], ["--nodes", "4", "--skip", "network"]):
@@ -150,13 +256,20 @@ def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_
     assert told.asked is None
 
 
-def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_path, call, says):
+def test_a_job_leaves_what_it_found_to_the_second_one(
+    told, monkeypatch, tmp_path, call, says
+):
     call("--nodes", "2")
-    assert not (tmp_path / "reports").exists()  # outside of a job there is no second one
+    # Outside of a job there is no second one.
+    assert not (tmp_path / "reports").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     call("--nodes", "2")
     left = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
-    assert left == {"profiles": ["p/tiny-cpu.toml"], "report": "r/report.html", "with_baseline": True}
+    assert left == {
+        "profiles": ["p/tiny-cpu.toml"],
+        "report": "r/report.html",
+        "with_baseline": True,
+    }
     asked = []
 
     def measure(found_by, request):
@@ -164,6 +277,15 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
         return told.result
 
     monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
-    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--time-limit", "4.7min"]
-    assert "profile: p/tiny-cpu.toml" in says(*command, "--trial-timeout", "60s", "--reports", "reports")
+    command = [
+        "tune-between-nodes",
+        "reports/jobs/tune-7.json",
+        "--data",
+        "data",
+        "--time-limit",
+        "4.7min",
+    ]
+    assert "profile: p/tiny-cpu.toml" in says(
+        *command, "--trial-timeout", "60s", "--reports", "reports"
+    )
     assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]

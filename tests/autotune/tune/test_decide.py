@@ -2,13 +2,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.tune.decide import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
+from autotune.tune.decide import (
+    LEAST_PROBES,
+    LEAST_WINDOWS,
+    USUAL_S,
+    least_s,
+    left_s,
+    share_s,
+)
 from autotune.tune.values import BUDGET_WEIGHTS, Stage
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 STATUSES = st.sampled_from(["waiting", "done", "skipped", "failed"])
 NAMED = st.sampled_from(NAMES)
-STAGE = st.builds(Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100))
+STAGE = st.builds(
+    Stage, name=NAMED, model=st.just("a"), status=STATUSES, seconds=st.floats(0, 100)
+)
 STAGES = st.lists(STAGE, min_size=1)
 LEFT = st.floats(-100, 3600)
 
@@ -30,9 +39,13 @@ def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s
 
 
 @given(STAGES, LEFT, st.floats(0, 3600))
-def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(stages, left, more):
+def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(
+    stages, left, more
+):
     stages[0].status = "waiting"
-    less, share = (share_s(stages, stages[0], seconds) for seconds in (left, left + more))
+    less, share = (
+        share_s(stages, stages[0], seconds) for seconds in (left, left + more)
+    )
     assert (less is None) == (share is None) == (stages[0].name not in BUDGET_WEIGHTS)
     assert less is None or 0 <= less <= share
     assert left_s(stages, left) >= 0
@@ -42,7 +55,9 @@ def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_not
 
 
 @given(STAGES, LEFT)
-def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not(stages, left):
+def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not(
+    stages, left
+):
     (workers,) = stages_of("workers")
     before = share_s([workers, *stages], workers, left)
     for one in stages:
@@ -55,20 +70,36 @@ def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not
 def test_shares_go_by_weight_beside_what_others_usually_take():
     stages = stages_of("explore", "workers", "network", "baseline", "report")
     left = 110 + USUAL_S["report"]
-    assert [share_s(stages, stages[place], left) for place in (0, 3)] == pytest.approx([40, 10])
+    assert [share_s(stages, stages[place], left) for place in (0, 3)] == pytest.approx(
+        [40, 10]
+    )
     assert left_s(stages, left) == pytest.approx(left)
-    stages = [*stages_of("probe", status="done", seconds=300.0), *stages_of("workers"), *stages_of("probe", model="b")]
+    stages = [
+        *stages_of("probe", status="done", seconds=300.0),
+        *stages_of("workers"),
+        *stages_of("probe", model="b"),
+    ]
     assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(("name", "told", "expected_s"), [
-    ("probe", {"done": 4, "expected": 12}, 40.0), ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
-    ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
-    ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "told", "expected_s"),
+    [
+        ("probe", {"done": 4, "expected": 12}, 40.0),
+        ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
+        ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
+        ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
+    ],
+)
 def test_a_stage_takes_as_long_as_its_trials_tell_no_longer_than_its_budget_and_its_least_trials_at_least(
     name, told, expected_s
 ):
-    assert left_s(stages_of(name, status="running", seconds=20.0, **told), 600.0) == pytest.approx(expected_s)
-    expected = {"baseline": LEAST_WINDOWS["baseline"] * 5.0, "probe": LEAST_PROBES * 3.0, "report": USUAL_S["report"]}
+    assert left_s(
+        stages_of(name, status="running", seconds=20.0, **told), 600.0
+    ) == pytest.approx(expected_s)
+    expected = {
+        "baseline": LEAST_WINDOWS["baseline"] * 5.0,
+        "probe": LEAST_PROBES * 3.0,
+        "report": USUAL_S["report"],
+    }
     assert {name: least_s(name, 3.0, 2.0) for name in expected} == expected

@@ -19,11 +19,18 @@ def view():
 
 def keeps_up(rate):
     trial = Trial(job="training", measured={"cached": False}, timeout_s=1.0)
-    outcome, label = Measured(figures=FEED | {"tokens_per_s": rate}), "1 loader workers, round 1"
-    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False)
+    outcome, label = (
+        Measured(figures=FEED | {"tokens_per_s": rate}),
+        "1 loader workers, round 1",
+    )
+    return FinishedTrial(
+        trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False
+    )
 
 
-def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn_none(view):
+def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn_none(
+    view,
+):
     probe, workers = view.planned
     view.begin(probe)
     assert probe.status == "running"
@@ -36,7 +43,9 @@ def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn
     assert (probe.seconds, workers.seconds, view.elapsed_s) == (65.0, 0.0, 65.0)
 
 
-def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_of_its_own_turn(view, capsys):
+def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_of_its_own_turn(
+    view, capsys
+):
     probe, workers = view.planned
     with view.open():
         view.begin(probe)
@@ -53,14 +62,22 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     view.saw(keeps_up(9500.0))  # after the last one trials are nobody's
     with view.show("late") as update:
         update(1, 2, "x")
-    assert (workers.done, workers.expected, workers.note) == (3, 24, "1 loader workers, round 2")
+    assert (workers.done, workers.expected, workers.note) == (
+        3,
+        24,
+        "1 loader workers, round 2",
+    )
     assert workers.best == "4,000 tokens/s (1 loader workers, round 1)"
     assert probe.best.startswith("9,000 ")
 
 
-def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(view, monkeypatch, capsys):
+def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(
+    view, monkeypatch, capsys
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    monkeypatch.setattr(
+        live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24))
+    )
     monkeypatch.setenv("TERM", "xterm")
     probe = view.planned[0]
     with pytest.raises(KeyboardInterrupt), view.open():

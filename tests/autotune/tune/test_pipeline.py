@@ -14,7 +14,13 @@ from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Session
 from autotune.tune import pipeline
 from autotune.tune.decide import USUAL_S, least_s
-from autotune.tune.pipeline import ASSUMED_TRIAL_S, BASELINE_MINUTES, TuneRequest, Tuning, measure_between_nodes
+from autotune.tune.pipeline import (
+    ASSUMED_TRIAL_S,
+    BASELINE_MINUTES,
+    TuneRequest,
+    Tuning,
+    measure_between_nodes,
+)
 from autotune.workers.values import SweepRequest
 from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.tune.test_sections import worth
@@ -22,7 +28,14 @@ from tests.fakes import FakeClock
 from trainer.config.train_config import ModelSettings
 from trainer.errors import TrainerError
 
-TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
+TOOK_S = {
+    "estimate": 4.0,
+    "probe": 60.0,
+    "explore": 50.0,
+    "workers": 30.0,
+    "network": 20.0,
+    "baseline": 10.0,
+}
 SERVER_S, RANKS_S = 120.0, 15.0
 
 
@@ -37,13 +50,29 @@ class Stages:
     """The stage functions of a tuning, which only note how they were called, and take their time."""
 
     def __init__(self, place):
-        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = FakeClock(), [], {}, {}, 1
+        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = (
+            FakeClock(),
+            [],
+            {},
+            {},
+            1,
+        )
         self.traced, self.expected, self.benches = [], None, 0
-        models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
+        models = [
+            ModelSettings(name=name, config={"model_type": "bert"})
+            for name in ("a", "b")
+        ]
         configs = [requested_config(one, seq_length_tokens=128) for one in models]
-        probes = tuple(ProbeRequest(config=one, data=place / "data", reports=place / "r") for one in configs)
+        probes = tuple(
+            ProbeRequest(config=one, data=place / "data", reports=place / "r")
+            for one in configs
+        )
         self.asked = TuneRequest(
-            probes=probes, out=place / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"})
+            probes=probes,
+            out=place / "p",
+            device="cpu",
+            minutes=20.0,
+            skip=frozenset({"explore"}),
         )
 
     def run(self, **changes):
@@ -67,14 +96,23 @@ class Stages:
             return SimpleNamespace(of=name, max_micro_batch_size=20)
 
         return SimpleNamespace(
-            local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
-            config=request.config, trace=trace,
-        )  # fmt: skip
+            local_ranks=self.local_ranks,
+            expected=self.expected,
+            memory_budget_bytes=2**30,
+            request=request,
+            config=request.config,
+            trace=trace,
+        )
 
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
         self.traced.append(traced)
         self.does("probe", ready.config.model.name)
-        return ProbedModel(path=path, profile=left_at(path, ready.config.model), trials=(), previous=None)
+        return ProbedModel(
+            path=path,
+            profile=left_at(path, ready.config.model),
+            trials=(),
+            previous=None,
+        )
 
     def explore_settings(self, bench, stored, probe, asked):
         self.does("explore", stored.profile.train.model.name, asked)
@@ -87,13 +125,16 @@ class Stages:
     def tune_network(self, stored, asked, nodes, display=None):
         self.nodes, name = nodes, stored.profile.train.model.name
         self.does("network", name, asked)
-        chosen = but(stored.profile, train={"micro_batch_size": 1})  # with the exchange that was chosen
+        # With the exchange that was chosen.
+        chosen = but(stored.profile, train={"micro_batch_size": 1})
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
     def compare_recipes(self, bench, stored, asked):
         name = stored.profile.train.model.name
-        assert stored.profile.train.micro_batch_size == (1 if ("network", name) in self.calls else 2)
+        assert stored.profile.train.micro_batch_size == (
+            1 if ("network", name) in self.calls else 2
+        )
         self.does("baseline", name, asked)
         return worth(example_profile()).evidence.baseline
 
@@ -105,16 +146,26 @@ class Stages:
     def open_session(self, device, data, check=None):
         self.benches += 1
         yield Session(
-            site=SimpleNamespace(name="cpu"), manifest=None, server=SimpleNamespace(waited_s=SERVER_S),
+            site=SimpleNamespace(name="cpu"),
+            manifest=None,
+            server=SimpleNamespace(waited_s=SERVER_S),
             machine=SimpleNamespace(),
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
 def stages(monkeypatch, tmp_path):
     found = Stages(tmp_path)
-    for name in ("prepare", "probe_one", "explore_settings", "count_workers", "tune_network",
-                 "compare_recipes", "build_report", "open_session"):  # fmt: skip
+    for name in (
+        "prepare",
+        "probe_one",
+        "explore_settings",
+        "count_workers",
+        "tune_network",
+        "compare_recipes",
+        "build_report",
+        "open_session",
+    ):
         monkeypatch.setattr(pipeline, name, getattr(found, name))
     monkeypatch.setattr(pipeline, "nodes_here", lambda: 1)
     return found
@@ -128,18 +179,26 @@ def told(result, name, model="a"):
     return stage_of(result, name, model).summary
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(stages):
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(
+    stages,
+):
     stages.local_ranks = 2
     _, result = stages.run(skip=frozenset())
     rest = ["explore", "workers", "network", "baseline"]
     assert stages.calls == [
-        ("probe", "a"), ("probe", "b"), *((stage, "a") for stage in rest), *((stage, "b") for stage in rest),
+        ("probe", "a"),
+        ("probe", "b"),
+        *((stage, "a") for stage in rest),
+        *((stage, "b") for stage in rest),
         ("report", ""),
-    ]  # fmt: skip
+    ]
     assert stages.benches == 1  # one trial server for everything
     assert [one.status for one in result.stages] == ["done"] * 13
     assert stages.reported == ["a-cpu", "b-cpu"]
-    assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
+    assert [path.rpartition("/")[2] for path in result.profiles] == [
+        "a-cpu.toml",
+        "b-cpu.toml",
+    ]
     assert result.report.endswith("r/a-cpu/report.html")
     assert told(result, "baseline").startswith("tuned vs paper: 2.00")
     assert {name: told(result, name) for name in ("estimate", "probe", "workers")} == {
@@ -149,57 +208,105 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     }
     assert stage_of(result, "probe").seconds == TOOK_S["probe"]
     assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
-    assert result.seconds == pytest.approx(2 * sum(TOOK_S[stage] for stage in ("probe", *rest)))
+    assert result.seconds == pytest.approx(
+        2 * sum(TOOK_S[stage] for stage in ("probe", *rest))
+    )
 
 
-def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_the_profile_if_there_is_one(stages):
+def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_the_profile_if_there_is_one(
+    stages,
+):
     unprobed = frozenset({"estimate", "probe", "explore"})
     with pytest.raises(TrainerError, match="a-cpu"):
         stages.run(skip=unprobed)
     stages.calls.clear()
     _, result = stages.run(skip=frozenset({"explore", "workers", "report"}))
     assert {("workers", "a"), ("report", "")}.isdisjoint(stages.calls)
-    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "left out by --skip")
+    assert (stage_of(result, "workers").status, told(result, "workers")) == (
+        "skipped",
+        "left out by --skip",
+    )
     assert told(result, "explore") == "requires --explore"
-    assert (told(result, "network"), result.report) == ("requires at least 2 ranks", None)
+    assert (told(result, "network"), result.report) == (
+        "requires at least 2 ranks",
+        None,
+    )
     stages.calls.clear()
     _, result = stages.run(skip=unprobed)
     assert stages.calls[0] == ("workers", "a")
     assert len(result.profiles) == 2
 
 
-@pytest.mark.parametrize(("ranks", "asked", "here", "measured"), [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)])
-def test_the_network_is_measured_where_there_are_several_ranks(stages, monkeypatch, ranks, asked, here, measured):
+@pytest.mark.parametrize(
+    ("ranks", "asked", "here", "measured"),
+    [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)],
+)
+def test_the_network_is_measured_where_there_are_several_ranks(
+    stages, monkeypatch, ranks, asked, here, measured
+):
     stages.local_ranks, stages.nodes = ranks, None
     monkeypatch.setattr(pipeline, "nodes_here", lambda: here)
     stages.run(nodes=asked)
-    assert (("network", "a") in stages.calls, stages.nodes) == (measured is not None, measured)
+    assert (("network", "a") in stages.calls, stages.nodes) == (
+        measured is not None,
+        measured,
+    )
 
 
-def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages):
+def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(
+    stages,
+):
     stages.expected = SimpleNamespace(usual="usual")
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
     _, result = stages.run()
-    assert (stage_of(result, "estimate").status, told(result, "estimate")) == ("done", "no meta kernel")
-    assert told(result, "estimate", "b") == "20 sequences of 128 tokens predicted to fit 1 GiB"
+    assert (stage_of(result, "estimate").status, told(result, "estimate")) == (
+        "done",
+        "no meta kernel",
+    )
+    assert (
+        told(result, "estimate", "b")
+        == "20 sequences of 128 tokens predicted to fit 1 GiB"
+    )
     assert stages.traced == [None, SimpleNamespace(of="b", max_micro_batch_size=20)]
 
 
-def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_other_one(stages):
-    stages.errors["workers", "a"] = Undecided("the window crashed", next_step="Mend that.")
+def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_other_one(
+    stages,
+):
+    stages.errors["workers", "a"] = Undecided(
+        "the window crashed", next_step="Mend that."
+    )
     tuning, result = stages.run()
-    assert [stage_of(result, name).status for name in ("workers", "baseline")] == ["failed", "done"]
-    assert (len(result.profiles), [error.message for error in tuning.failed]) == (2, ["the window crashed"])
+    assert [stage_of(result, name).status for name in ("workers", "baseline")] == [
+        "failed",
+        "done",
+    ]
+    assert (len(result.profiles), [error.message for error in tuning.failed]) == (
+        2,
+        ["the window crashed"],
+    )
     stages.errors["workers", "a"] = OutOfTime("3 s are left", next_step="Run it again.")
     tuning, result = stages.run()  # is as one that had no time to begin
-    assert (stage_of(result, "workers").status, told(result, "workers")) == ("skipped", "3 s are left")
+    assert (stage_of(result, "workers").status, told(result, "workers")) == (
+        "skipped",
+        "3 s are left",
+    )
     assert (stage_of(result, "baseline").status, tuning.failed) == ("done", [])
     stages.calls.clear()
-    stages.errors["probe", "a"] = ExceedsMemory("not even one row fits\nat all", next_step="Raise --memory.")
+    stages.errors["probe", "a"] = ExceedsMemory(
+        "not even one row fits\nat all", next_step="Raise --memory."
+    )
     tuning, result = stages.run()
-    assert (stage_of(result, "probe").status, told(result, "probe")) == ("failed", "not even one row fits")
+    assert (stage_of(result, "probe").status, told(result, "probe")) == (
+        "failed",
+        "not even one row fits",
+    )
     assert told(result, "workers") == "requires a probed micro-batch"
-    assert [call for call in stages.calls if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
+    assert [call for call in stages.calls if call[1] == "b"] == [
+        ("probe", "b"),
+        ("workers", "b"),
+        ("baseline", "b"),
+    ]
     assert (stages.reported, len(result.profiles)) == (["b-cpu"], 1)
     assert [error.exit_code for error in tuning.failed] == [4]
     assert "b-cpu" in result.next_steps[0]
@@ -210,10 +317,14 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
     assert len(tuning.failed) == 2
 
 
-@pytest.mark.parametrize(("error", "words"), [
-    (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
-    (KeyboardInterrupt(), "interrupted; its finished trials are kept"), (ValueError(), "ValueError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
+        (KeyboardInterrupt(), "interrupted; its finished trials are kept"),
+        (ValueError(), "ValueError"),
+    ],
+)
 def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     stages.errors["workers", "a"] = error
     with pytest.raises(type(error)):
@@ -224,7 +335,9 @@ def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     assert f"workers a: failed: {words}" in capsys.readouterr().err
 
 
-def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, tmp_path):
+def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(
+    stages, tmp_path
+):
     with pytest.raises(UsageError, match="names one file for 2 models"):
         stages.run(out=tmp_path / "one.toml")
     assert stages.benches == 0
@@ -232,8 +345,12 @@ def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts
 
 def test_stages_share_what_is_left_of_the_time(stages):
     stages.run()
-    assert stages.ends_s == pytest.approx(FakeClock().utc_now().timestamp() + 1.2 * 20 * 60)  # of all, however late
-    shares = [60 * minutes for minutes in stages.minutes.values()]  # workers and baseline of a, and then of b
+    # Of all, however late.
+    assert stages.ends_s == pytest.approx(
+        FakeClock().utc_now().timestamp() + 1.2 * 20 * 60
+    )
+    # Workers and baseline of a, and then of b.
+    shares = [60 * minutes for minutes in stages.minutes.values()]
     left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
     # Workers have a weight of 3, what settings are worth one of 1, and what is left out none.
     assert shares[:2] == pytest.approx([left * 3 / 8, (left - TOOK_S["workers"]) / 5])
@@ -241,52 +358,96 @@ def test_stages_share_what_is_left_of_the_time(stages):
     assert shares[2:] == pytest.approx([left * 3 / 4, left - TOOK_S["workers"]])
 
 
-def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(stages, capsys):
+def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(
+    stages, capsys
+):
     tuning, result = stages.run(minutes=3.0)
     said = capsys.readouterr().err
     assert "tune: takes at least" in said
-    assert "warning: --time-limit 3min is shorter: phases without time are skipped" in said
+    assert (
+        "warning: --time-limit 3min is shorter: phases without time are skipped" in said
+    )
     assert stage_of(result, "workers").status == "done"
-    for stage in (stage_of(result, *one) for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))):
+    for stage in (
+        stage_of(result, *one)
+        for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))
+    ):
         assert stage.status == "skipped"
         assert "of --time-limit 3min are left" in stage.summary
     assert tuning.view.elapsed_s <= 1.2 * 180
     assert result.report is not None
     # What a stage takes at least it may take, even if its share is less.
     stages.run(minutes=3.5)
-    assert stages.minutes["workers", "a"] * 60 == pytest.approx(least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0))
+    assert stages.minutes["workers", "a"] * 60 == pytest.approx(
+        least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0)
+    )
 
 
 def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    one, many = pipeline.next_steps([path], nodes=1), pipeline.next_steps([path], nodes=4)
-    assert (one[0], one[-1]) == (f"autotune advise '{path}'", f"autotune train '{path}'")
-    assert [step.split()[1] for step in many] == ["advise", "profile", "network", "plan", "train"]
+    one, many = (
+        pipeline.next_steps([path], nodes=1),
+        pipeline.next_steps([path], nodes=4),
+    )
+    assert (one[0], one[-1]) == (
+        f"autotune advise '{path}'",
+        f"autotune train '{path}'",
+    )
+    assert [step.split()[1] for step in many] == [
+        "advise",
+        "profile",
+        "network",
+        "plan",
+        "train",
+    ]
     assert "the network between nodes was not measured" in many[2]
 
 
-@pytest.mark.parametrize(("minutes", "told", "calls"), [
-    (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
-    (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
-    (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
-])  # fmt: skip
-def test_between_nodes_the_network_is_measured_then_the_rest(stages, monkeypatch, tmp_path, minutes, told, calls):
+@pytest.mark.parametrize(
+    ("minutes", "told", "calls"),
+    [
+        (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
+        (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
+        (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
+    ],
+)
+def test_between_nodes_the_network_is_measured_then_the_rest(
+    stages, monkeypatch, tmp_path, minutes, told, calls
+):
     monkeypatch.setattr(pipeline, "nodes_here", lambda: 2)
     monkeypatch.setattr(pipeline, "SystemClock", lambda: stages.clock)
-    paths = [tmp_path / "p" / f"{probe.config.model.name}-cpu.toml" for probe in stages.asked.probes]
+    paths = [
+        tmp_path / "p" / f"{probe.config.model.name}-cpu.toml"
+        for probe in stages.asked.probes
+    ]
     for path, probe in zip(paths, stages.asked.probes, strict=True):
         left_at(path, probe.config.model)
-    found = {"profiles": list(map(str, paths)), "report": "r/report.html", "with_baseline": True} | told
+    found = {
+        "profiles": list(map(str, paths)),
+        "report": "r/report.html",
+        "with_baseline": True,
+    } | told
     (tmp_path / "tune-7.json").write_text(json.dumps(found))
-    request = SweepRequest(data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes)
+    request = SweepRequest(
+        data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes
+    )
     result = measure_between_nodes(tmp_path / "tune-7.json", request)
     assert [" ".join(call) for call in stages.calls] == calls
     assert (stages.nodes, stages.minutes["network", "a"]) == (2, minutes)
-    assert stages.minutes.get(("baseline", "a")) in (None, min(BASELINE_MINUTES, minutes))
+    assert stages.minutes.get(("baseline", "a")) in (
+        None,
+        min(BASELINE_MINUTES, minutes),
+    )
     assert (result.profiles, result.report) == (tuple(map(str, paths)), found["report"])
-    took_s = {"network": (20.0, RANKS_S), "baseline": (10.0, SERVER_S), "report": (0.0, 0.0)}
+    took_s = {
+        "network": (20.0, RANKS_S),
+        "baseline": (10.0, SERVER_S),
+        "report": (0.0, 0.0),
+    }
     both = [took_s[call[0]] for call in stages.calls]
-    assert (result.seconds, result.seconds_in_children) == tuple(map(sum, zip(*both, strict=True)))
+    assert (result.seconds, result.seconds_in_children) == tuple(
+        map(sum, zip(*both, strict=True))
+    )
     assert "autotune train" in result.next_steps[-1]
     assert "--nodes 2" in result.next_steps[-1]

@@ -16,9 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.nullgpu.values.attention import ATTENTION, attention
 
 _NO_VALUES = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
-    "record_stream", "is_pinned", "_pin_memory", "set_", "detach", "resize_",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "record_stream",
+    "is_pinned",
+    "_pin_memory",
+    "set_",
+    "detach",
+    "resize_",
+}
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 _HOST_NUMBERS = {"_local_scalar_dense", "equal"}
 
@@ -38,14 +47,26 @@ class Values(TorchDispatchMode):
         if FakeTensor in types:
             return func(*args, **kwargs)
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # such as of a DTensor: its operators come again, with what lies on this rank
+            # Such as of a DTensor: its operators come again, with what lies on this
+            # rank.
+            return NotImplemented
         name = func.overloadpacket.__name__
         home = torch.device(kwargs.get("device") or "cpu")
-        home = next((tensor.device for tensor in _tensors((args, *kwargs.values())) if tensor.is_cuda), home)
+        home = next(
+            (
+                tensor.device
+                for tensor in _tensors((args, *kwargs.values()))
+                if tensor.is_cuda
+            ),
+            home,
+        )
         if home.type != "cuda" or name in _NO_VALUES or func.namespace in _COLLECTIVES:
             return func(*args, **kwargs)
         names, writes = _schema(func)
-        cpu_args, cpu_kwargs = _to_cpu(args), {key: _to_cpu(value) for key, value in kwargs.items()}
+        cpu_args, cpu_kwargs = (
+            _to_cpu(args),
+            {key: _to_cpu(value) for key, value in kwargs.items()},
+        )
         named = dict(zip(names, cpu_args, strict=False)) | cpu_kwargs
         if name in ATTENTION:
             results = attention(name, named)
@@ -55,14 +76,21 @@ class Values(TorchDispatchMode):
             return outs
         results = func(*cpu_args, **cpu_kwargs)
         # A kernel does nothing, but the copies and fills that an operator is made of do: what was written is kept.
-        kept = [(tensor, tensor.clone()) for key in writes for tensor in _tensors((named.get(key),))]
+        kept = [
+            (tensor, tensor.clone())
+            for key in writes
+            for tensor in _tensors((named.get(key),))
+        ]
         outs = func(*args, **kwargs)
         for tensor, values in kept:
             tensor.copy_(values)
         if name in _HOST_NUMBERS:
             return results
         if isinstance(outs, (list, tuple)):
-            return type(outs)(_filled(out, result, home) for out, result in zip(outs, results, strict=True))
+            return type(outs)(
+                _filled(out, result, home)
+                for out, result in zip(outs, results, strict=True)
+            )
         return _filled(outs, results, home)
 
 
@@ -75,15 +103,20 @@ def turn_on() -> None:
 def over(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor over a CUDA tensor's memory."""
     storage = tensor.untyped_storage()
-    if not storage.nbytes():  # FSDP gives the memory of unsharded weights back and keeps the tensor
+    # FSDP gives the memory of unsharded weights back and keeps the tensor.
+    if not storage.nbytes():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     raw = _raw(storage.data_ptr(), storage.nbytes())
-    return torch.empty(0, dtype=tensor.dtype).set_(raw, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        raw, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 @functools.lru_cache(4096)
 def _raw(address: int, size: int) -> torch.UntypedStorage:
-    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(
+        (ctypes.c_char * size).from_address(address), dtype=torch.uint8
+    ).untyped_storage()
 
 
 @functools.cache
@@ -109,7 +142,11 @@ def _to_cpu(value: Any) -> Any:
         return type(value)([_to_cpu(one) for one in value])
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
-    return None if isinstance(value, torch.Generator) and value.device.type == "cuda" else value
+    return (
+        None
+        if isinstance(value, torch.Generator) and value.device.type == "cuda"
+        else value
+    )
 
 
 def _filled(out: Any, result: Any, home: torch.device) -> Any:

@@ -11,7 +11,9 @@ _NAMES = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-ATTENTION = {name + end for name in (*_NAMES, "_varlen_attn") for end in ("", "_backward")}
+ATTENTION = {
+    name + end for name in (*_NAMES, "_varlen_attn") for end in ("", "_backward")
+}
 _ELSEWHERE = ThreadPoolExecutor(1)
 """Below autograd, where operators are dispatched, a thread has none; another has."""
 
@@ -25,27 +27,40 @@ def attention(name: str, named: dict[str, Any]) -> list[torch.Tensor]:
 
     def gradients() -> list[torch.Tensor]:
         inputs = [leaf.requires_grad_() for leaf in leaves]
-        return list(torch.autograd.grad(_forward(name, named, *inputs), inputs, given.float()))
+        return list(
+            torch.autograd.grad(_forward(name, named, *inputs), inputs, given.float())
+        )
 
     return _ELSEWHERE.submit(gradients).result()
 
 
-def _forward(name: str, named: dict[str, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _forward(
+    name: str, named: dict[str, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
     if named.get("dropout_p"):
         raise NotImplementedError(f"values of {name} with dropout")
     if "varlen" not in name:
         mask = named.get("attn_bias")
         mask = None if mask is None else mask.float()
         return scaled_dot_product_attention(
-            q, k, v, mask, is_causal=bool(named.get("is_causal")), scale=named.get("scale")
+            q,
+            k,
+            v,
+            mask,
+            is_causal=bool(named.get("is_causal")),
+            scale=named.get("scale"),
         )
     documents = []
     edges_q, edges_k = named["cu_seq_q"].tolist(), named["cu_seq_k"].tolist()
-    for from_q, to_q, from_k, to_k in zip(edges_q, edges_q[1:], edges_k, edges_k[1:], strict=False):
+    for from_q, to_q, from_k, to_k in zip(
+        edges_q, edges_q[1:], edges_k, edges_k[1:], strict=False
+    ):
         parts = (q[from_q:to_q], k[from_k:to_k], v[from_k:to_k])
         mask = _window(to_q - from_q, to_k - from_k, named.get("window_size"))
         one_q, one_k, one_v = (part.transpose(0, 1) for part in parts)
-        one = scaled_dot_product_attention(one_q, one_k, one_v, mask, scale=named.get("scale"))
+        one = scaled_dot_product_attention(
+            one_q, one_k, one_v, mask, scale=named.get("scale")
+        )
         documents.append(one.transpose(0, 1))
     documents.append(q[edges_q[-1] :] * 0)  # padding behind the last document
     return torch.cat(documents)
@@ -55,4 +70,6 @@ def _window(queries: int, keys: int, size: list[int] | None) -> torch.Tensor | N
     if not size or max(size) < 0:
         return None
     away = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
-    return torch.zeros(queries, keys).masked_fill_((away < -size[0]) | (away > size[1]), float("-inf"))
+    return torch.zeros(queries, keys).masked_fill_(
+        (away < -size[0]) | (away > size[1]), float("-inf")
+    )

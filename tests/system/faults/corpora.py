@@ -32,30 +32,63 @@ def write_raw(directory: Path, *, files: int = 6, lines: int = 4000) -> Path:
     rng = random.Random(0)
     words = [f"word{number}" for number in range(3000)]
     for number in range(files):
-        texts = [" ".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(lines)]
+        texts = [
+            " ".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(lines)
+        ]
         texts += rng.choices(texts, k=lines // 4)
         if number % 2:
-            content = "".join(json.dumps({"text": text}) + "\n" for text in texts) + "no json\n"
+            content = (
+                "".join(json.dumps({"text": text}) + "\n" for text in texts)
+                + "no json\n"
+            )
             (directory / f"{number}.jsonl").write_text(content)
         else:
-            (directory / f"{number}.txt").write_bytes("\n".join(texts).encode() + b"\nbad \xff utf-8\n")
+            (directory / f"{number}.txt").write_bytes(
+                "\n".join(texts).encode() + b"\nbad \xff utf-8\n"
+            )
     return directory
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
     sources = [f"text:{raw}/*.txt", f"jsonl:{raw}"]
     return [
-        sys.executable, "-m", "autotune", "data", "prepare", *sources, "--out", str(out), "--workers", str(workers),
-        "--tokenizer", "wordlevel", "--vocab-size", "2048", "--max-tokens", "40", "--long", "split", "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "autotune",
+        "data",
+        "prepare",
+        *sources,
+        "--out",
+        str(out),
+        "--workers",
+        str(workers),
+        "--tokenizer",
+        "wordlevel",
+        "--vocab-size",
+        "2048",
+        "--max-tokens",
+        "40",
+        "--long",
+        "split",
+        "--json",
+    ]
 
 
 def kill_command(
-    command: list[str], points: int, rng: random.Random, usual_s: float, *, signals: Sequence[int] = (signal.SIGKILL,)
+    command: list[str],
+    points: int,
+    rng: random.Random,
+    usual_s: float,
+    *,
+    signals: Sequence[int] = (signal.SIGKILL,),
 ) -> int:
     """Kill it at random moments; nothing that it has started may outlive it."""
     for kills in range(points):
@@ -78,16 +111,24 @@ def kill_command(
     return points
 
 
-def kill_processes(command: list[str], points: int, rng: random.Random, usual_s: float) -> int:
+def kill_processes(
+    command: list[str], points: int, rng: random.Random, usual_s: float
+) -> int:
     """Kill random processes that it has started, while it lives on; it may end with an error that says why."""
     kills = 0
     while True:
-        process = start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = start_child(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         while process.poll() is None:
             time.sleep(rng.uniform(0, usual_s / 2))
             with contextlib.suppress(psutil.NoSuchProcess):
                 # Python's own resource tracker does no work, and complains of itself when it is killed.
-                victims = [c for c in children_of(process.pid) if "resource_tracker" not in " ".join(c.cmdline())]
+                victims = [
+                    c
+                    for c in children_of(process.pid)
+                    if "resource_tracker" not in " ".join(c.cmdline())
+                ]
                 if kills < points and victims:
                     rng.choice(victims).kill()
                     kills += 1
@@ -99,7 +140,13 @@ def kill_processes(command: list[str], points: int, rng: random.Random, usual_s:
 
 
 def kill_prepare(
-    place: Path, points: int, seed: int, *, kill: Kill = kill_command, workers: int = 2, lines: int = 4000
+    place: Path,
+    points: int,
+    seed: int,
+    *,
+    kill: Kill = kill_command,
+    workers: int = 2,
+    lines: int = 4000,
 ) -> dict[str, Any]:
     """Kill so many times, and compare what it comes to with an undisturbed run of one worker."""
     raw = write_raw(place / "raw", lines=lines)
@@ -109,10 +156,17 @@ def kill_prepare(
     kills = attempts = 0
     while kills < points:
         out = place / f"data-{attempts}"
-        kills += kill(prepare_command(raw, out, workers), min(4, points - kills), rng, undisturbed_s)
+        kills += kill(
+            prepare_command(raw, out, workers),
+            min(4, points - kills),
+            rng,
+            undisturbed_s,
+        )
         attempts += 1
         found = content(out)
-        assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
+        assert found == expected, sorted(
+            name for name in expected if found.get(name) != expected[name]
+        )
         assert list(place.glob(f".{out.name}.*")) == []
         assert attempts < 10 * points, "the moments all lie behind its end"
     return {"kills": kills, "datasets": attempts, "byte_identical": attempts}
@@ -126,14 +180,26 @@ def make_dataset(place: Path, mib: int) -> Path:
 
 
 def stage_command(source: Path, local: Path) -> list[str]:
-    return [sys.executable, "-m", "autotune", "data", "stage", str(source), "--to", str(local), "--json"]
+    return [
+        sys.executable,
+        "-m",
+        "autotune",
+        "data",
+        "stage",
+        str(source),
+        "--to",
+        str(local),
+        "--json",
+    ]
 
 
 def partials(local: Path) -> list[Path]:
     return list(local.glob("autotune-*/.partial-*"))
 
 
-def wait_for_copy(local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()) -> None:
+def wait_for_copy(
+    local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()
+) -> None:
     """Wait until a process has a copy at work, besides what others left, or has ended."""
     while process.poll() is None and set(partials(local)) <= set(left):
         time.sleep(0.001)
@@ -167,7 +233,9 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
             process.wait(60)
             kills += killed
             halves.update(partials(local))
-            assert all(content(published) == expected for published in _published(local))
+            assert all(
+                content(published) == expected for published in _published(local)
+            )
             if not killed:
                 break
         attempts += 1
@@ -176,7 +244,12 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
         assert content(copied) == expected
         assert partials(local) == []
         assert attempts < 20 * points, "the moments all lie behind its end"
-    return {"kills": kills, "copies": attempts, "byte_identical": attempts, "kills_that_left_half_a_copy": len(halves)}
+    return {
+        "kills": kills,
+        "copies": attempts,
+        "byte_identical": attempts,
+        "kills_that_left_half_a_copy": len(halves),
+    }
 
 
 def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
@@ -186,4 +259,8 @@ def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
 
 
 def _published(local: Path) -> list[Path]:
-    return [path for path in local.glob("autotune-*/*") if path.is_dir() and not path.name.startswith(".")]
+    return [
+        path
+        for path in local.glob("autotune-*/*")
+        if path.is_dir() and not path.name.startswith(".")
+    ]

@@ -19,9 +19,22 @@ from typing import Any
 
 import psutil
 
-from tests.system.faults.jobs import END_S, LOCAL_DISK, PACE_S, STEPS, Job, Workplace, check_the_same
+from tests.system.faults.jobs import (
+    END_S,
+    LOCAL_DISK,
+    PACE_S,
+    STEPS,
+    Job,
+    Workplace,
+    check_the_same,
+)
 from tests.system.faults.kills import fill_up, kill_tree, small_disk
-from trainer.checkpoint.format import list_checkpoints, newest_checkpoint, read_checkpoint, step_of
+from trainer.checkpoint.format import (
+    list_checkpoints,
+    newest_checkpoint,
+    read_checkpoint,
+    step_of,
+)
 from trainer.errors import BadConfig
 from trainer.health.watchdog import REQUEUE, SIGNALS
 from trainer.record.run_record import RunExit
@@ -75,13 +88,17 @@ def end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
     return True
 
 
-signal_torchrun, kill_torchrun = (partial(end_torchrun, number=number) for number in (signal.SIGTERM, signal.SIGKILL))
+signal_torchrun, kill_torchrun = (
+    partial(end_torchrun, number=number) for number in (signal.SIGTERM, signal.SIGKILL)
+)
 
 
 def signal_twice(job: Job, rng: random.Random) -> bool:
     """A signal while a rank hangs, and another one, as nothing comes of it; to that rank, or to all."""
     hung, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
-    process = job.start_and_take(steps, [{"kind": "hang", "step": steps + 1, "rank": hung}])
+    process = job.start_and_take(
+        steps, [{"kind": "hang", "step": steps + 1, "rank": hung}]
+    )
     time.sleep(0.5)
     there = set(list_checkpoints(job.checkpoints))
     ranks = job.rank_processes(process)
@@ -104,14 +121,18 @@ def signal_twice(job: Job, rng: random.Random) -> bool:
 def hang(job: Job, rng: random.Random) -> bool:
     rank, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
     settings = {"train.parallel.timeout_s": TIMEOUT_S}
-    process = job.start_and_take(steps, [{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings)
+    process = job.start_and_take(
+        steps, [{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings
+    )
     left = job.leave(process, TIMEOUT_S + LEAVES_WITHIN_S)
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
     assert "hang_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
     return True
 
 
-def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str) -> bool:
+def fail_on_rank(
+    job: Job, rng: random.Random, kind: str, code: int, reason: str
+) -> bool:
     """One rank dies, comes upon a bug, or lacks something before all have met: the run says with what and why."""
     early = kind == "no_local_disk"
     rank = rng.randrange(int(early), job.ranks)
@@ -121,17 +142,31 @@ def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str
     left = job.leave(process, LEAVES_WITHIN_S if early else END_S)
     assert (left.exit_code, left.requeue) == (code, code == REQUEUE), left
     # A rank that waits for a GPU may get torchrun's SIGTERM before NCCL reports the lost connection.
-    ended = kind == "kill" and job.settings.get("train.device") == "cuda" and "killed before the step" in left.reason
+    ended = (
+        kind == "kill"
+        and job.settings.get("train.device") == "cuda"
+        and "killed before the step" in left.reason
+    )
     assert ended or reason.format(rank=rank) in left.reason, left
     if kind == "raise":
-        assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
+        assert (
+            "raise_here"
+            in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
+        )
     return True
 
 
-kill_rank = partial(fail_on_rank, kind="kill", code=REQUEUE, reason="lost connection to another rank")
-raise_on_rank = partial(fail_on_rank, kind="raise", code=70, reason="ValueError: broken on purpose")
+kill_rank = partial(
+    fail_on_rank, kind="kill", code=REQUEUE, reason="lost connection to another rank"
+)
+raise_on_rank = partial(
+    fail_on_rank, kind="raise", code=70, reason="ValueError: broken on purpose"
+)
 fail_before_it_begins = partial(
-    fail_on_rank, kind="no_local_disk", code=BadConfig.exit_code, reason="rank {rank}: train.data.stage_to = "
+    fail_on_rank,
+    kind="no_local_disk",
+    code=BadConfig.exit_code,
+    reason="rank {rank}: train.data.stage_to = ",
 )
 
 
@@ -153,7 +188,9 @@ def run_out_of_time(job: Job, rng: random.Random) -> bool:
     startup_s = job.place.undisturbed(job.ranks).record().startup.total_s
     stop_after_s = round(2 * startup_s + NEEDED_S + rng.uniform(1, 4), 1)
     # Steps alone take as long, however fast it starts.
-    process = job.start(pace_s=stop_after_s / STEPS, settings={"train.stop_after_s": stop_after_s})
+    process = job.start(
+        pace_s=stop_after_s / STEPS, settings={"train.stop_after_s": stop_after_s}
+    )
     left = _check_saved(job, process, ".*train.stop_after_s")
     if job.record().startup.total_s > stop_after_s - NEEDED_S:
         return False  # the machine was so busy that starting took all the time
@@ -183,7 +220,9 @@ def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> R
 
 def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
     """Cut the newest checkpoint short at so many places, over all of its files; each time the one before is used."""
-    checkpoints = Path(shutil.copytree(place.undisturbed().checkpoints, place.place / "truncated"))
+    checkpoints = Path(
+        shutil.copytree(place.undisturbed().checkpoints, place.place / "truncated")
+    )
     newest, before = list_checkpoints(checkpoints)[:2]
     rng = random.Random(seed)
     sizes = {file: file.stat().st_size for file in sorted(newest.iterdir())}
@@ -217,11 +256,15 @@ def fill(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
     A disk that does not hold two checkpoints is refused before the first step.
     """
     for point in range(points):
-        settings: dict[str, object] = {"train.parallel.strategy": "zero1"} if point % 3 == 1 else {}
+        settings: dict[str, object] = (
+            {"train.parallel.strategy": "zero1"} if point % 3 == 1 else {}
+        )
         expected = place.undisturbed(2, settings)
         job = place.job(2, settings | {"train.checkpoint.interval_steps": 4})
         directory = job.directory if point % 3 == 2 else job.checkpoints
-        with small_disk(directory, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected))) as disk:
+        with small_disk(
+            directory, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected))
+        ) as disk:
             _fill_and_free(job, disk)
             check_the_same(job, expected)
     job = place.job(ranks=1)
@@ -238,7 +281,10 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     job.wait_until(process, lambda: _count(job, "saved") >= 2)
     filler = disk / "filler"
     fill_up(filler)
-    job.wait_until(process, lambda: "error: cannot save step" in job.log.read_text(errors="replace"))
+    job.wait_until(
+        process,
+        lambda: "error: cannot save step" in job.log.read_text(errors="replace"),
+    )
     newest = list_checkpoints(job.checkpoints)[0]
     read_checkpoint(newest)
     filler.unlink()
@@ -248,7 +294,10 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     assert process.returncode == 0, job.told()
     failed = next(event for event in job.events() if event.kind == "save_failed")
     assert failed.level == "error"
-    assert "No space left on device" in failed.message or "could not write its file" in failed.message
+    assert (
+        "No space left on device" in failed.message
+        or "could not write its file" in failed.message
+    )
     assert f"the newest checkpoint is still {newest.name}" in failed.message
     job.check_checkpoints()
 
@@ -258,4 +307,6 @@ def _count(job: Job, kind: str) -> int:
 
 
 def _checkpoint_bytes(job: Job) -> int:
-    return sum(file.stat().st_size for file in list_checkpoints(job.checkpoints)[0].iterdir())
+    return sum(
+        file.stat().st_size for file in list_checkpoints(job.checkpoints)[0].iterdir()
+    )

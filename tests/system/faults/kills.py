@@ -14,10 +14,20 @@ from autotune.base.process import start as start_child
 
 
 def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return start_child(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
-def until(true: Callable[[], object], what: str, timeout_s: float = 60.0, tell: Callable[[], str] = lambda: "") -> None:
+def until(
+    true: Callable[[], object],
+    what: str,
+    timeout_s: float = 60.0,
+    tell: Callable[[], str] = lambda: "",
+) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline_s:
@@ -52,7 +62,10 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
 def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
     """A file system of its own, of so many bytes."""
     place.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)],
+        check=True,
+    )
     try:
         yield place
     finally:
@@ -65,7 +78,10 @@ def resize(disk: Path, size_bytes: int) -> None:
 
 def fill_up(filler: Path) -> None:
     """Write a file until its disk is full."""
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+    with (
+        filler.open("wb", buffering=0) as file,
+        pytest.raises(OSError, match="No space left"),
+    ):
         while True:
             file.write(bytes(2**16))
 

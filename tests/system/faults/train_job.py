@@ -28,7 +28,11 @@ def raise_here() -> None:
     raise ValueError("broken on purpose")
 
 
-DEEDS = {"hang": hang_here, "raise": raise_here, "kill": lambda: os.kill(os.getpid(), 9)}
+DEEDS = {
+    "hang": hang_here,
+    "raise": raise_here,
+    "kill": lambda: os.kill(os.getpid(), 9),
+}
 
 
 class Disturbed:
@@ -58,7 +62,9 @@ class Disturbed:
                 factor = FACTORS[fault["kind"]]
         if factor == 1:
             return self._run(step, *known, **more)
-        hook = self.module.register_forward_hook(lambda module, taken, loss: loss * factor)
+        hook = self.module.register_forward_hook(
+            lambda module, taken, loss: loss * factor
+        )
         try:
             return self._run(step, *known, **more)
         finally:
@@ -93,7 +99,13 @@ def write_samples_down(place: Path) -> None:
         def take_and_note(batches, count):
             taken = take(batches, count)
             for plan in itertools.islice(plans, len(taken)):
-                pairs.extend(zip(plan.segments.epochs.tolist(), plan.segments.samples.tolist(), strict=True))
+                pairs.extend(
+                    zip(
+                        plan.segments.epochs.tolist(),
+                        plan.segments.samples.tolist(),
+                        strict=True,
+                    )
+                )
             return taken
 
         return next_step(loader, take_and_note)
@@ -111,7 +123,10 @@ def write_samples_down(place: Path) -> None:
 def main() -> int:
     request = json.loads(os.environ["FAULTS_REQUEST"])
     rank, notes = int(os.environ["RANK"]), Path(request["notes"])
-    if any(fault["kind"] == "no_local_disk" and fault["rank"] == rank for fault in request["faults"]):
+    if any(
+        fault["kind"] == "no_local_disk" and fault["rank"] == rank
+        for fault in request["faults"]
+    ):
         del os.environ["LOCAL_DISK"]
     disturbed = Disturbed(request, rank)
     job = trainer.__main__._Job

@@ -33,9 +33,13 @@ from tests.conftest import write_dataset
 from tests.system.faults.kills import children_of
 
 TINY = {
-    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 STAGES = ("probe", "explore", "workers", "baseline", "report")
 LONGEST_PAUSE_S = 3.0
 """After a stage began, until the kill."""
@@ -67,25 +71,66 @@ class TunePlace:
         self.told = directory / "stderr"
         self.files_read = 0
         self._read: dict[Path, int] = {}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "AUTOTUNE"))
+        }
         # Few threads, as others compute on the same cores.
-        self._environment = inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        self._environment = inherited | {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(temporary),
+            "PYTHONPATH": str(ROOT),
+        }
         directory.mkdir()
         (directory / "tiny.json").write_text(json.dumps(TINY))
         rng = np.random.default_rng(0)
-        starts, lengths = rng.integers(5, 400, 400).tolist(), rng.integers(8, 60, 400).tolist()
-        samples = [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
+        starts, lengths = (
+            rng.integers(5, 400, 400).tolist(),
+            rng.integers(8, 60, 400).tolist(),
+        )
+        samples = [
+            list(range(start, start + length))
+            for start, length in zip(starts, lengths, strict=True)
+        ]
         write_dataset(directory / "data", samples)
 
     def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         command = [
-            sys.executable, "-c", COMMAND_LINE, "tune", "--model", "tiny.json", "--data", "data", "--device", "cpu",
-            "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-micro-batch-size", "32",
-            "--window", "0.3s", "--time-limit", "30min", "--explore", "--here", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-c",
+            COMMAND_LINE,
+            "tune",
+            "--model",
+            "tiny.json",
+            "--data",
+            "data",
+            "--device",
+            "cpu",
+            "--memory",
+            "64MiB",
+            "--seq-length",
+            "64",
+            "--global-batch-tokens",
+            "512",
+            "--max-micro-batch-size",
+            "32",
+            "--window",
+            "0.3s",
+            "--time-limit",
+            "30min",
+            "--explore",
+            "--here",
+            "--json",
+        ]
         with self.told.open("wb") as told:
             return start(
-                command, cwd=self.directory, env=self._environment, stdout=stdout, stderr=told, start_new_session=True
+                command,
+                cwd=self.directory,
+                env=self._environment,
+                stdout=stdout,
+                stderr=told,
+                start_new_session=True,
             )
 
     def finish(self) -> dict[str, Any]:
@@ -98,7 +143,12 @@ class TunePlace:
     def check_files(self) -> None:
         """That profile and report are whole, or absent; each is read once after it was written."""
         report = self.report / "report.html"
-        for path in (self.profile, report, report.with_suffix(".md"), report.with_suffix(".json")):
+        for path in (
+            self.profile,
+            report,
+            report.with_suffix(".md"),
+            report.with_suffix(".json"),
+        ):
             with contextlib.suppress(FileNotFoundError):
                 written_ns = path.stat().st_mtime_ns
                 if self._read.get(path) != written_ns:
@@ -118,11 +168,15 @@ class TunePlace:
 def _check_whole(path: Path) -> None:
     text = path.read_text()
     if path.suffix == ".toml":
-        assert profile_from_tables(tomllib.loads(text), where=str(path))[1], f"{path} has not the hash it says"
+        assert profile_from_tables(tomllib.loads(text), where=str(path))[1], (
+            f"{path} has not the hash it says"
+        )
     elif path.suffix == ".json":
         json.loads(text)
     else:
-        assert text.endswith("\n" if path.suffix == ".md" else "</html>\n"), f"{path} is cut"
+        assert text.endswith("\n" if path.suffix == ".md" else "</html>\n"), (
+            f"{path} is cut"
+        )
 
 
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
@@ -133,29 +187,45 @@ def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
         chosen = rng.sample(STAGES, min(len(STAGES), points - figures["faults"]))
         in_order = [stage for stage in STAGES if stage in chosen]
         with tempfile.TemporaryDirectory(prefix="tune-") as temporary:
-            figures += _kill_one(directory / f"run-{runs}", Path(temporary), in_order, rng)
+            figures += _kill_one(
+                directory / f"run-{runs}", Path(temporary), in_order, rng
+            )
         runs += 1
     return {"runs": runs, **figures}
 
 
-def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> Counter[str]:
+def _kill_one(
+    directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random
+) -> Counter[str]:
     """Kill one tuning in each of these stages, in turn its whole process group and the process alone."""
     directory.mkdir()
     place = TunePlace(directory / "killed", temporary)
     kills = starts = 0
     while kills < len(stages):
         starts += 1
-        kills += _kill(place, stages[kills], rng.uniform(0, LONGEST_PAUSE_S), group=kills % 2 == 0)
+        kills += _kill(
+            place, stages[kills], rng.uniform(0, LONGEST_PAUSE_S), group=kills % 2 == 0
+        )
         assert starts < 4 * len(stages) + 4, "the moments all lie behind its end"
     answer = place.finish()
     place.check_files()
-    assert [one["status"] for one in answer["stages"] if one["name"] in STAGES] == ["done"] * len(STAGES), answer
-    steps = [one for one in place.trials() if one["job"] == "step" and one["outcome"]["kind"] in REPEATED]
-    repeated = [key for key, count in Counter(one["key"] for one in steps).items() if count > 1]
+    assert [one["status"] for one in answer["stages"] if one["name"] in STAGES] == [
+        "done"
+    ] * len(STAGES), answer
+    steps = [
+        one
+        for one in place.trials()
+        if one["job"] == "step" and one["outcome"]["kind"] in REPEATED
+    ]
+    repeated = [
+        key for key, count in Counter(one["key"] for one in steps).items() if count > 1
+    ]
     assert not repeated, f"ran twice: {repeated}"
     replayed = _replay(place, TunePlace(directory / "replayed", temporary))
     trials = {"trials": len(place.trials()), "trials_replayed": replayed}
-    return Counter({"faults": kills, "files_read_while_it_ran": place.files_read} | trials)
+    return Counter(
+        {"faults": kills, "files_read_while_it_ran": place.files_read} | trials
+    )
 
 
 def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
@@ -166,7 +236,11 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
         time.sleep(0.02)
     children: set[psutil.Process] = set()
     deadline_s = time.monotonic() + pause_s
-    while process.poll() is None and time.monotonic() < deadline_s and not place.has_ended(stage):
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline_s
+        and not place.has_ended(stage)
+    ):
         place.check_files()
         children.update(children_of(process.pid))
         time.sleep(0.02)
@@ -192,5 +266,7 @@ def _replay(place: TunePlace, again: TunePlace) -> int:
     new = [one["label"] for one in after[len(before) :]]
     assert not new, f"measured again: {new}"
     decided = attrgetter("train", "constraints", "evidence")
-    assert decided(read_profile(place.profile).profile) == decided(read_profile(again.profile).profile)
+    assert decided(read_profile(place.profile).profile) == decided(
+        read_profile(again.profile).profile
+    )
     return len(after)

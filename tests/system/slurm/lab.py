@@ -40,7 +40,9 @@ def missing() -> str | None:
     try:
         socket.gethostbyname(socket.gethostname())
     except OSError:
-        return f"{socket.gethostname()} does not resolve: slurmctld needs it in /etc/hosts"
+        return (
+            f"{socket.gethostname()} does not resolve: slurmctld needs it in /etc/hosts"
+        )
     return None
 
 
@@ -50,8 +52,15 @@ class Lab:
     def __init__(self, place: Path) -> None:
         self.place = place
         others = ("SLURM", "SBATCH", "MUNGE")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-        self.environment = inherited | {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _PATH}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(others)
+        }
+        self.environment = inherited | {
+            "SLURM_CONF": str(place / "slurm.conf"),
+            "PATH": _PATH,
+        }
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -60,12 +69,22 @@ class Lab:
             (self.place / name).mkdir()
         (self.place / "slurm.conf").write_text(_configuration(self.place))
         key = self.place / "munge.key"
-        subprocess.run(["mungekey", "--create", "--force", f"--keyfile={key}"], env=self.environment, check=True)
+        subprocess.run(
+            ["mungekey", "--create", "--force", f"--keyfile={key}"],
+            env=self.environment,
+            check=True,
+        )
         key.chmod(0o600)
-        self._start("munged", "--foreground", "--force", f"--socket={self.place / 'munge.socket'}",
-                    f"--key-file={key}", f"--pid-file={self.place / 'munged.pid'}",
-                    f"--seed-file={self.place / 'munged.seed'}",
-                    f"--log-file={self.place / 'log' / 'munged.log'}")  # fmt: skip
+        self._start(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={self.place / 'munge.socket'}",
+            f"--key-file={key}",
+            f"--pid-file={self.place / 'munged.pid'}",
+            f"--seed-file={self.place / 'munged.seed'}",
+            f"--log-file={self.place / 'log' / 'munged.log'}",
+        )
         until((self.place / "munge.socket").exists, "munged")
         self._start("slurmctld", "-D")
         for node in NODES:
@@ -84,24 +103,41 @@ class Lab:
 
     def ask(self, *command: str) -> str:
         return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=30
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
         ).stdout
 
     def job(self, number: str) -> dict[str, str]:
-        return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number)))
+        return dict(
+            re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number))
+        )
 
-    def wait_for(self, number: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
-        until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
+    def wait_for(
+        self, number: str, *states: str, timeout_s: float = 60.0
+    ) -> dict[str, str]:
+        until(
+            lambda: self.job(number).get("JobState") in states,
+            f"job {number} {states}",
+            timeout_s,
+            self.logs,
+        )
         return self.job(number)
 
     def clear(self) -> None:
         if self.ask("squeue", "--noheader"):
             self.ask("scancel", f"--partition={PARTITION}")
-            until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
+            until(
+                lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs
+            )
 
     def logs(self) -> str:
         return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.place.glob("log/*")
+            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            for path in self.place.glob("log/*")
         )
 
     def stop(self) -> None:
@@ -124,22 +160,38 @@ class Lab:
         with (self.place / "log" / f"{name or program}.out").open("ab") as log:
             self.daemons[name or program] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", program, *arguments],
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.place,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.place,
                 start_new_session=True,  # a terminal's Ctrl-C is not for them
                 # Nodes have all processors, though a test that runs beside others has one.
                 preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),  # noqa: PLW1509 - one call
-            )  # fmt: skip
+            )
 
     def _is_idle(self) -> bool:
-        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+        dead = [
+            name for name, daemon in self.daemons.items() if daemon.poll() is not None
+        ]
         if dead:
             raise AssertionError(f"{dead} ended\n{self.logs()}")
-        return self.ask("sinfo", "--noheader", "--format=%T %D").split() == ["idle", str(len(NODES))]
+        return self.ask("sinfo", "--noheader", "--format=%T %D").split() == [
+            "idle",
+            str(len(NODES)),
+        ]
 
     def _steps(self, node: str) -> list[int]:
         """Processes of this lab's jobs on a node; before them what watches over them, and would tell of their end."""
-        ours = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}.items()
-        found = [one for one in psutil.process_iter(["environ"]) if ours <= (one.info["environ"] or {}).items()]
+        ours = {
+            "SLURM_CONF": self.environment["SLURM_CONF"],
+            "SLURMD_NODENAME": node,
+        }.items()
+        found = [
+            one
+            for one in psutil.process_iter(["environ"])
+            if ours <= (one.info["environ"] or {}).items()
+        ]
         watching: list[int] = []
         for one in found:
             with contextlib.suppress(psutil.Error):
@@ -151,7 +203,9 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab() -> Iterator[Lab]:
-    with tempfile.TemporaryDirectory(prefix="lab-", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(
+        prefix="lab-", dir="/tmp", ignore_cleanup_errors=True
+    ) as place:
         lab = Lab(Path(place))
         try:
             lab.start()

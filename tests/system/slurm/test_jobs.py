@@ -15,15 +15,26 @@ import pytest
 
 import trainer
 from autotune.base.process import start
-from autotune.cluster.torchrun import derived_ports, own_address, read_addresses, resolve_own_name
+from autotune.cluster.torchrun import (
+    derived_ports,
+    own_address,
+    read_addresses,
+    resolve_own_name,
+)
 from tests.conftest import write_dataset
 from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
-        "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+TINY = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
 PROBE_LINE = (
     "probe --model tiny/config.json --data data --device cpu --memory 64MiB --seq-length 64 --max-micro-batch-size 8 "
     "--global-batch-tokens 1024 --trial-timeout 60s"
@@ -31,7 +42,14 @@ PROBE_LINE = (
 PROBE = PROBE_LINE.split()
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
-SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_size=8"]
+SETTINGS = [
+    "--set",
+    f"train.max_steps={STEPS}",
+    "--set",
+    "train.warmup_steps=2",
+    "--set",
+    "train.global_batch_size=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +86,13 @@ def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
-            cwd=work, env=lab.environment, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+            cwd=work,
+            env=lab.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{lab.logs()}"
         assert "Traceback" not in done.stderr
         return done
@@ -88,13 +111,19 @@ def profile(probed, work) -> Path:
 
 
 def submitted(autotune, *arguments: str) -> dict:
-    return json.loads(autotune("train", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
+    return json.loads(
+        autotune("train", "profiles/tiny-cpu.toml", *arguments, "--json").stdout
+    )
 
 
 def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
     record = work / "runs" / name / "steps.jsonl"
-    until(lambda: record.is_file() and record.read_text().count("\n") >= steps, f"{steps} steps", 90,
-          lambda: logs_of(work, name) + lab.logs())  # fmt: skip
+    until(
+        lambda: record.is_file() and record.read_text().count("\n") >= steps,
+        f"{steps} steps",
+        90,
+        lambda: logs_of(work, name) + lab.logs(),
+    )
 
 
 def log_of(work: Path, name: str, job: str) -> str:
@@ -106,15 +135,22 @@ def site_with(work: Path, name: str, *lines: str) -> str:
     wrapper = work / f"{name}.sh"
     wrapper.write_text("\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""]))
     wrapper.chmod(0o755)
-    (work / f"{name}.toml").write_text(f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}')
+    (work / f"{name}.toml").write_text(
+        f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}'
+    )
     return f"{name}.toml"
 
 
 def logs_of(work: Path, name: str) -> str:
-    return "\n".join(f"== {path.name}\n{path.read_text()}" for path in (work / "runs" / name / "logs").glob("*"))
+    return "\n".join(
+        f"== {path.name}\n{path.read_text()}"
+        for path in (work / "runs" / name / "logs").glob("*")
+    )
 
 
-def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile, work, autotune):
+def test_a_probe_from_outside_any_allocation_yields_the_profile(
+    probed, profile, work, autotune
+):
     told = json.loads(probed.stdout)
     assert told["exit_code"] == 0
     assert f"job {told['job']}: running on lab" in probed.stderr
@@ -135,10 +171,22 @@ def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
     for program in ("bash", "sh", "env"):
         (inside / program).symlink_to(shutil.which(program))
     contained = site_with(work, "contained", f"export PATH={inside}")
-    asked = [*PROBE[1:], "--time-limit", "2min", "--window", "0.5s", "--ranks", "1", "--out", "tuned"]
+    asked = [
+        *PROBE[1:],
+        "--time-limit",
+        "2min",
+        "--window",
+        "0.5s",
+        "--ranks",
+        "1",
+        "--out",
+        "tuned",
+    ]
     asked += ["--reports", "tuned/reports"]
     asked[asked.index("--trial-timeout") + 1] = "120s"
-    return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
+    return autotune(
+        "tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json"
+    )
 
 
 def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, work):
@@ -149,7 +197,12 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
     profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
     assert profile["evidence"]["probe"]["feasible_max"] == 8
     assert "chosen" in profile["evidence"]["workers"]
-    assert profile["provenance"]["commands"] == ["probe", "workers", "network", "baseline"]
+    assert profile["provenance"]["commands"] == [
+        "probe",
+        "workers",
+        "network",
+        "baseline",
+    ]
     report = (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
     assert "# Tuning report" in report
     assert "2 nodes" in report
@@ -159,12 +212,18 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
     assert link["scope"] == "between nodes"
     assert link["bytes_per_s"] > 1e6
     assert {row["outcome"] for row in found["gradient_syncs"]} == {"completed"}
-    assert {row["strategy"] for row in found["gradient_syncs"]} >= {"ddp", "zero1", "fsdp2"}
+    assert {row["strategy"] for row in found["gradient_syncs"]} >= {
+        "ddp",
+        "zero1",
+        "fsdp2",
+    }
     assert found["scaling"][0]["nodes"] == 1
     assert not any(row["measured"] for row in found["scaling"])
 
 
-def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, work, autotune):
+def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(
+    tuned, work, autotune
+):
     line = "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout 120s"
     asked = line.split()
     predicted = json.loads(autotune(*asked).stdout)
@@ -174,12 +233,21 @@ def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, wor
     assert told["exit_code"] == 0
     log = (work / told["log"]).read_text()
     rows = json.loads(log[log.index("{\n  ") :])["rows"]
-    assert [(row["nodes"], row["measured"]) for row in rows] == [(1, False), (2, False), (1, True), (2, True)]
-    kept = json.loads((work / "reports" / "tiny-cpu" / "scaling-predicted.json").read_text())
+    assert [(row["nodes"], row["measured"]) for row in rows] == [
+        (1, False),
+        (2, False),
+        (1, True),
+        (2, True),
+    ]
+    kept = json.loads(
+        (work / "reports" / "tiny-cpu" / "scaling-predicted.json").read_text()
+    )
     assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
-def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(autotune, lab, work):
+def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(
+    autotune, lab, work
+):
     assert "--slurm" in autotune(*PROBE, code=5).stderr
     (work / "wrong.toml").write_text('[slurm]\npartition = "nowhere"\n')
     refused = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
@@ -190,20 +258,33 @@ def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(autotune, 
 @pytest.fixture(scope="module")
 def preempted(lab, work, autotune, profile) -> dict:
     """A run on two nodes that was told to leave after some steps; the port that follows from its job was taken."""
-    number = int(lab.ask("scontrol", "show", "config").partition("NEXT_JOB_ID")[2].split()[1])
+    number = int(
+        lab.ask("scontrol", "show", "config").partition("NEXT_JOB_ID")[2].split()[1]
+    )
     with socket.socket() as stranger:
-        stranger.bind((own_address(None, read_addresses(), resolve_own_name()), derived_ports(number)[0]))
+        stranger.bind(
+            (
+                own_address(None, read_addresses(), resolve_own_name()),
+                derived_ports(number)[0],
+            )
+        )
         stranger.listen()
-        told = submitted(autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--slurm")
+        told = submitted(
+            autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--slurm"
+        )
         assert told["jobs"] == [str(number)]
         started(lab, work, "two")
         lab.ask("scancel", "--signal=TERM", str(number))
-        job = lab.wait_for(str(number), "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout_s=90)
+        job = lab.wait_for(
+            str(number), "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout_s=90
+        )
     assert job["JobState"] == "COMPLETED", logs_of(work, "two") + lab.logs()
     return job
 
 
-def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_next_port(preempted, work, autotune):
+def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_next_port(
+    preempted, work, autotune
+):
     assert preempted["Restarts"] == "1"
     run = work / "runs" / "two"
     first = json.loads((run / "earlier" / "1" / "exit.json").read_text())
@@ -211,7 +292,10 @@ def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_
     assert (first["exit_code"], first["requeue"]) == (75, True)
     assert 0 < first["steps"] < STEPS
     assert (last["exit_code"], last["steps"]) == (0, STEPS)
-    steps = [json.loads(line)["step"] for line in (run / "steps.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (run / "steps.jsonl").read_text().splitlines()
+    ]
     assert steps == list(range(1, STEPS + 1))
     assert json.loads((run / "run.json").read_text())["world_size"] == 2
     log = log_of(work, "two", preempted["JobId"])
@@ -221,12 +305,29 @@ def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_
     taken, following, *_ = derived_ports(int(preempted["JobId"]))
     assert f"port {taken} of lab1 is in use; using {following}" in log
     (told,) = json.loads(autotune("status", "runs/two", "--json").stdout)["runs"]
-    assert (told["state"], told["step"], told["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
+    assert (told["state"], told["step"], told["checkpoint"]) == (
+        "finished",
+        STEPS,
+        f"step-{STEPS:09}",
+    )
 
 
-def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_done(preempted, lab, work, autotune):
-    (work / "chained.toml").write_text((work / "site.toml").read_text() + "requeue = false\n")
-    told = submitted(autotune, "--out", "runs/two", *SETTINGS, "--slurm", "chained.toml", "--chain", "2")
+def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_done(
+    preempted, lab, work, autotune
+):
+    (work / "chained.toml").write_text(
+        (work / "site.toml").read_text() + "requeue = false\n"
+    )
+    told = submitted(
+        autotune,
+        "--out",
+        "runs/two",
+        *SETTINGS,
+        "--slurm",
+        "chained.toml",
+        "--chain",
+        "2",
+    )
     first, second = told["jobs"]
     assert lab.job(second)["Reason"] == "Dependency"
     lab.ask("scancel", first)
@@ -236,7 +337,9 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
     assert "preflight" not in log
 
 
-def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotune, profile):
+def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(
+    lab, work, autotune, profile
+):
     long = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
     (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--slurm")["jobs"]
     started(lab, work, "cancelled")
@@ -244,8 +347,13 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotu
     lab.wait_for(number, "CANCELLED")
     until(lambda: not lab.ask("squeue", "--noheader"), "no job", 30)
     job = lab.job(number)
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(work, "cancelled")
-    assert json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"] == 75
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(
+        work, "cancelled"
+    )
+    assert (
+        json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"]
+        == 75
+    )
 
 
 def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
@@ -253,9 +361,13 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
     (work / "runs" / "refused" / "logs").mkdir(parents=True, exist_ok=True)
     (work / "refused.sbatch").write_text(script)
     number = subprocess.run(
-        ["sbatch", "--parsable", "refused.sbatch"], cwd=work, env=lab.environment, capture_output=True, text=True,
+        ["sbatch", "--parsable", "refused.sbatch"],
+        cwd=work,
+        env=lab.environment,
+        capture_output=True,
+        text=True,
         check=True,
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
     job = lab.wait_for(number, "COMPLETED", "FAILED")
     log = log_of(work, "refused", number)
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "6:0"), log
@@ -264,12 +376,21 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
 
 
 def script_of(autotune, *arguments: str) -> str:
-    command = ["train", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
+    command = [
+        "train",
+        "profiles/tiny-cpu.toml",
+        "--out",
+        "runs/refused",
+        "--nodes",
+        "2",
+    ]
     slurm = [] if "--slurm" in arguments else ["--slurm"]
     return autotune(*command, *arguments, *slurm, "--dry-run").stdout
 
 
-def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, autotune, profile):
+def test_steps_that_are_not_told_their_processors_do_not_get_them(
+    lab, work, autotune, profile
+):
     if CPUS < 2:
         pytest.skip("needs two processors")
     script = script_of(autotune)
@@ -280,23 +401,42 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, aut
     assert "Pass --cpus-per-task to srun in the script" in log
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("export PYTHONPATH={}", ("lab2: code is ", "Install the same version of this package", "preflight: lab1: ")),
-    ("cd {}", ("lab2: dataset is ", "autotune data verify")),
-], ids=["code", "data"])  # fmt: skip
-def test_a_node_with_other_code_or_data_is_refused_by_name(lab, work, autotune, profile, tmp_path, line, said):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "export PYTHONPATH={}",
+            (
+                "lab2: code is ",
+                "Install the same version of this package",
+                "preflight: lab1: ",
+            ),
+        ),
+        ("cd {}", ("lab2: dataset is ", "autotune data verify")),
+    ],
+    ids=["code", "data"],
+)
+def test_a_node_with_other_code_or_data_is_refused_by_name(
+    lab, work, autotune, profile, tmp_path, line, said
+):
     shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer")
     with (tmp_path / "trainer" / "words.py").open("w") as file:
         file.write("# another version\n")
     write_dataset(tmp_path / "elsewhere" / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
     (tmp_path / "elsewhere" / "profiles").symlink_to(work / "profiles")
     place = tmp_path if line.startswith("export") else tmp_path / "elsewhere"
-    site = site_with(work, "unlike", f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(place)}; fi')
+    site = site_with(
+        work,
+        "unlike",
+        f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(place)}; fi',
+    )
     log = refused_by_preflight(lab, work, script_of(autotune, "--slurm", site))
     assert [words for words in said if words not in log] == []
 
 
-def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, autotune, profile):
+def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(
+    lab, work, autotune, profile
+):
     autotune("profile", "approve", "profiles/tiny-cpu.toml", "--by", "reviewer")
     script = script_of(autotune, "--require-approved")
     approved = profile.read_text()
@@ -312,9 +452,23 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
     site = site_with(work, "late", "echo begun", "sleep 10")
     process = start(
-        [sys.executable, "-m", "autotune", *PROBE, "--max-micro-batch-size", "64", "--slurm", site, "--wait"],
-        cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "autotune",
+            *PROBE,
+            "--max-micro-batch-size",
+            "64",
+            "--slurm",
+            site,
+            "--wait",
+        ],
+        cwd=work,
+        env=lab.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     told = next((line for line in process.stderr if ": running on lab" in line), None)
     assert told is not None, lab.logs()
@@ -349,9 +503,20 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_comma
     assert process.returncode == 75, err
     assert f"job {number} lost {node}: the node failed" in err
     assert "Run the same command again" in err
-    again = autotune(*PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json")
+    again = autotune(
+        *PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json"
+    )
     assert json.loads(again.stdout)["exit_code"] == 0
-    lines = [line for file in work.glob("reports/tiny-cpu/trials/*.jsonl") for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in work.glob("reports/tiny-cpu/trials/*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
     trials = [json.loads(line)["record"] for line in lines]
-    measured = [(one["site"], one["key"]) for one in trials if one.get("outcome", {}).get("kind") == "measured"]
-    assert len(measured) == len(set(measured)) > 1  # what was there was not measured again
+    measured = [
+        (one["site"], one["key"])
+        for one in trials
+        if one.get("outcome", {}).get("kind") == "measured"
+    ]
+    # What was there was not measured again.
+    assert len(measured) == len(set(measured)) > 1

@@ -33,7 +33,9 @@ def manager_of(training, tmp_path, told):
     def make(directory=tmp_path, **settings) -> CheckpointManager:
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
-        return CheckpointManager(directory, config, training, ranks, attempt=1, tell_event=told.append)
+        return CheckpointManager(
+            directory, config, training, ranks, attempt=1, tell_event=told.append
+        )
 
     return make
 
@@ -48,29 +50,46 @@ def save_on_bad_disk(monkeypatch):
 
     def save_there(manager, step, number=errno.ENOSPC):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+            patch.setattr(
+                os, "fsync", Mock(side_effect=OSError(number, os.strerror(number)))
+            )
             save(manager, step)
 
     return save_there
 
 
-@pytest.mark.parametrize(("settings", "due"), [
-    ({}, []), ({"interval_steps": 3}, [3, 6, 9]), ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
-    ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
-])  # fmt: skip
-def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(manager_of, settings, due):
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, []),
+        ({"interval_steps": 3}, [3, 6, 9]),
+        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
+        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+    ],
+)
+def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(
+    manager_of, settings, due
+):
     manager = manager_of(**settings)
     assert [step for step in range(1, 10) if manager.is_due(step, None)] == due
 
 
-def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(manager_of):
+def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(
+    manager_of,
+):
     manager = manager_of()
     assert manager.is_due(5, asked_at=4)
     save(manager, 5)
-    assert [manager.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [False, False, True]
+    assert [manager.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [
+        False,
+        False,
+        True,
+    ]
 
 
-def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(manager_of, monkeypatch):
+def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(
+    manager_of, monkeypatch
+):
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.perf_counter = lambda: clock.now_s
     monkeypatch.setattr("trainer.checkpoint.manager.time", clock)
@@ -110,7 +129,9 @@ def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training)
     assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
 
 
-def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(manager_of, told):
+def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(
+    manager_of, told
+):
     manager, priority = manager_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
     for step in (1, 2):
         manager.save(state_of(step), rollbacks=0)
@@ -121,14 +142,29 @@ def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_l
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-@pytest.mark.parametrize(("broken", "error", "why"), [
-    ("os.fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-    ("trainer.checkpoint.format.CheckpointWriter.write", BadConfig("the share of rank 1 is not a table", next_step=""),
-     "BadConfig: the share of rank 1 is not a table"),
-    ("trainer.checkpoint.manager.HostCopy", MemoryError("cannot allocate 12 GiB\nand more"),
-     "host memory is too small for a copy of the state: cannot allocate 12 GiB"),
-])  # fmt: skip
-def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, told, monkeypatch, broken, error, why):
+@pytest.mark.parametrize(
+    ("broken", "error", "why"),
+    [
+        (
+            "os.fsync",
+            OSError(errno.ENOSPC, "No space left on device"),
+            "No space left on device",
+        ),
+        (
+            "trainer.checkpoint.format.CheckpointWriter.write",
+            BadConfig("the share of rank 1 is not a table", next_step=""),
+            "BadConfig: the share of rank 1 is not a table",
+        ),
+        (
+            "trainer.checkpoint.manager.HostCopy",
+            MemoryError("cannot allocate 12 GiB\nand more"),
+            "host memory is too small for a copy of the state: cannot allocate 12 GiB",
+        ),
+    ],
+)
+def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(
+    manager_of, told, monkeypatch, broken, error, why
+):
     with monkeypatch.context() as patch:
         patch.setattr(broken, Mock(side_effect=error))
         manager = manager_of()
@@ -136,7 +172,10 @@ def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(manager_of, 
         manager.wait()
     assert not manager.has_saved(1)
     save(manager, 2)
-    assert [(event.kind, event.level) for event in told] == [("save_failed", "error"), ("saved", "info")]
+    assert [(event.kind, event.level) for event in told] == [
+        ("save_failed", "error"),
+        ("saved", "info"),
+    ]
     assert f"{why}; no checkpoint exists yet; training continues" in told[0].message
     assert manager.has_saved(2)
 
@@ -153,7 +192,9 @@ def test_a_rollback_returns_to_the_newest_whole_good_one(manager_of, told, tmp_p
     (corrupt / "rank-00000.safetensors").write_bytes(b"")
     path, manifest = manager.newest_good()
     assert (path, manifest.state.step) == (good, 2)
-    assert [(event.kind, "step-000000003" in event.message) for event in told] == [("corrupt", True)]
+    assert [(event.kind, "step-000000003" in event.message) for event in told] == [
+        ("corrupt", True)
+    ]
 
 
 def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
@@ -171,11 +212,16 @@ def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest
         manager.at_step = None
         manager.restore(*good)
         assert torch.equal(weight, before)
-        assert (manager.newest, manager.at_step, manager.has_saved(4)) == (newest, 4, manager is own)
+        assert (manager.newest, manager.at_step, manager.has_saved(4)) == (
+            newest,
+            4,
+            manager is own,
+        )
 
 
 @pytest.mark.parametrize(
-    ("number", "left"), [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])]
+    ("number", "left"),
+    [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])],
 )
 def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_another_fault_costs_none(
     manager_of, told, tmp_path, save_on_bad_disk, number, left
@@ -185,21 +231,29 @@ def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_anothe
         save(manager, step, good=step < 3)
     save_on_bad_disk(manager, 5, number)
     assert [
-        format.step_of(path.name) for path in format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
+        format.step_of(path.name)
+        for path in format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
     ] == left
     assert (told[-1].kind, manager.newest) == ("save_failed", "step-000000004")
     assert "the newest checkpoint is still step-000000004" in told[-1].message
-    assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
+    assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (
+        left == [4, 2]
+    )
 
 
-def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(manager_of, told, monkeypatch):
+def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(
+    manager_of, told, monkeypatch
+):
     manager = manager_of(keep_last=1)
     save(manager, 1)
     refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
     monkeypatch.setattr("trainer.checkpoint.format.prune", refuse)
     save(manager, 2)
     assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
-    assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
+    assert (told[1].level, "Operation not permitted" in told[1].message) == (
+        "warning",
+        True,
+    )
     assert manager.newest == "step-000000002"
 
 
@@ -208,8 +262,15 @@ def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next
 ):
     manager, root = manager_of(), tmp_path / format.CHECKPOINTS_DIRECTORY
     written, write = threading.Event(), format.CheckpointWriter.write
-    monkeypatch.setattr(format.CheckpointWriter, "write", lambda *arguments: written.wait(30) and write(*arguments))
-    before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
+    monkeypatch.setattr(
+        format.CheckpointWriter,
+        "write",
+        lambda *arguments: written.wait(30) and write(*arguments),
+    )
+    before = {
+        name: value.detach().clone()
+        for name, value in training.module.named_parameters()
+    }
     manager.save(state_of(3), rollbacks=0)
     manager.tell_finished()
     assert manager.busy
@@ -223,11 +284,20 @@ def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next
     newest, older = format.list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
     assert format.read_checkpoint(older).state == state_of(3)
-    assert told[0].values["size_bytes"] == (older / "rank-00000.safetensors").stat().st_size
+    assert (
+        told[0].values["size_bytes"]
+        == (older / "rank-00000.safetensors").stat().st_size
+    )
     assert told[0].values["stall_s"] < told[0].values["seconds"]
-    first, second = (load_file(path / "rank-00000.safetensors") for path in (older, newest))
-    assert {name for name in first if name.startswith("weights.")} == {f"weights.{name}" for name in before}
-    assert all(torch.equal(first[f"weights.{name}"], value) for name, value in before.items())
+    first, second = (
+        load_file(path / "rank-00000.safetensors") for path in (older, newest)
+    )
+    assert {name for name in first if name.startswith("weights.")} == {
+        f"weights.{name}" for name in before
+    }
+    assert all(
+        torch.equal(first[f"weights.{name}"], value) for name, value in before.items()
+    )
     assert all(bool((second[f"weights.{name}"] == 2).all()) for name in before)
 
 
@@ -242,6 +312,9 @@ def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_w
     assert told[0].values["stall_s"] == told[0].values["seconds"]
     (path,) = format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
     # Before the first step it has the optimizer's state, too.
-    names = {one.name for one in tensor_shards(training, join_ranks(config_of(), environment={}))}
+    names = {
+        one.name
+        for one in tensor_shards(training, join_ranks(config_of(), environment={}))
+    }
     assert any(name.startswith("exp_avg_sq.") for name in names)
     assert format.read_checkpoint(path).tensors.keys() == names

@@ -14,7 +14,8 @@ from trainer.model.flops import PEAKS, attended_pairs, peak_flops_per_s
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))
 def test_pairs_are_those_within_reach(length, reach):
     assert attended_pairs(np.array([length]), reach) == sum(
-        reach is None or abs(one - other) <= reach for one, other in itertools.product(range(length), repeat=2)
+        reach is None or abs(one - other) <= reach
+        for one, other in itertools.product(range(length), repeat=2)
     )
 
 
@@ -23,16 +24,29 @@ def test_operations_agree_with_torchs_own_count(dataset):
     instead of 4, as it computes the scores anew, so attention is told apart."""
     config = config_of(layout="padded", seq_length_tokens=16)
     training, tokens = training_of(config, dataset), 8 * 16
-    batch = next(batch for batch in micro_batches(dataset, config, steps=30) if batch.non_padding_tokens == tokens)
+    batch = next(
+        batch
+        for batch in micro_batches(dataset, config, steps=30)
+        if batch.non_padding_tokens == tokens
+    )
     with FlopCounterMode(display=False) as counter:
         training.module(batch).backward()
-    matmuls = sum(count for name, count in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    matmuls = sum(
+        count
+        for name, count in counter.get_flop_counts()["Global"].items()
+        if "mm" in str(name)
+    )
     work = training.work
-    ours = 6 * (work.weights_per_token * tokens + work.weights_per_predicted_token * batch.predicted_tokens)
+    ours = 6 * (
+        work.weights_per_token * tokens
+        + work.weights_per_predicted_token * batch.predicted_tokens
+    )
     assert ours == matmuls
     asked = (1 + batch.predicted_tokens / tokens) * tokens * 16
     lengths = batch.tokens_N.numpy().astype(np.int64)
-    assert work.step_flops(lengths, batch.predicted_tokens) - ours == pytest.approx(6 * 2 * 32 * asked)
+    assert work.step_flops(lengths, batch.predicted_tokens) - ours == pytest.approx(
+        6 * 2 * 32 * asked
+    )
 
 
 def test_sliding_windows_cost_less(dataset):
@@ -42,18 +56,40 @@ def test_sliding_windows_cost_less(dataset):
     assert work.step_flops(np.array([60]), 9) < everywhere.step_flops(np.array([60]), 9)
 
 
-@pytest.mark.parametrize(("name", "tera"), [
-    ("NVIDIA H100 NVL", 835), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H200", 989),
-    ("NVIDIA H200 NVL", 835), ("NVIDIA H800", 989), ("NVIDIA H800 PCIe", 756), ("NVIDIA H20", 148),
-    ("NVIDIA GH200 144G HBM3e", 989), ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA B300 SXM6 AC", 2250),
-    ("NVIDIA GB300", 2500), ("NVIDIA A800-SXM4-80GB", 312), ("NVIDIA L40", 181),
-    ("NVIDIA RTX 6000 Ada Generation", 364), ("NVIDIA GeForce RTX 4090", 165), ("NVIDIA GeForce RTX 4090 D", None),
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504),
-    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None), ("NVIDIA A10G", None),
-    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L4", 121),
-    ("NVIDIA L40S", 362), ("NVIDIA GeForce GTX 1080", None), ("NVIDIA A100X-unknown", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H800", 989),
+        ("NVIDIA H800 PCIe", 756),
+        ("NVIDIA H20", 148),
+        ("NVIDIA GH200 144G HBM3e", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA GB300", 2500),
+        ("NVIDIA A800-SXM4-80GB", 312),
+        ("NVIDIA L40", 181),
+        ("NVIDIA RTX 6000 Ada Generation", 364),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce GTX 1080", None),
+        ("NVIDIA A100X-unknown", None),
+    ],
+)
 def test_a_device_is_known_by_the_words_of_its_name(name, tera):
     assert peak_flops_per_s(name, "bf16") == (None if tera is None else tera * 1e12)
 

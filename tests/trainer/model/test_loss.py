@@ -13,14 +13,20 @@ def run_as_is(function):
     return function
 
 
-@pytest.mark.parametrize(("dtype", "near", "compiled"), [
-    (torch.float64, 1e-12, run_as_is),
-    (torch.float32, 1e-6, run_as_is),
-    (torch.bfloat16, 4e-3, functools.partial(torch.compile, dynamic=False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "near", "compiled"),
+    [
+        (torch.float64, 1e-12, run_as_is),
+        (torch.float32, 1e-6, run_as_is),
+        (torch.bfloat16, 4e-3, functools.partial(torch.compile, dynamic=False)),
+    ],
+)
 def test_loss_and_gradient_are_those_of_cross_entropy(dtype, near, compiled):
     torch.manual_seed(0)
-    logits_KV, labels_K = 9 * torch.randn(70, 1000, dtype=dtype), torch.randint(0, 1000, (70,))
+    logits_KV, labels_K = (
+        9 * torch.randn(70, 1000, dtype=dtype),
+        torch.randint(0, 1000, (70,)),
+    )
     labels_K[::7] = IGNORED_LABEL
     logits_KV[3] += 300  # exponentials overflow unless the largest is subtracted
     found = []

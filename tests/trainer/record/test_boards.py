@@ -21,7 +21,11 @@ def drawn_on_tensorboard(directory):
 
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
-    return {(name, one.step): one.value for name in events.Tags()["scalars"] for one in events.Scalars(name)}
+    return {
+        (name, one.step): one.value
+        for name in events.Tags()["scalars"]
+        for one in events.Scalars(name)
+    }
 
 
 def drawn_on_wandb(directory):
@@ -40,24 +44,49 @@ def drawn_on_wandb(directory):
             if kind in (1, 4):  # whole, or its last part
                 record.ParseFromString(part)
                 part = b""
-                items = {(item.nested_key or [item.key])[0]: item.value_json for item in record.history.item}
-                numbers |= {(name, record.history.step.num): json.loads(value) for name, value in items.items()}
-                ids += [record.run.run_id] if record.WhichOneof("record_type") == "run" else []
+                items = {
+                    (item.nested_key or [item.key])[0]: item.value_json
+                    for item in record.history.item
+                }
+                numbers |= {
+                    (name, record.history.step.num): json.loads(value)
+                    for name, value in items.items()
+                }
+                ids += (
+                    [record.run.run_id]
+                    if record.WhichOneof("record_type") == "run"
+                    else []
+                )
     assert len(set(ids)) == 1
-    return {(name, step): value for (name, step), value in numbers.items() if not name.startswith("_")}
+    return {
+        (name, step): value
+        for (name, step), value in numbers.items()
+        if not name.startswith("_")
+    }
 
 
 @pytest.mark.parametrize(
-    "name, drawn", [("tensorboard", drawn_on_tensorboard), ("wandb", drawn_on_wandb)], ids=["tensorboard", "wandb"]
+    "name, drawn",
+    [("tensorboard", drawn_on_tensorboard), ("wandb", drawn_on_wandb)],
+    ids=["tensorboard", "wandb"],
 )
-def test_a_logger_gets_all_numbers_of_a_run_and_of_its_next_start(tmp_path, monkeypatch, name, drawn):
+def test_a_logger_gets_all_numbers_of_a_run_and_of_its_next_start(
+    tmp_path, monkeypatch, name, drawn
+):
     library = pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     failed, first, second = [], row_of(1, loss=2.5), row_of(2, loss=None)
     for attempt, rows in ((1, (first, evaluation_of(1))), (2, (second,))):
         writer = RunWriter(tmp_path, active=True, again=True)
-        header = header_of(resumed_step=attempt - 1, started_utc=f"2026-01-0{attempt}T00:00:00Z")
-        writer.start(header, boards=boards.open_boards([name, name], tmp_path, header, attempt, failed.append))
+        header = header_of(
+            resumed_step=attempt - 1, started_utc=f"2026-01-0{attempt}T00:00:00Z"
+        )
+        writer.start(
+            header,
+            boards=boards.open_boards(
+                [name, name], tmp_path, header, attempt, failed.append
+            ),
+        )
         for row in rows:
             writer.append(row)
         writer.close()
@@ -74,7 +103,9 @@ def test_a_logger_gets_all_numbers_of_a_run_and_of_its_next_start(tmp_path, monk
     assert drawn(tmp_path) == pytest.approx(figures)
 
 
-@pytest.mark.parametrize("how", ["no API key", pytest.param("no server", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["no API key", pytest.param("no server", marks=pytest.mark.slow)]
+)
 def test_wandb_without_a_key_or_a_server_writes_files(tmp_path, how):
     pytest.importorskip("wandb")
     key = f"WANDB_BASE_URL=http://127.0.0.1:9 WANDB_INIT_TIMEOUT=1 WANDB_API_KEY={'a' * 40}"
@@ -85,13 +116,33 @@ def test_wandb_without_a_key_or_a_server_writes_files(tmp_path, how):
         "board.add(1, {'train/loss': 2.5}); board.close(); print([one.message for one in told])"
     )
     settings = [f"HOME={tmp_path}", *(key.split() if how == "no server" else ())]
-    command = ["env", "-u", "WANDB_MODE", "-u", "WANDB_API_KEY", *settings, sys.executable, "-c", code, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL)
+    command = [
+        "env",
+        "-u",
+        "WANDB_MODE",
+        "-u",
+        "WANDB_API_KEY",
+        *settings,
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path),
+    ]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
     assert ("cannot log to wandb online" in ended.stdout) == (how == "no server")
     assert drawn_on_wandb(tmp_path) == {("train/loss", 1): 2.5}
 
 
-def test_a_board_that_fails_is_told_once_and_the_record_has_the_numbers(tmp_path, monkeypatch):
+def test_a_board_that_fails_is_told_once_and_the_record_has_the_numbers(
+    tmp_path, monkeypatch
+):
     class Full:
         name = "wandb"
 
@@ -121,7 +172,9 @@ def test_a_logger_that_is_not_installed_or_unknown_is_refused(monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [""])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with pytest.raises(BadConfig, match="requires wandb, which is not installed") as refused:
+    with pytest.raises(
+        BadConfig, match="requires wandb, which is not installed"
+    ) as refused:
         boards.check_installed(["wandb"])
     assert "pip install '.[wandb]'" in refused.value.next_step
     boards.check_installed(None)

@@ -20,27 +20,49 @@ def lines_of(capsys, monkeypatch):
         with progress("work", most_s=most_s) as update:
             for clock["now"], done in updates:
                 update(done, 100, "note")
-        return [line.removeprefix("work: ") for line in capsys.readouterr().err.splitlines()]
+        return [
+            line.removeprefix("work: ") for line in capsys.readouterr().err.splitlines()
+        ]
 
     return run
 
 
-@pytest.mark.parametrize(("updates", "most_s", "told"), [
-    ([(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)], None,
-     ["  0 % note", " 50 % note, 0:00:05 left", "100 % note"]),
-    ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
-    ([(0, 0), (5, 1), (10, 2), (30, 3)], 20,
-     ["  0 % note, 0:00:20 left", "  1 % note, 0:00:15 left", "  2 % note, 0:00:10 left",
-      "  3 % note, over the time limit; finishing the minimum"]),
-], ids=[
-    "every few seconds and at the end", "no time left while nothing moves", "never longer than the budget",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("updates", "most_s", "told"),
+    [
+        (
+            [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)],
+            None,
+            ["  0 % note", " 50 % note, 0:00:05 left", "100 % note"],
+        ),
+        ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
+        (
+            [(0, 0), (5, 1), (10, 2), (30, 3)],
+            20,
+            [
+                "  0 % note, 0:00:20 left",
+                "  1 % note, 0:00:15 left",
+                "  2 % note, 0:00:10 left",
+                "  3 % note, over the time limit; finishing the minimum",
+            ],
+        ),
+    ],
+    ids=[
+        "every few seconds and at the end",
+        "no time left while nothing moves",
+        "never longer than the budget",
+    ],
+)
 def test_a_line_is_written_now_and_then(lines_of, updates, most_s, told):
     assert lines_of(updates, most_s) == told
 
 
 def test_the_time_left_follows_the_rate_of_the_last_minute(lines_of):
-    fast_then_slow = [(0, 0), (5, 50), *((5 * step, 49 + step) for step in range(2, 20))]
+    fast_then_slow = [
+        (0, 0),
+        (5, 50),
+        *((5 * step, 49 + step) for step in range(2, 20)),
+    ]
     # One in five seconds, and 32 to go.
     assert lines_of(fast_then_slow)[-1] == " 68 % note, 0:02:40 left"
 
@@ -63,9 +85,12 @@ sys.exit(9)
 def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": ""},  # so that what is left in a buffer fails to be flushed, too
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # So that what is left in a buffer fails to be flushed, too.
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+    )
     process.stdout.close()
     process.stderr.close()
     with process:

@@ -68,28 +68,53 @@ class Export:
 
 
 def row(
-    setting: str, argument: str | None = None, value: Value = None, *, near: str | bool = "", lost: str | bool = ""
+    setting: str,
+    argument: str | None = None,
+    value: Value = None,
+    *,
+    near: str | bool = "",
+    lost: str | bool = "",
 ) -> Equivalent:
     """Return one row of the table; a remark that is false is left out."""
     equivalence: Equivalence = "none" if lost else "near" if near else "same"
     remark = str(lost or near or "")
-    return Equivalent(setting=setting, argument=argument, value=value, equivalence=equivalence, remark=remark)
+    return Equivalent(
+        setting=setting,
+        argument=argument,
+        value=value,
+        equivalence=equivalence,
+        remark=remark,
+    )
 
 
 def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
     """Return the arguments that the file of settings holds."""
     written = ((one.argument, one.value) for one in settings if one.value is not None)
-    return {argument: value for argument, value in written if argument and "(" not in argument}
+    return {
+        argument: value
+        for argument, value in written
+        if argument and "(" not in argument
+    }
 
 
-def written_calls(settings: Iterable[Equivalent], templates: Mapping[str, str]) -> list[str]:
+def written_calls(
+    settings: Iterable[Equivalent], templates: Mapping[str, str]
+) -> list[str]:
     """Return the lines of each template, by function, with its arguments for ``{}``; without any, it is left out."""
     taken: dict[str, list[str]] = {}
     for one in settings:
         call, bracket, argument = (one.argument or "").rstrip(")").partition("(")
         if bracket and one.value is not None:
-            taken.setdefault(call, []).append(f"{argument}={one.value!r}" if argument else repr(one.value))
-    used = {call: text for call, text in templates.items() if call in taken or "{}" not in text}
+            taken.setdefault(call, []).append(
+                f"{argument}={one.value!r}" if argument else repr(one.value)
+            )
+    used = {
+        call: text
+        for call, text in templates.items()
+        if call in taken or "{}" not in text
+    }
     return [
-        line for call, text in used.items() for line in text.replace("{}", ", ".join(taken.get(call, []))).split("\n")
+        line
+        for call, text in used.items()
+        for line in text.replace("{}", ", ".join(taken.get(call, []))).split("\n")
     ]
