@@ -302,7 +302,8 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
 
 def _table(found: dict[str, Any]) -> str:
     lines = [
-        f"{one['what']}: {one['judged']} ({one['share']:.0%} of the step), is {one['cause']}"
+        f"{one['what']}: {one['judged']} ({one['share']:.0%} of the step), is"
+        f" {one['cause']}"
         for one in found.get("limits", ())
     ]
     for one in (*found.get("followed", ()), *found.get("sizes", ())):
@@ -310,7 +311,8 @@ def _table(found: dict[str, Any]) -> str:
             "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
         )
         lines.append(
-            f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered {one['delivered']:.2f}"
+            f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered"
+            f" {one['delivered']:.2f}"
         )
     return "\n".join(lines)
 

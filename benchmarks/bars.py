@@ -50,9 +50,11 @@ class Bar:
         digits = (
             "n/a"
             if self.figure is None
-            else f"{self.figure:.4g}"
-            if abs(self.figure) < 10_000
-            else f"{self.figure:.0f}"
+            else (
+                f"{self.figure:.4g}"
+                if abs(self.figure) < 10_000
+                else f"{self.figure:.0f}"
+            )
         )
         verdict = {True: "ok", False: "missed", None: "not measured"}[self.holds]
         return f"{self.name} figure={digits} bar{self.direction}{self.bar:g} {verdict}"
@@ -135,7 +137,8 @@ def measuring(main: Main) -> Main:
             sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         except ImportError as error:
             sys.stderr.write(
-                f"error: {error}\n  next: python -m pip install accelerate datasets lightning\n"
+                f"error: {error}\n  next: python -m pip install accelerate datasets"
+                " lightning\n"
             )
         except CannotMeasure as error:
             sys.stderr.write(f"error: {error}\n")

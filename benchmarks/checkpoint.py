@@ -210,9 +210,15 @@ def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
         for name in ("synchronous", "asynchronous", "torch.save")
     ]
     rows.insert(0, ["no save", f"{_median(blocks['none']):.2f} s", ""])
-    title = f"{stall['steps_per_block']} steps of {stall['model']}, {format_bytes(stall['state_bytes'])} of state"
+    title = (
+        f"{stall['steps_per_block']} steps of {stall['model']},"
+        f" {format_bytes(stall['state_bytes'])} of state"
+    )
     text = text_table([title, "time", "more than without"], rows)
-    text += f"\nthe loop itself stood still for {_median(stall['blocked_s']):.3f} s in an asynchronous save\n\n"
+    text += (
+        f"\nthe loop itself stood still for {_median(stall['blocked_s']):.3f} s in an"
+        " asynchronous save\n\n"
+    )
     if resume is None:
         return text
     rows = [

@@ -209,19 +209,21 @@ _HEAD = (
 def _rows(found: Mapping[str, Any]) -> list[list[str]]:
     """One for each configuration."""
     return [
-        [
-            name,
-            *(
-                str(one.get(key))
-                for key in ("predicted_rows", "largest_micro_batch_size")
-            ),
-            f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
-            f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
-            str(len(one["trials"])),
-            str(one.get("trained", {}).get("retries", "")),
-        ]
-        if "predicted_peak_bytes" in one
-        else [name, "failed", *[""] * (len(_HEAD) - 2)]
+        (
+            [
+                name,
+                *(
+                    str(one.get(key))
+                    for key in ("predicted_rows", "largest_micro_batch_size")
+                ),
+                f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
+                f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
+                str(len(one["trials"])),
+                str(one.get("trained", {}).get("retries", "")),
+            ]
+            if "predicted_peak_bytes" in one
+            else [name, "failed", *[""] * (len(_HEAD) - 2)]
+        )
         for name, one in found.items()
     ]
 

@@ -113,7 +113,9 @@ FAMILIES = {
 }
 """Families of kernels, by a pattern in their names; the first that matches."""
 _NOISE = {
-    r"\(anonymous namespace\)::|\b(at|native|cuda|std|detail|cutlass|c10|at_cuda_detail|cub)::|^void ": "",
+    r"\(anonymous namespace\)::|\b(at|native|cuda|std|detail|cutlass|c10|at_cuda_detail|cub)::|^void ": (
+        ""
+    ),
     r"\(TensorIteratorBase&\)|::operator\(\)\(\) const": "",
     r"::\{lambda\([^()]*\)(#\d+)\}": r"\1",
 }
@@ -145,7 +147,8 @@ def main(arguments: Sequence[str] | None) -> int:
     for case in (case for case in CASES if options.only in case.name):
         found[case.name] = _readable(counted(case, tuple(options.set)))
         sys.stderr.write(
-            f"{case.name}: {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n"
+            f"{case.name}:"
+            f" {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n"
         )
         keep(options.json, make_bars(found, traced), content)  # each takes minutes
     shown = [_table(found), _traced_table(traced), *_details(found)]
@@ -296,8 +299,8 @@ def make_bars(
     """Compare figures with their bars."""
     rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
     figures: dict[str, float | None] = {
-        f"{model}_launches_per_step": rows.get(f"{model} compiled", {}).get(
-            "launches_per_step"
+        f"{model}_launches_per_step": (
+            rows.get(f"{model} compiled", {}).get("launches_per_step")
         )
         for model in MODELS
     }
@@ -402,7 +405,8 @@ def _details(found: Mapping[str, Any]) -> list[str]:
         ]
         rows = [[f"{number:.4g}", what] for what, number in named]
         texts.append(
-            f"{name}, {few} to {most} documents per step\n{text_table(('per step', 'name'), rows, align='r')}"
+            f"{name}, {few} to {most} documents per"
+            f" step\n{text_table(('per step', 'name'), rows, align='r')}"
         )
     return texts
 

@@ -23,7 +23,8 @@ from benchmarks.structure import Sources, tracked
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
 _MARK = re.compile(
-    r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*?)(?P<end><!-- end -->)",
+    r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*?)(?P<end><!-- end"
+    r" -->)",
     re.DOTALL,
 )
 
@@ -68,8 +69,9 @@ def names_of(root: Path) -> dict[str, Any]:
         "steps": steps["steps"],
         "alternatives": steps["alternatives of bert-120m"],
         "h100_trials": json.loads((current / "trials.json").read_text()),
-        "h100": check["figures"]
-        | {"advice": check["stages"]["advise-bert-120m"]["answer"]},
+        "h100": (
+            check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]}
+        ),
         "h100_now": now["figures"],
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,
@@ -77,7 +79,8 @@ def names_of(root: Path) -> dict[str, Any]:
         "train_ratios": _train_ratios,
         "step_gain": functools.partial(_step_gain, figures.get("cuda_step", {})),
         "fits": lambda one: (
-            f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to {one['micro_batch_size_high']:,})"
+            f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to"
+            f" {one['micro_batch_size_high']:,})"
         ),
         "mean": statistics.fmean,
         "median": statistics.median,
@@ -128,7 +131,10 @@ def _against(profile: Mapping[str, Any], recipe: str) -> str:
     row = next(
         row for row in profile["evidence"]["baseline"]["rows"] if row["name"] == recipe
     )
-    return f"{row['speedup']:.1f} \N{MULTIPLICATION SIGN} ({row['speedup_low']:.1f} to {row['speedup_high']:.1f})"
+    return (
+        f"{row['speedup']:.1f} \N{MULTIPLICATION SIGN} ({row['speedup_low']:.1f} to"
+        f" {row['speedup_high']:.1f})"
+    )
 
 
 def _worst_error(rows: Iterable[Mapping[str, Any]], predicted: str, real: str) -> float:

@@ -158,7 +158,8 @@ def speed(_: int) -> Figures:
             times_s["law_s"].append(traced_s - started_s)
             times_s["mem_tracker_s"].append(ended_s - traced_s)
             sys.stderr.write(
-                f"repeat {repeat + 1}: {traced_s - started_s:.2f} s, {ended_s - traced_s:.1f} s\n"
+                f"repeat {repeat + 1}: {traced_s - started_s:.2f} s,"
+                f" {ended_s - traced_s:.1f} s\n"
             )
     return times_s | {"rows": list(rows)}
 

@@ -171,8 +171,9 @@ def packing_efficiency(samples: int) -> dict[str, float]:
     full = sum(int((block == ROW_TOKENS).sum()) for block in blocks)
     return {
         "all": tokens / (rows * ROW_TOKENS),
-        "without_full_samples": (tokens - full * ROW_TOKENS)
-        / ((rows - full) * ROW_TOKENS),
+        "without_full_samples": (
+            (tokens - full * ROW_TOKENS) / ((rows - full) * ROW_TOKENS)
+        ),
         "padded": tokens / (sum(len(block) for block in blocks) * ROW_TOKENS),
     }
 
@@ -324,8 +325,9 @@ def _table(
         ["", "samples/s", "non-padding tokens/s", "tokens/s of plain", "spread"], rows
     )
     return (
-        f"{table}\npacking efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: "
-        f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}"
+        f"{table}\npacking efficiency: {efficiency['all']:.4f}; without samples that"
+        f" fill a row alone: {efficiency['without_full_samples']:.4f}; padding alone"
+        f" would fill {efficiency['padded']:.4f}"
     )
 
 

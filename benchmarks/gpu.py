@@ -94,14 +94,18 @@ MEMORY = {
     "bert-120m-dropout": "--model bert-120m --attention-dropout 0.1",
     "bert-120m-eager": "--model bert-120m --no-compile",
     "bert-120m-full": "--model bert-120m --activation-checkpointing full",
-    "bert-120m-selective": "--model bert-120m --no-compile --activation-checkpointing selective",
+    "bert-120m-selective": (
+        "--model bert-120m --no-compile --activation-checkpointing selective"
+    ),
     "bert-120m-fp32-padded": "--model bert-120m --precision fp32 --layout padded",
     "bert-120m-128": "--model bert-120m --seq-length 128",
     "bert-350m-full": "--model bert-350m --activation-checkpointing full",
     "bert-350m-fp32-padded": "--model bert-350m --precision fp32 --layout padded",
     "modernbert-base": "--model modernbert-base",
     "modernbert-base-fp32": "--model modernbert-base --precision fp32",
-    "modernbert-base-1024-full": "--model modernbert-base --seq-length 1024 --activation-checkpointing full",
+    "modernbert-base-1024-full": (
+        "--model modernbert-base --seq-length 1024 --activation-checkpointing full"
+    ),
     "modernbert-large": "--model modernbert-large",
 }
 """Further configurations whose memory is predicted and measured: options of estimate and probe."""
@@ -138,7 +142,10 @@ TINY = Sizes(
     models=("bert-mini",),
     memory={},
     eager=" --no-compile",
-    probe="--max-micro-batch-size 4 --trial-timeout 30s --global-batch-tokens 1024 --time-limit 10min",
+    probe=(
+        "--max-micro-batch-size 4 --trial-timeout 30s --global-batch-tokens 1024"
+        " --time-limit 10min"
+    ),
     window="--window 0.3s",
     tune="--skip workers --skip network --skip baseline",
     seq_length=64,
@@ -188,7 +195,10 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         profile, run = f"{PROFILES}/{model}.toml", f"{RUNS}/{model}"
         read = f"{profile} --data data"
         timed = f"{read} --time-limit {{minutes}}min --here --json"
-        local = f"train {read} --set train.max_steps={sizes.steps} --set train.log_interval_steps=2"
+        local = (
+            f"train {read} --set train.max_steps={sizes.steps} --set"
+            " train.log_interval_steps=2"
+        )
         local = f"{local} --set train.checkpoint.enabled=false"
         yield from memory(model, f"--model {model}{sizes.eager}", sizes.probe, 300)
         yield command(f"train-{model}", f"{local} --out {run}", 60, 300, profile)
@@ -223,7 +233,10 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     yield command(
         "tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200
     )
-    saves = f"-m benchmarks.checkpoint --device cuda --only-stall --model {sizes.models[0]} --dir . --json {SAVES_NAME}"
+    saves = (
+        f"-m benchmarks.checkpoint --device cuda --only-stall --model {sizes.models[0]}"
+        f" --dir . --json {SAVES_NAME}"
+    )
     saves = f"{saves} --repeats {sizes.save_repeats}"
     codes = (EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED)
     yield Stage(
@@ -421,7 +434,9 @@ def run_stages(
         elif not (out / stage.needs).exists():
             result = {
                 "status": FAILED,
-                "said": f"{stage.needs} is missing: the stage that writes it did not end",
+                "said": (
+                    f"{stage.needs} is missing: the stage that writes it did not end"
+                ),
             }
         else:
             sys.stderr.write(
@@ -483,9 +498,11 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
         "began_utc": began,
         "seconds": round(time.monotonic() - began_s, 1),
         "answer": _parsed(answer),
-        "said": None
-        if status == ENDED
-        else _without_paths(f"exit code {process.returncode}\n{tail}", out),
+        "said": (
+            None
+            if status == ENDED
+            else _without_paths(f"exit code {process.returncode}\n{tail}", out)
+        ),
     }
 
 
@@ -582,7 +599,8 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
         )
     if peak is None:
         reasons.append(
-            f"no peak is known of {gpu}, so no rate can be checked: add it to trainer/model/flops.py"
+            f"no peak is known of {gpu}, so no rate can be checked: add it to"
+            " trainer/model/flops.py"
         )
     proof = (stages.get("arithmetic") or {}).get("answer") or {}
     if proof.get("right") is not True:
@@ -594,7 +612,8 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
         < SLACK * peak
     ):
         reasons.append(
-            f"matmuls at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not plausible for {gpu}"
+            f"matmuls at {proof.get('flops_per_s', 0.0):.3g} FLOP/s are not plausible"
+            f" for {gpu}"
         )
     measured = list(_measured(out))
     reasons += [] if measured else ["no profile was measured"]
@@ -919,9 +938,15 @@ def results(checks: Sequence[Mapping[str, Any]]) -> str:
     for check in checks:
         found, made_with = check["figures"], check["made_with"]
         rate = _number("flops_per_s", found["matmul_flops_per_s"])
-        where = f"Driver {made_with['driver']}, torch {made_with['torch']}. Large bf16 matmuls reach {rate}."
+        where = (
+            f"Driver {made_with['driver']}, torch {made_with['torch']}. Large bf16"
+            f" matmuls reach {rate}."
+        )
         blocks += [
-            f"### {made_with['gpus']} x {made_with['gpu']}, {check['started_utc'][:10]}",
+            (
+                f"### {made_with['gpus']} x {made_with['gpu']},"
+                f" {check['started_utc'][:10]}"
+            ),
             where,
             _claims(found),
         ]
@@ -957,7 +982,8 @@ def _claims(figures: Mapping[str, Any]) -> str:
         target = f"{'≥' if bar.direction == '>=' else '≤'} {_number(bar.name, bar.bar)}"
         verdict = verdicts[bar.holds]
         rows.append(
-            f"| {meaning} | {_number(bar.name, bar.figure)} | {target} | {verdict} | `--only {stages}` |"
+            f"| {meaning} | {_number(bar.name, bar.figure)} | {target} | {verdict} |"
+            f" `--only {stages}` |"
         )
     return "\n".join(rows)
 

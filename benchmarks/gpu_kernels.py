@@ -155,18 +155,21 @@ def bandwidths() -> list[dict[str, float]]:
         rows.append(
             {
                 "mib": mib,
-                "copy_bytes_per_s": 2
-                * count
-                * _ITEM
-                / seconds_of(lambda one=one, other=other: other.copy_(one)),
-                "gelu_bytes_per_s": 2
-                * count
-                * _ITEM
-                / seconds_of(lambda one=one: functional.gelu(one)),
-                "cast_bytes_per_s": 1.5
-                * count
-                * _ITEM
-                / seconds_of(lambda half=half: half.to(torch.bfloat16)),
+                "copy_bytes_per_s": (
+                    2
+                    * count
+                    * _ITEM
+                    / seconds_of(lambda one=one, other=other: other.copy_(one))
+                ),
+                "gelu_bytes_per_s": (
+                    2 * count * _ITEM / seconds_of(lambda one=one: functional.gelu(one))
+                ),
+                "cast_bytes_per_s": (
+                    1.5
+                    * count
+                    * _ITEM
+                    / seconds_of(lambda half=half: half.to(torch.bfloat16))
+                ),
             }
         )
         del one, other, half

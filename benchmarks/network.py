@@ -253,7 +253,8 @@ def _predictions(
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(
-                f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n"
+                f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of"
+                f" {rounds}\n"
             )
         fit = tuning.fits["between nodes"]
         rows = []

@@ -460,14 +460,12 @@ def make_bars(
         "own_code_trials_against_accelerate_ratio": ratio("trials", "accelerate"),
         "own_code_seconds_against_lightning_ratio": ratio("seconds", "lightning"),
         "own_code_added_lines_count": max(lines.values()),
-        "own_code_workers_right_count": sum(one["right"] for one in workers.values())
-        if workers
-        else None,
-        "own_code_exact_on_gpu_count": sum(
-            bool(one.get("exact")) for one in on_gpu.values()
-        )
-        if on_gpu
-        else None,
+        "own_code_workers_right_count": (
+            sum(one["right"] for one in workers.values()) if workers else None
+        ),
+        "own_code_exact_on_gpu_count": (
+            sum(bool(one.get("exact")) for one in on_gpu.values()) if on_gpu else None
+        ),
     }
     return bars_of(BARS, figures)
 

@@ -138,8 +138,10 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
         "attention",
     )
     return {
-        one["model"]: {key: one[key] for key in kept}
-        | {"peak_bytes": one["breakdown"]["peak_bytes"]}
+        one["model"]: (
+            {key: one[key] for key in kept}
+            | {"peak_bytes": one["breakdown"]["peak_bytes"]}
+        )
         for one in json.loads(told)["models"]
     }
 

@@ -110,7 +110,8 @@ def _memory(axes: "Axes", probe: Mapping[str, Any]) -> None:
         probe["feasible_peak_bytes"] / _GIB,
     )
     axes.set_xlabel(
-        f"GiB at {probe['feasible_max']} sequences: {predicted:.1f} predicted, {peak:.1f} measured"
+        f"GiB at {probe['feasible_max']} sequences: {predicted:.1f} predicted,"
+        f" {peak:.1f} measured"
     )
 
 

@@ -139,9 +139,9 @@ def read(directory: Path, batches: int) -> dict[str, Any]:
         "open_s": opened_s - started_s,
         "first_batch_s": first_s - opened_s,
         "rss_growth_bytes": _rss_bytes() - before_bytes,
-        "rest_real_tokens_per_s": non_padding_tokens / (ended_s - first_s)
-        if batches > 1
-        else None,
+        "rest_real_tokens_per_s": (
+            non_padding_tokens / (ended_s - first_s) if batches > 1 else None
+        ),
     }
 
 

@@ -551,8 +551,9 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
                 "predicted_s": predicted_s,
                 "predicted_kernels_s": predicted_s - speed.parts_s["host"],
                 "error_%": 100 * (predicted_s / one["step_s"] - 1),
-                "kernels_error_%": 100
-                * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1),
+                "kernels_error_%": (
+                    100 * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1)
+                ),
             }
 
 
@@ -591,7 +592,8 @@ def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                 raise CannotMeasure(f"{name}: {outcome}")
             measured[name].append(statistics.median(outcome.figures["step_s"]))
             sys.stderr.write(
-                f"{name}: {measured[name][-1]:.3f} s, predicted {predicted[name]:.3f} s\n"
+                f"{name}: {measured[name][-1]:.3f} s, predicted"
+                f" {predicted[name]:.3f} s\n"
             )
     rows_found = [
         {

@@ -360,7 +360,10 @@ def _table(found: Found) -> str:
     table = text_table(
         ["", "tokens/s", "ours is faster by", "spread", "validation loss"], rows
     )
-    return f"{table}\nratio of operations, padded and dense over needed: {found.ceiling:.2f}\n"
+    return (
+        f"{table}\nratio of operations, padded and dense over needed:"
+        f" {found.ceiling:.2f}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -161,12 +161,15 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
         compute, slowdown_share=_slowdown(simulator, compute, network, most)
     )
     rows = GLOBAL_TOKENS // ROW_TOKENS
-    return Load(
-        compute=compute,
-        global_batch_size=rows,
-        tokens_per_sequence=ROW_TOKENS,
-        max_micro_batch_size=most,
-    ), network
+    return (
+        Load(
+            compute=compute,
+            global_batch_size=rows,
+            tokens_per_sequence=ROW_TOKENS,
+            max_micro_batch_size=most,
+        ),
+        network,
+    )
 
 
 def _compute(simulator: Simulator, most: int) -> RankCompute:

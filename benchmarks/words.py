@@ -25,15 +25,20 @@ IMPERSONAL = (
     r"go(?:es|ing)? on|went on|anew|afresh|nobody|somebody|whoever|someone else"
 )
 BANNED = re.compile(
-    rf"\b(?:{IMPERSONAL}|by itself|by themselves|held against|holds? .{{1,30}} against|in turns"
+    rf"\b(?:{IMPERSONAL}|by itself|by themselves|held against|holds? .{{1,30}}"
+    r" against|in turns"
     r"|of (?:its|their|his|one's) own"
-    r"|stands? beside|real tokens|slot tokens|(?<!Data)(?<!data )loader workers|ledgers?|unexplored|kept apart"
-    r"|outside the allocator|multiprocessors?|matrix (?:units?|products?)|paper-style|made ahead"
-    r"|while which|as many as (?:are|is) meant|what (?:is|are|was|were) (?:meant|asked|wanted)|one's own"
+    r"|stands? beside|real tokens|slot tokens|(?<!Data)(?<!data )loader"
+    r" workers|ledgers?|unexplored|kept apart"
+    r"|outside the allocator|multiprocessors?|matrix"
+    r" (?:units?|products?)|paper-style|made ahead"
+    r"|while which|as many as (?:are|is) meant|what (?:is|are|was|were)"
+    r" (?:meant|asked|wanted)|one's own"
     r"|local ranks, as many|so many|that is all|nouns? of|dealt|dealing|signed off"
     r"|(?:graphics|network) cards?|the cards?|a card|cards)\b"
     r"|(?:^|[.!?:] )Where (?!(?:do|does|did|is|are|can|to|it lies)\b)"
-    r"|\bwhere (?:there (?:is|are)|no|nothing|none|nobody|one|it (?:is|was|has)|they (?:are|have))\b",
+    r"|\bwhere (?:there (?:is|are)|no|nothing|none|nobody|one|it (?:is|was|has)|they"
+    r" (?:are|have))\b",
     re.IGNORECASE,
 )
 _FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
@@ -149,7 +154,10 @@ def _findings_in(path: str, line: int, text: str) -> Iterator[str]:
         if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS and re.search(
             "[.,;:]", sentence
         ):
-            yield f"{path}:{line}: {number} words in a sentence: {' '.join(sentence.split())[:60]} …"
+            yield (
+                f"{path}:{line}: {number} words in a sentence:"
+                f" {' '.join(sentence.split())[:60]} …"
+            )
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -169,9 +177,11 @@ def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
         text = None
         if isinstance(node, ast.JoinedStr):
             text = "".join(
-                part.value
-                if isinstance(part, ast.Constant) and isinstance(part.value, str)
-                else "N"
+                (
+                    part.value
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                    else "N"
+                )
                 for part in node.values
             )
         elif (

@@ -120,7 +120,8 @@ def main(arguments: Sequence[str] | None) -> int:
     wrong = [one for one in simulated["ours"] if not (one.right or one.borderline)]
     told = [f"wrong: {one}" for one in wrong]
     told += [
-        f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']} windows, {found['choice']}"
+        f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']}"
+        f" windows, {found['choice']}"
         for name, found in real.items()
     ]
     return finish(options.json, bars, content, "\n".join([_table(simulated), *told]))
@@ -251,14 +252,13 @@ def summary(found: Sequence[Verdict]) -> dict[str, float]:
     return {
         "within_share": sum(one.within or one.borderline for one in found) / total,
         "right_share": sum(one.right or one.borderline for one in found) / total,
-        "undecided_share": sum(
-            bool(one.undecided_between) and not one.borderline for one in found
-        )
-        / total,
-        "undecided_share_with_borderline": sum(
-            bool(one.undecided_between) for one in found
-        )
-        / total,
+        "undecided_share": (
+            sum(bool(one.undecided_between) and not one.borderline for one in found)
+            / total
+        ),
+        "undecided_share_with_borderline": (
+            sum(bool(one.undecided_between) for one in found) / total
+        ),
         "borderline_share": sum(one.borderline for one in found) / total,
         "right_share_without_borderline": (
             sum(one.right for one in found if not one.borderline)
@@ -266,9 +266,9 @@ def summary(found: Sequence[Verdict]) -> dict[str, float]:
         ),
         "windows_median": statistics.median(one.windows for one in found),
         "windows_mean": statistics.fmean(one.windows for one in found),
-        "windows_of_exhaustive_share": sum(one.windows for one in found) / exhaustive
-        if exhaustive
-        else 0.0,
+        "windows_of_exhaustive_share": (
+            sum(one.windows for one in found) / exhaustive if exhaustive else 0.0
+        ),
     }
 
 

@@ -25,10 +25,9 @@ PAPER_PX = 690
 SERIOUS = ("serious", "critical")
 LONG = 10_000
 HOSTILE = (
-    "</title></style></script><script>alert(1)</script><img src=https://e.example/x onerror=alert(2)>"
-    "\"'` onload=alert(3) style=color:red $\\frac{1}{2}$ | \u202egnp\u2066.exe\n\0 "
-    + "A"
-    * LONG
+    "</title></style></script><script>alert(1)</script><img src=https://e.example/x"
+    " onerror=alert(2)>\"'` onload=alert(3) style=color:red $\\frac{1}{2}$ |"
+    " \u202egnp\u2066.exe\n\0 " + "A" * LONG
 )
 SHOWN = (
     "<script>alert(1)</script>",

@@ -216,7 +216,8 @@ class _Job:
         self._watch.stop()
         if self.rank == 0 and code == 0 and self.writer is not None:
             print(
-                f"run: {self.writer.directory}\nmodel: {self.writer.directory / MODEL_DIRECTORY}"
+                f"run: {self.writer.directory}\nmodel:"
+                f" {self.writer.directory / MODEL_DIRECTORY}"
             )
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
@@ -405,8 +406,11 @@ def command_line() -> argparse.ArgumentParser:
     parser = _Parser(
         usage="python -m trainer PROFILE [OPTIONS]",
         description="Train a masked-LM encoder from a profile.",
-        epilog="Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out runs/first\n"
-        "  torchrun --nproc-per-node 8 -m trainer PROFILE --set train.max_steps=1000\n\nDocs: docs/train.md",
+        epilog=(
+            "Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out"
+            " runs/first\n  torchrun --nproc-per-node 8 -m trainer PROFILE --set"
+            " train.max_steps=1000\n\nDocs: docs/train.md"
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -444,7 +448,10 @@ def command_line() -> argparse.ArgumentParser:
         metavar="DIR",
         help="Run directory. Default: runs/<UTC>-<model>.",
     )
-    resume = "Run or checkpoint to resume; auto: the run in --out, or this job's after a requeue. Default: auto."
+    resume = (
+        "Run or checkpoint to resume; auto: the run in --out, or this job's after a"
+        " requeue. Default: auto."
+    )
     option("--resume", default=AUTO, metavar=f"{AUTO}|PATH|{NEVER}", help=resume)
     option(
         "--expect-profile-sha256",
@@ -482,7 +489,8 @@ def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
         for key, source in sorted(changed.items())
     ]
     sys.stderr.write(
-        f"train: settings that differ from the defaults; {record} has all of them\n{''.join(lines)}"
+        f"train: settings that differ from the defaults; {record} has all of"
+        f" them\n{''.join(lines)}"
     )
 
 

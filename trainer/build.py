@@ -55,7 +55,10 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
     ):
         return
     if not model.supports_gradient_checkpointing:
-        what = f"transformers has no activation checkpointing for {model.config.model_type!r}"
+        what = (
+            "transformers has no activation checkpointing for"
+            f" {model.config.model_type!r}"
+        )
         raise BadConfig(what, next_step="Use --set train.activation_checkpointing=none")
     options: dict[str, Any] = {"use_reentrant": False}
     if config.activation_checkpointing == "selective":
@@ -222,7 +225,8 @@ def build_training(
         and getattr(own, key) != config.attention_dropout
     ):
         changes.append(
-            f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}"
+            f"attention dropout {config.attention_dropout:g} instead of the model's"
+            f" {getattr(own, key):g}"
         )
     if module.residual_dtype == torch.bfloat16:
         changes.append("the residual stream is in bf16")

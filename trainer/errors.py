@@ -11,9 +11,11 @@ HOST_OUT_OF_MEMORY = re.compile(
 def printable(text: str) -> str:
     """Escape control and direction characters of a text, which may quote untrusted files, except line breaks."""
     return "".join(
-        c
-        if c.isprintable() or c == "\n"
-        else c.encode("unicode_escape").decode("ascii")
+        (
+            c
+            if c.isprintable() or c == "\n"
+            else c.encode("unicode_escape").decode("ascii")
+        )
         for c in text
     )
 

@@ -103,7 +103,10 @@ class _Run:
             config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
         )
         if (why := self._training.module.against_copies) is not None:
-            message = f"weights of {config.model.config['model_type']!r} are cast to bf16 in every micro-batch: {why}"
+            message = (
+                f"weights of {config.model.config['model_type']!r} are cast to bf16 in"
+                f" every micro-batch: {why}"
+            )
             remarks.append(happened(0, "preflight", message, level="info"))
         if config.checkpoint.enabled:
             there = (
@@ -203,8 +206,14 @@ class _Run:
             return
         state = manifest.state
         if state.dataset_hash != self._dataset.manifest.dataset_hash:
-            what = f"dataset {self._resolved.data_dir} does not match checkpoint {path}, whose dataset has the hash "
-            next_step = "Pass that dataset with --data DIR, or start from scratch with another --out."
+            what = (
+                f"dataset {self._resolved.data_dir} does not match checkpoint {path},"
+                " whose dataset has the hash "
+            )
+            next_step = (
+                "Pass that dataset with --data DIR, or start from scratch with another"
+                " --out."
+            )
             raise BadConfig(f"{what}{state.dataset_hash[:12]}…", next_step=next_step)
         self._checkpoints.restore(path, manifest)
         self._done, self._loader.position = state.step, state.position
@@ -375,7 +384,10 @@ class _Run:
         )
         self._writer.close()
         newest = self._checkpoints.newest or self._start.origin
-        told = f"{reason}; run the same command again to resume from {newest or 'the beginning'}"
+        told = (
+            f"{reason}; run the same command again to resume from"
+            f" {newest or 'the beginning'}"
+        )
         return self._clock.exit(REQUEUE, told, self._done, newest)
 
     def _finish(self) -> RunExit:

@@ -143,7 +143,10 @@ def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
 
 def _named(ranks: Sequence[int]) -> str:
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:4]))}{more}"
+    return (
+        f"{'rank' if len(ranks) == 1 else 'ranks'}"
+        f" {', '.join(map(str, ranks[:4]))}{more}"
+    )
 
 
 def compare_profile(
@@ -167,7 +170,9 @@ def compare_profile(
         what = f"the profile was tuned for a GPU of {had}; this one has only {has}"
         raise ProfileMismatch(
             what,
-            next_step="Write a profile for this GPU: autotune tune --model MODEL --data DIR",
+            next_step=(
+                "Write a profile for this GPU: autotune tune --model MODEL --data DIR"
+            ),
         )
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
@@ -179,15 +184,22 @@ def compare_profile(
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
-            message = f"the profile was tuned with {name.replace('_', ' ')} {tuned}; this rank has {here[name]}"
+            message = (
+                f"the profile was tuned with {name.replace('_', ' ')} {tuned}; this"
+                f" rank has {here[name]}"
+            )
             remarks.append(_remark(message, _PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
-        message = f"the profile was tuned with {tuned_cpus} available CPU cores; this rank has {cpus}"
+        message = (
+            f"the profile was tuned with {tuned_cpus} available CPU cores; this rank"
+            f" has {cpus}"
+        )
         remarks.append(
             _remark(
                 message,
-                "Request as many (SLURM: --cpus-per-task), or run: autotune workers PROFILE",
+                "Request as many (SLURM: --cpus-per-task), or run: autotune workers"
+                " PROFILE",
             )
         )
     return remarks
@@ -213,7 +225,10 @@ def check_directory(
         writer.directory, ranks, needed=config.parallel.strategy != "ddp"
     )
     if ranks.leads and writer.lock is None:
-        message = f"the file system of {writer.directory} has no locks, so a second start is not prevented"
+        message = (
+            f"the file system of {writer.directory} has no locks, so a second start is"
+            " not prevented"
+        )
         remarks.append(
             _remark(
                 message,
@@ -268,10 +283,14 @@ def check_room(
         return []
     if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
         taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
-        next_step = "Free disk space, or lower train.checkpoint.keep_last; otherwise some saves will fail."
+        next_step = (
+            "Free disk space, or lower train.checkpoint.keep_last; otherwise some saves"
+            " will fail."
+        )
         return [
             _remark(
-                f"{has}; keeping {kept} checkpoints while writing the next requires {taken}",
+                f"{has}; keeping {kept} checkpoints while writing the next requires"
+                f" {taken}",
                 next_step,
             )
         ]
@@ -279,7 +298,10 @@ def check_room(
     message = f"{has}; {CHECKPOINTS_THAT_FIT} checkpoints require {taken}"
     if there:
         return [_remark(message, "Free disk space, or the next save will fail.")]
-    next_step = "Free disk space, choose another --out, or disable checkpoints: --set train.checkpoint.enabled=false"
+    next_step = (
+        "Free disk space, choose another --out, or disable checkpoints: --set"
+        " train.checkpoint.enabled=false"
+    )
     raise BadConfig(message, next_step=next_step)
 
 
@@ -289,7 +311,10 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
     if expected is not None and expected != found:
         hashes = f"its hash is {found[:12]}…, not {expected[:12]}…"
-        next_step = "Pass the profile's dataset with --data DIR, or tune again on this one: autotune tune --data DIR"
+        next_step = (
+            "Pass the profile's dataset with --data DIR, or tune again on this one:"
+            " autotune tune --data DIR"
+        )
         what = f"dataset {resolved.data_dir} does not match the profile: {hashes}"
         raise BadConfig(what, next_step=next_step, docs="dataset-mismatch")
     if not len(dataset):

@@ -79,12 +79,12 @@ def advise(
     where = place or _default_place()
     # An option without effect is a misunderstanding, and must not be ignored.
     idle = {
-        f"{str(profile)!r} requires a run before it, and {str(where)!r} is none": profile
-        is not None
-        and not (where / RUN_FILE).is_file(),
-        f"--nodes {nodes} requires a profile, and {str(where)!r} is none": nodes
-        is not None
-        and not where.is_file(),
+        f"{str(profile)!r} requires a run before it, and {str(where)!r} is none": (
+            profile is not None and not (where / RUN_FILE).is_file()
+        ),
+        f"--nodes {nodes} requires a profile, and {str(where)!r} is none": (
+            nodes is not None and not where.is_file()
+        ),
         f"--out {str(out)!r} requires --apply": out is not None and not apply,
     }
     for message, applies in idle.items():
@@ -129,7 +129,10 @@ def _default_place() -> Path:
         f"there are {len(found)} profiles in",
         f"there is no run in {_RUNS}/ and no profile in",
     )
-    next_step = "Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile: autotune tune "
+    next_step = (
+        "Name one: autotune advise PROFILE, or autotune advise RUN. To write a profile:"
+        " autotune tune "
+    )
     raise UsageError(
         f"{several if found else none} {_PROFILES}/",
         next_step=f"{next_step}--model MODEL --data DIR",
@@ -155,10 +158,16 @@ def _apply(
     from trainer.health.events import utc_now
 
     if now.profile is None:
-        next_step = "Name it: autotune advise PROFILE --apply, or autotune advise RUN PROFILE --apply"
+        next_step = (
+            "Name it: autotune advise PROFILE --apply, or autotune advise RUN PROFILE"
+            " --apply"
+        )
         raise UsageError("--apply requires a profile", next_step=next_step)
     if not now.intact:
-        what = f"--apply cannot be used with {str(now.profile_path)!r}: it was modified after it was measured"
+        what = (
+            f"--apply cannot be used with {str(now.profile_path)!r}: it was modified"
+            " after it was measured"
+        )
         verify = shlex.join(["autotune", "profile", "verify", now.profile_path])
         raise ProfileRejected(
             what,

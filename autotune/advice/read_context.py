@@ -72,7 +72,10 @@ def context_of(
             what = (
                 f"the settings of {place} do not match {profile}: {', '.join(others)}"
             )
-            next_step = f"Name the profile that started the run, or leave it out: {command('advise', place)}"
+            next_step = (
+                "Name the profile that started the run, or leave it out:"
+                f" {command('advise', place)}"
+            )
             raise ProfileRejected(what, next_step=next_step)
         return context_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
@@ -80,7 +83,10 @@ def context_of(
         what = f"'{place}' is not a profile, a run, or a directory with training data"
         raise BadInput(
             what,
-            next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
+            next_step=(
+                "Name a profile (profiles/….toml), a run (runs/…) or a directory with"
+                " data."
+            ),
         )
     return TrainingContext(train=None, data=facts)
 
@@ -265,9 +271,11 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
         path=str(directory),
         prepared=manifest is not None,
         kinds=tuple(sizes if manifest is None else manifest.source.kinds),
-        raw_bytes=(sum(sizes.values()) if sizes else None)
-        if manifest is None
-        else manifest.source.raw_bytes,
+        raw_bytes=(
+            (sum(sizes.values()) if sizes else None)
+            if manifest is None
+            else manifest.source.raw_bytes
+        ),
         token_bytes=None if manifest is None else manifest.source.token_bytes,
         filesystem=disk.filesystem_type,
         on_network=disk.is_network,

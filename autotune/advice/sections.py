@@ -72,7 +72,10 @@ def bottleneck_sentence(found: Bottleneck | None) -> str:
         return "Bottleneck: not measured"
     part = found.part(found.limit)
     share = "" if part is None else f", {percent(part.share)} of the step"
-    return f"Bottleneck{'' if found.decided else ' (not certain)'}: {CAUSE_NAMES[found.limit]}{share}"
+    return (
+        f"Bottleneck{'' if found.decided else ' (not certain)'}:"
+        f" {CAUSE_NAMES[found.limit]}{share}"
+    )
 
 
 def _bottleneck_text(found: Bottleneck) -> str:
@@ -124,7 +127,10 @@ def figure_text(figure: EvidenceFigure) -> str:
         if figure.known == "measured"
         else f", {'as requested' if asked else figure.known}"
     )
-    return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
+    return (
+        f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known}"
+        f" [{figure.source}]"
+    )
 
 
 def _count(value: float) -> str:
@@ -146,7 +152,10 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
 
 def change_text(change: SettingChange) -> str:
     """Format a changed setting with its old value."""
-    return f"train.{change.key} = {setting_text(change.new)} (was {setting_text(change.old)})"
+    return (
+        f"train.{change.key} = {setting_text(change.new)} (was"
+        f" {setting_text(change.old)})"
+    )
 
 
 def explanations_text(found: Sequence[Explanation]) -> str:

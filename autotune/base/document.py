@@ -262,11 +262,13 @@ def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
 def rendered(words: Words, text: _Form, code: _Form, strong: _Form) -> str:
     """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
     return "".join(
-        text(part)
-        if isinstance(part, str)
-        else code(part.text)
-        if isinstance(part, Code)
-        else strong(part.text)
+        (
+            text(part)
+            if isinstance(part, str)
+            else code(part.text)
+            if isinstance(part, Code)
+            else strong(part.text)
+        )
         for part in words
     )
 

@@ -167,7 +167,10 @@ def report_html(document: doc.Document) -> str:
     )
     # The policy allows only this very style, and nothing else of any kind.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action"
+        " 'none'"
+    )
     charts = itertools.count(1)
     numbers = (
         f'<span class="number">{number}</span> ' for number in itertools.count(1)
@@ -183,7 +186,8 @@ def report_html(document: doc.Document) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
+        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme"'
+        ' content="light dark">\n'
         f"<title>{_escaped(document.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"<main>\n<header><h1>{_escaped(document.title)}</h1>\n"
         f"<p>{_escaped_words(document.subtitle)}</p></header>\n"
@@ -231,8 +235,14 @@ def _in_html(
             )
             label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
             caption = f"<figcaption>{escape(title)}</figcaption>"
-            data = f"<details><summary>Data table</summary>{_html_table(block.table)}</details>"
-            return f'<figure>{caption}<div class="box" {label}>{svg}</div></figure>\n{data}\n'
+            data = (
+                "<details><summary>Data"
+                f" table</summary>{_html_table(block.table)}</details>"
+            )
+            return (
+                f'<figure>{caption}<div class="box"'
+                f" {label}>{svg}</div></figure>\n{data}\n"
+            )
         case doc.Section():
             kind = badge = ""
             if block.badge is not None:
@@ -254,7 +264,10 @@ def _in_html(
                 "".join(_in_html(one, level, charts) for one in group)
                 for group in block.groups
             )
-            return f'<div class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
+            return (
+                "<div"
+                f' class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
+            )
 
 
 def _html_table(table: doc.Table) -> str:
@@ -269,7 +282,8 @@ def _html_table(table: doc.Table) -> str:
     )
     kind, name = ("box long" if table.long else "box"), _escaped(table.caption)
     return (
-        f'<div class="{kind}" role="group" tabindex="0" aria-label="Table: {name}"><table><caption>{name}</caption>'
+        f'<div class="{kind}" role="group" tabindex="0" aria-label="Table:'
+        f' {name}"><table><caption>{name}</caption>'
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
     )
 

@@ -63,11 +63,13 @@ def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
 def _width(text: str) -> int:
     """Return a text's width in terminal columns; East Asian wide characters take two, combining ones none."""
     return sum(
-        0
-        if unicodedata.combining(c)
-        else 2
-        if unicodedata.east_asian_width(c) in "WF"
-        else 1
+        (
+            0
+            if unicodedata.combining(c)
+            else 2
+            if unicodedata.east_asian_width(c) in "WF"
+            else 1
+        )
         for c in text
     )
 

@@ -41,7 +41,10 @@ def baseline(
     require_local_probe(stored)
     train = stored.profile.train
     request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
-    purpose = f"Measures the speedup of the tuned {train.model.name}, and writes it into {stored.path}."
+    purpose = (
+        f"Measures the speedup of the tuned {train.model.name}, and writes it into"
+        f" {stored.path}."
+    )
     if job.submitted_or_rejected(
         context, profile_job("baseline", purpose, stored, request)
     ):

@@ -57,8 +57,10 @@ def compare_with(
         one.name: one for one in (Recipe(name=TUNED, config=tuned, because={}), *others)
     }
     filled = {
-        name: sequence_statistics(one.config, dataset).mean_non_padding_tokens
-        / one.config.seq_length_tokens
+        name: (
+            sequence_statistics(one.config, dataset).mean_non_padding_tokens
+            / one.config.seq_length_tokens
+        )
         for name, one in recipes.items()
         if one.config.layout not in TRIMMED_LAYOUTS
     }
@@ -234,8 +236,10 @@ class BaselineRunner:
             ),
             speedup_low=bounds.low if bounds else None,
             speedup_high=bounds.high if bounds else None,
-            data_wait_share=statistics.median(one.data_wait_share for one in windows)
-            if windows
-            else None,
+            data_wait_share=(
+                statistics.median(one.data_wait_share for one in windows)
+                if windows
+                else None
+            ),
             outcome=self.fallen.get(name, "ran"),
         )

@@ -95,9 +95,11 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
             table=table,
         )
     how = (
-        f"{plural(found.windows, 'interleaved window')} of at least {format_seconds(found.window_s)} on "
-        f"{plural(found.local_ranks, 'rank')}, {format_seconds(found.seconds)} in total; speedups compare windows of "
-        "the same round. tokens/s excludes padding. Model, data, sequence length and global batch are the same."
+        f"{plural(found.windows, 'interleaved window')} of at least"
+        f" {format_seconds(found.window_s)} on {plural(found.local_ranks, 'rank')},"
+        f" {format_seconds(found.seconds)} in total; speedups compare windows of the"
+        " same round. tokens/s excludes padding. Model, data, sequence length and"
+        " global batch are the same."
     )
     differences: tuple[doc.Words, ...] = tuple(
         (

@@ -83,7 +83,10 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot read the template {path}: {getattr(error, 'strerror', None) or error}"
+        what = (
+            f"cannot read the template {path}:"
+            f" {getattr(error, 'strerror', None) or error}"
+        )
         raise BadInput(
             what, next_step=f"Correct templates.{kind} in the site file."
         ) from error
@@ -150,9 +153,11 @@ def shared_values(
         "nodes": str(shape.nodes),
         "ntasks-per-node": "1",
         "distribution": slurm.distribution,
-        "gres": (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus))
-        if shape.gpus
-        else None,
+        "gres": (
+            (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus))
+            if shape.gpus
+            else None
+        ),
         "cpus-per-task": str(shape.cpus),
         "mem": memory,
         "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None,

@@ -40,7 +40,10 @@ def problems_of(
     ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the trainer's at submission.
     """
     there = profile.fingerprint
-    others = f"Request nodes like those of the profile, without {node.name} (slurm.exclude or slurm.constraint)."
+    others = (
+        f"Request nodes like those of the profile, without {node.name} (slurm.exclude"
+        " or slurm.constraint)."
+    )
     strangers = ", ".join(sorted(set(node.gpu_names) - {there.gpu_name}))
     least_bytes = min(node.gpu_total_bytes, default=None)
     too_small = (
@@ -67,9 +70,15 @@ def problems_of(
             ),
             ("gpu_total_bytes", there.gpu_total_bytes, least_bytes, others, too_small),
         ]
-    processors = "Pass --cpus-per-task to srun in the script; the step did not get the CPU cores of its job."
+    processors = (
+        "Pass --cpus-per-task to srun in the script; the step did not get the CPU cores"
+        " of its job."
+    )
     code = "Install the same version of this package there, or submit the job again."
-    data = f"Copy the profile's dataset to {node.dataset_dir} on every node: autotune data verify {node.dataset_dir}"
+    data = (
+        f"Copy the profile's dataset to {node.dataset_dir} on every node: autotune data"
+        f" verify {node.dataset_dir}"
+    )
     dataset = node.dataset_hash or node.dataset_missing
     checks += [
         (
@@ -103,8 +112,9 @@ def describe(node: NodeFacts) -> str:
     gpus = ", ".join(f"{name} {format_bytes(total)}" for name, total in sizes)
     linked = {True: "yes", False: "no", None: "n/a"}[node.nvlinked]
     return (
-        f"{node.name}: {node.allotted_cpus} CPUs; GPUs: {gpus or 'none'}; NVLink: {linked}; "
-        f"code {_shown(node.code_sha256)}; dataset {_shown(node.dataset_hash)}"
+        f"{node.name}: {node.allotted_cpus} CPUs; GPUs: {gpus or 'none'}; NVLink:"
+        f" {linked}; code {_shown(node.code_sha256)}; dataset"
+        f" {_shown(node.dataset_hash)}"
     )
 
 

@@ -62,9 +62,11 @@ def read_slurm(
         end_time_s=None if end_time is None else float(end_time),
         nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
         tasks=_whole(environment, "SLURM_NTASKS"),
-        gpus_per_node=_gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
-        if on_node is None
-        else on_node,
+        gpus_per_node=(
+            _gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
+            if on_node is None
+            else on_node
+        ),
         node_name=environment.get("SLURMD_NODENAME") or None,
         commands=tuple(
             name for name in ("sbatch", "srun", "sinfo") if which(name) is not None
@@ -120,7 +122,9 @@ def submit(
         what = "cannot submit the job: sbatch not found"
         raise MachineLacks(
             what,
-            next_step=f"Run this on a login node of the cluster; the script is {script}.",
+            next_step=(
+                f"Run this on a login node of the cluster; the script is {script}."
+            ),
         )
     options = (
         []
@@ -130,10 +134,16 @@ def submit(
     done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
     job = re.match(r"\d+", done.stdout.strip())
     if done.returncode or job is None:
-        what = f"sbatch rejected the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}"
+        what = (
+            "sbatch rejected the job:"
+            f" {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}"
+        )
         raise MachineLacks(
             what,
-            next_step=f"Correct the site file; or edit {script} and submit it: sbatch {script}",
+            next_step=(
+                f"Correct the site file; or edit {script} and submit it: sbatch"
+                f" {script}"
+            ),
         )
     return job[0]
 

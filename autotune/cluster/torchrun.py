@@ -211,7 +211,10 @@ def choose_port(
     what = f"no free port for job {job} here: {', '.join(map(str, ports))} are taken"
     raise MachineLacks(
         what,
-        next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.",
+        next_step=(
+            "Submit the job again, or exclude this node: slurm.exclude in the site"
+            " file."
+        ),
     )
 
 
@@ -238,7 +241,10 @@ def own_address(
     if interface is not None:
         if not addresses.get(interface):
             having = ", ".join(name for name, listed in addresses.items() if listed)
-            what = f"network interface {interface!r} has no IPv4 address here; interfaces with one: {having}"
+            what = (
+                f"network interface {interface!r} has no IPv4 address here; interfaces"
+                f" with one: {having}"
+            )
             raise MachineLacks(
                 what, next_step="Correct network.interface in the site file."
             )

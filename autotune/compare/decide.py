@@ -240,11 +240,13 @@ def _compared(
     less, more = a.metric.words
     return replace(
         found,
-        verdict=less
-        if change.high < nothing
-        else more
-        if change.low > nothing
-        else found.verdict,
+        verdict=(
+            less
+            if change.high < nothing
+            else more
+            if change.low > nothing
+            else found.verdict
+        ),
     )
 
 

@@ -61,7 +61,8 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
                 else ""
             )
             parts.append(
-                f"only in {letter}: {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}"
+                f"only in {letter}:"
+                f" {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}"
             )
         parts += [f"{letter}: {inert(note)}" for note in side.notes]
     return "\n\n".join(parts)
@@ -74,7 +75,10 @@ def _headline(one: Compared | None) -> str:
     interval = (
         "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
     )
-    return f"training speed ({inert(one.of)}): {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
+    return (
+        f"training speed ({inert(one.of)}): {a} and {b} {one.metric.name}, B is"
+        f" {change} of A{interval}: {verdict}"
+    )
 
 
 def _figure_cells(one: Compared) -> list[str | None]:

@@ -46,7 +46,10 @@ _READ_FROM = {
     "windows": "windows of the worker sweep",
     "steps": "steps of the probe",
 }
-_NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and there are no timings"
+_NOTHING_TIMED = (
+    "its GPU is a pretended one: memory is that of torch's allocator, and there are no"
+    " timings"
+)
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 """Prefixes of settings that a tuning varies from trial to trial."""
@@ -74,8 +77,8 @@ def _side(path: Path) -> tuple[Side, Run | None]:
         return _dataset_side(read_manifest(path), str(path)), None
     if path.is_dir():
         raise BadInput(
-            f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {TRIAL_LOG_DIRECTORY}/) nor a dataset (no "
-            f"{MANIFEST_NAME})",
+            f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no"
+            f" {TRIAL_LOG_DIRECTORY}/) nor a dataset (no {MANIFEST_NAME})",
             next_step="Name a profile, a run, a tuning or a dataset.",
         )
     return _profile_side(read_profile(path), str(path)), None
@@ -165,7 +168,10 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
             exact=True,
         )
         # Peaks of a pretended GPU are not compared with those of a real one.
-        of_peak = f"largest micro-batch{', allocator' * is_pretended(profile.fingerprint.driver)}"
+        of_peak = (
+            "largest"
+            f" micro-batch{', allocator' * is_pretended(profile.fingerprint.driver)}"
+        )
         yield Measurement(
             metric=decide.PEAK_MEMORY,
             of=of_peak,
@@ -255,7 +261,10 @@ def _run_side(run: Run, name: str) -> Side:
         measurements=tuple(measurements),
         headlines=tuple(rate),
         notes=(
-            f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up and left out",
+            (
+                f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are"
+                " warm-up and left out"
+            ),
             "runs record their device, and not their host",
             *(("the run has not finished, or was killed",) if run.end is None else ()),
         ),
@@ -317,7 +326,10 @@ def _tuning_side(path: Path) -> Side:
         if one.job in ("step", "training") and one.outcome["kind"] == "measured"
     ]
     if not measured:
-        what = f"{path} has no measured trial of a training step: {len(every)} records, {corrupt} corrupt"
+        what = (
+            f"{path} has no measured trial of a training step: {len(every)} records,"
+            f" {corrupt} corrupt"
+        )
         raise BadInput(
             what, next_step="Tune first (autotune tune), or name the profile."
         )
@@ -397,9 +409,11 @@ def _what(record: TrialRecord) -> str:
         return ", ".join(
             [
                 *words,
-                f"under {format_bytes(budget)}"
-                if isinstance(budget, int)
-                else "without a limit",
+                (
+                    f"under {format_bytes(budget)}"
+                    if isinstance(budget, int)
+                    else "without a limit"
+                ),
             ]
         )
     how = (

@@ -299,9 +299,11 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     if hasattr(error, "possibilities"):  # of an option that does not exist
         now = modern(
             typed,
-            [name for one in context.command.params for name in one.opts]
-            if context
-            else (),
+            (
+                [name for one in context.command.params for name in one.opts]
+                if context
+                else ()
+            ),
         )
         near = next(iter(error.possibilities or ()), None)
         step = (
@@ -315,7 +317,10 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     elif option is not None:
         said = f"{option} {'requires a' if 'requires' in said else 'takes no'} value"
     elif one is None:
-        said = f"{path}: {said.replace('Got unexpected extra argument(s)', 'unexpected arguments')}"
+        said = (
+            f"{path}:"
+            f" {said.replace('Got unexpected extra argument(s)', 'unexpected arguments')}"
+        )
     elif hasattr(error, "param_type"):  # it is missing
         said = f"{path} requires {_name(one)}"
         step = " ".join([path, *GUIDES.get(path.partition(" ")[2], ("",))[1:2]])
@@ -325,7 +330,10 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
         near = next(
             iter(difflib.get_close_matches(str(value), _choices(one), n=1)), None
         )
-        said = f"{_name(one)} {value!r}: {said.removeprefix('Value error, ').replace('Input', 'it')}"
+        said = (
+            f"{_name(one)} {value!r}:"
+            f" {said.removeprefix('Value error, ').replace('Input', 'it')}"
+        )
         step = f"Did you mean {_name(one)} {near}?" if near else step
     return UsageError(said, next_step=step)
 

@@ -256,7 +256,8 @@ Memory = Annotated[
     int | None,
     option(
         "SIZE",
-        "Memory budget per GPU, such as 80GB. Default: all free memory but 512 MiB; on a CPU half of the RAM.",
+        "Memory budget per GPU, such as 80GB. Default: all free memory but 512 MiB; on"
+        " a CPU half of the RAM.",
         "--memory",
         parser=quantity("--memory", parse_bytes, "80GB"),
     ),
@@ -411,8 +412,14 @@ class OwnOptions:
             name = parameter.name or ""
             source = context.get_parameter_source(name)
             if name not in kept and source is not None and source.name == "COMMANDLINE":
-                what = f"{parameter.opts[0]} cannot be used with your own code (--step, --loader)"
-                next_step = f"Omit it; your own function decides that, if need be by --set {name}=VALUE"
+                what = (
+                    f"{parameter.opts[0]} cannot be used with your own code (--step,"
+                    " --loader)"
+                )
+                next_step = (
+                    "Omit it; your own function decides that, if need be by --set"
+                    f" {name}=VALUE"
+                )
                 raise UsageError(what, next_step=next_step)
 
     def codes(self, *, loader: str | None = None) -> "list[OwnCode]":
@@ -423,7 +430,10 @@ class OwnOptions:
             if name is not None and not re.fullmatch(
                 r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*", name
             ):
-                next_step = "Write module:function, such as my_module:build_step, or path/of/script.py:function"
+                next_step = (
+                    "Write module:function, such as my_module:build_step, or"
+                    " path/of/script.py:function"
+                )
                 raise UsageError(
                     f"{name!r} does not name a function", next_step=next_step
                 )
@@ -501,7 +511,10 @@ class WorkersOptions(SweepOptions):
     def required(self) -> Path:
         """Return the profile; raise ``UsageError`` without one."""
         if self.profile == NOT_GIVEN:
-            next_step = "Add it; or measure your own loader: --loader my_module:build_loader --step-time 120ms"
+            next_step = (
+                "Add it; or measure your own loader: --loader my_module:build_loader"
+                " --step-time 120ms"
+            )
             raise UsageError("autotune workers requires PROFILE", next_step=next_step)
         return self.profile
 

@@ -106,10 +106,13 @@ class SlurmOptions:
                 and START_UP_S + one.trial_timeout_s > site.slurm.time_s
             ):
                 raise BadInput(
-                    f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
-                    f"({one.trial_timeout_s:g} s)",
-                    next_step=f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or bound trials: "
-                    f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}s",
+                    f"the job's time limit, {site.slurm.time}, cannot hold its start"
+                    f" ({START_UP_S:g} s) and one trial ({one.trial_timeout_s:g} s)",
+                    next_step=(
+                        f"Raise slurm.time in {site_path or 'a site file (site.toml)'},"
+                        " or bound trials: --trial-timeout"
+                        f" {max(1.0, site.slurm.time_s - START_UP_S):g}s"
+                    ),
                 )
             gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
             cpus = cpus_of(
@@ -203,8 +206,8 @@ class JobOptions(SlurmOptions):
         if not self.here and read_slurm().is_login_node:
             as_job = shlex.join(["autotune", *context.find_root().obj, "--slurm"])
             raise MachineLacks(
-                "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a "
-                "compute node",
+                "this looks like a login node (sbatch is on PATH, and this is no SLURM"
+                " job): measurements belong on a compute node",
                 next_step=f"Submit it: {as_job}. To measure here all the same: --here.",
                 docs="login-node",
             )

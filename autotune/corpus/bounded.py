@@ -184,7 +184,9 @@ def _child(
             reply: dict[str, object] = {"outcomes": [asdict(one) for one in work()]}
         except MemoryError:
             reply = {
-                "reason": f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"
+                "reason": (
+                    f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"
+                )
             }
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
             # A full disk is not the file's fault: the caller must stop.

@@ -96,14 +96,19 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
     if found.faults:
         files = sorted({repr(fault.file) for fault in found.faults})
         raise BadInput(
-            f"{directory} is corrupt: {len(found.faults)} faults in {listed(files, 'files')}",
-            next_step="Copy these files again from where they came from, or prepare the dataset again.",
+            f"{directory} is corrupt: {len(found.faults)} faults in"
+            f" {listed(files, 'files')}",
+            next_step=(
+                "Copy these files again from where they came from, or prepare the"
+                " dataset again."
+            ),
         )
     if not as_json:
         samples = found.manifest.train.samples + found.manifest.validation.samples
         size = format_bytes(found.bytes_read)
         print(
-            f"{directory} is intact: {format_count(samples)} samples, {found.files} files, {size} read"
+            f"{directory} is intact: {format_count(samples)} samples, {found.files}"
+            f" files, {size} read"
         )
 
 
@@ -151,20 +156,33 @@ def stage(
 def _staged_text(staged: "Staged", seconds: float) -> str:
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
     if (copied := staged.copied) is None:
-        return f"{staged.directory} is complete; another process copied it ({format_seconds(seconds)})\n{following}"
+        return (
+            f"{staged.directory} is complete; another process copied it"
+            f" ({format_seconds(seconds)})\n{following}"
+        )
     lines = [
         str(staged.directory),
-        f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
-        f"{per_s(copied.size_bytes / copied.seconds)}; one thread reads {per_s(copied.size_bytes / copied.read_s)} "
-        f"and writes {per_s(copied.size_bytes / copied.write_s)}",
+        (
+            f"copied       {format_bytes(copied.size_bytes)} in"
+            f" {format_seconds(copied.seconds)},"
+            f" {per_s(copied.size_bytes / copied.seconds)}; one thread reads"
+            f" {per_s(copied.size_bytes / copied.read_s)} and writes"
+            f" {per_s(copied.size_bytes / copied.write_s)}"
+        ),
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
         epochs = staged.break_even_epochs
         worth = "never: the copy is not faster to read than the source"
         lines += [
-            f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the source, "
-            f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)",
-            f"breaks even  {worth if epochs is None else f'after {epochs:,.2f} epochs'}",
+            (
+                f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the"
+                f" source, {staged.local_s_per_sample * 1e6:,.0f} us from the copy"
+                " (measured, one reader at random, cold)"
+            ),
+            (
+                "breaks even "
+                f" {worth if epochs is None else f'after {epochs:,.2f} epochs'}"
+            ),
         ]
     return "\n".join([*lines, following])
 
@@ -203,7 +221,8 @@ def prepare(
         str | None,
         option(
             "NAME",
-            "wordlevel, bpe, or a tokenizer.json. Default: wordlevel for elf, else bpe.",
+            "wordlevel, bpe, or a tokenizer.json. Default: wordlevel for elf, else"
+            " bpe.",
         ),
     ] = None,
     vocab_size: Annotated[
@@ -296,7 +315,8 @@ def prepare(
     for reject in first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         print(
-            f"skipped {reject.path!r}{', ' * bool(reject.where)}{reject.where}: {reject.reason}",
+            f"skipped {reject.path!r}{', ' * bool(reject.where)}{reject.where}:"
+            f" {reject.reason}",
             file=sys.stderr,
         )
     source = manifest.source
@@ -310,7 +330,8 @@ def prepare(
     if unknown > 0.1:
         advice = "use --tokenizer bpe, or a larger --vocab-size"
         print(
-            f"warning: the tokenizer does not know {format_share(unknown)} of all tokens; {advice}",
+            f"warning: the tokenizer does not know {format_share(unknown)} of all"
+            f" tokens; {advice}",
             file=sys.stderr,
         )
     # Size of stored masks, a byte per token; and of sequences padded as in the paper baseline, ids and masks.
@@ -335,15 +356,21 @@ def prepare(
         )
         return
     facts = facts_of(manifest) | {
-        "masks not stored": f"would add {format_bytes(tokens)}; ids and masks padded to {_PADDED_TOKENS} take "
-        f"{format_bytes(padded)}",
-        "samples": f"{format_count(manifest.train.samples)} to train, "
-        f"{format_count(manifest.validation.samples)} for validation",
+        "masks not stored": (
+            f"would add {format_bytes(tokens)}; ids and masks padded to"
+            f" {_PADDED_TOKENS} take {format_bytes(padded)}"
+        ),
+        "samples": (
+            f"{format_count(manifest.train.samples)} to train, "
+            f"{format_count(manifest.validation.samples)} for validation"
+        ),
         "tokens": f"{format_count(tokens)}, special tokens not counted",
         "duplicates dropped": format_count(source.duplicate_samples),
         "unknown tokens": f"{format_share(unknown)} of all tokens",
-        "skipped": f"{format_count(source.rejected)} unusable samples (rejects.jsonl), "
-        f"{format_count(other_files)} files of other kinds",
+        "skipped": (
+            f"{format_count(source.rejected)} unusable samples (rejects.jsonl), "
+            f"{format_count(other_files)} files of other kinds"
+        ),
         "took": format_seconds(seconds),
     }
     print(facts_text(facts, "tokens per sample", manifest))

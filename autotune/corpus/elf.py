@@ -230,9 +230,10 @@ def _encoding(code: int) -> _Encoding:
     if letter is None or application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
     # A range is a size, so it is unsigned even if the address is signed.
-    return struct.Struct(
-        f"<{letter}{letter.upper()}"
-    ), application == _RELATIVE_TO_FIELD
+    return (
+        struct.Struct(f"<{letter}{letter.upper()}"),
+        application == _RELATIVE_TO_FIELD,
+    )
 
 
 def _after_leb(entry: bytes, position: int) -> int:

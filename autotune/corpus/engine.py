@@ -290,15 +290,19 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
         "processes": 1,
         "job_cpu": slurm.cpus_per_task,
         "memory": f"{memory_mib}MiB",
-        "job_mem": slurm.mem
-        or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
+        "job_mem": (
+            slurm.mem
+            or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M"
+        ),
         "account": slurm.account,
         "queue": slurm.partition,
         "walltime": slurm.time,
         "interface": site.network.interface,
-        "python": " ".join(
-            [site.command_prefix, shlex.quote(site.python or sys.executable)]
-        ).strip(),
+        "python": (
+            " ".join(
+                [site.command_prefix, shlex.quote(site.python or sys.executable)]
+            ).strip()
+        ),
         "job_script_prologue": list(site.prologue),
         "job_extra_directives": said + slurm.extra,
         "log_directory": str(log_directory),
@@ -334,6 +338,7 @@ def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 -
 
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:
     os.environ.update(_WORKER_ENVIRONMENT)
-    return importlib.metadata.version("encoder-autotune"), (
-        work_directory / "lock"
-    ).is_file()
+    return (
+        importlib.metadata.version("encoder-autotune"),
+        (work_directory / "lock").is_file(),
+    )

@@ -60,7 +60,10 @@ _TOGETHER = 128
 """Maximum number of slices per child; if one makes it fail, the others are read again."""
 # The child imports from the same paths as this process: neither the working directory nor the environment can shadow a
 # module (-P), and a checkout that is not installed works too.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.extract import main; main()"
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from"
+    " autotune.corpus.extract import main; main()"
+)
 
 
 def extract_partition(
@@ -159,10 +162,16 @@ class _Process:
         if b"ready" not in self._replies.readline():
             self.close()
             what = "did not start; see its message above"
-            next_step = "Reinstall this package, in its checkout: python -m pip install --force-reinstall -e ."
+            next_step = (
+                "Reinstall this package, in its checkout: python -m pip install"
+                " --force-reinstall -e ."
+            )
             if self._process.returncode < 0:
                 what = f"was killed by signal {-self._process.returncode} at start-up"
-                next_step = "If memory is short, use fewer --workers. Run the same command again to resume."
+                next_step = (
+                    "If memory is short, use fewer --workers. Run the same command"
+                    " again to resume."
+                )
             raise MachineLacks(f"the extraction process {what}", next_step=next_step)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
@@ -344,7 +353,10 @@ def _extract_slice(
                 if len(seen) + len(new) == most:
                     break
         if rejected > MAX_LISTED_REJECTS:
-            more = f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and {part.end} are not listed"
+            more = (
+                f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and"
+                f" {part.end} are not listed"
+            )
             _list(rejects, Reject(path=part.path, where="", reason=more))
         if not samples and not rejected and source.kind == "elf":
             raise UnusableFileError("contains no function of two or more instructions")

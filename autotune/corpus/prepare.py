@@ -96,9 +96,11 @@ def request_key(
     """Return a hash of everything that determines the result; a run resumes only work of the same key."""
     settings = asdict(request) | {
         "format": _FORMAT_VERSION,
-        "tokenizer": hashlib.sha256(tokenizer).hexdigest()
-        if tokenizer
-        else str(request.tokenizer),
+        "tokenizer": (
+            hashlib.sha256(tokenizer).hexdigest()
+            if tokenizer
+            else str(request.tokenizer)
+        ),
         "sources": [spec.partition(":")[0] for spec in request.sources],
     }
     named = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -158,7 +160,8 @@ def prepare(
             places.check_place(out, overwrite=overwrite)
             for path, size_bytes in places.other_workplaces(out, key):
                 tell(
-                    f"{path} is left from a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)"
+                    f"{path} is left from a preparation with other settings or files"
+                    f" ({size_bytes / 2**20:.0f} MiB)"
                 )
             with places.open_workplace(out, key) as workplace:
                 try:
@@ -189,8 +192,12 @@ def prepare(
 def _strict(reject: Reject, count: int) -> BadInput:
     where = f"{reject.path}, {reject.where}" if reject.where else reject.path
     return BadInput(
-        f"{count} inputs are unusable, and --strict is set; the first, {where!r}: {reject.reason}",
-        next_step="Correct or remove it, or omit --strict to skip and list unusable inputs; finished work is kept.",
+        f"{count} inputs are unusable, and --strict is set; the first, {where!r}:"
+        f" {reject.reason}",
+        next_step=(
+            "Correct or remove it, or omit --strict to skip and list unusable inputs;"
+            " finished work is kept."
+        ),
     )
 
 
@@ -339,7 +346,10 @@ class _Preparation:
             )
             raise NothingUsableError(
                 f"no sample found in {files} files{why}",
-                next_step=f"Pass a path with samples, such as {SOURCES[self.input.kinds[0]].example}",
+                next_step=(
+                    "Pass a path with samples, such as"
+                    f" {SOURCES[self.input.kinds[0]].example}"
+                ),
             )
         return receipts
 

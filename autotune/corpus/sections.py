@@ -71,7 +71,10 @@ def dataset_text(found: Inspected) -> str:
         ("packing gain", "l", lambda row: f"{row.packing_gain:.2f} x"),
     )
     text = facts_text(every, "tokens per sample of the training split", found.manifest)
-    sampled = f"measured on {format_count(found.sampled)} random samples; special tokens included"
+    sampled = (
+        f"measured on {format_count(found.sampled)} random samples; special tokens"
+        " included"
+    )
     return f"{text}\n\n{console_text((rows,))}\n{sampled}"
 
 
@@ -91,11 +94,20 @@ def facts_of(manifest: "Manifest") -> dict[str, str]:
         else ""
     )
     return {
-        "raw -> tokens": f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}{change}, "
-        f"{', '.join(source.kinds)}, {plural(source.files, 'file')}",
-        "vocabulary": f"{format_count(manifest.vocab_size)} ids, {format_count(manifest.used_vocab_size)} in use, "
-        f"stored as {manifest.dtype}",
-        "long samples": f"{format_count(source.truncated_samples)} cut, {format_count(source.split_samples)} split",
+        "raw -> tokens": (
+            f"{format_bytes(source.raw_bytes)} ->"
+            f" {format_bytes(source.token_bytes)}{change}, {', '.join(source.kinds)},"
+            f" {plural(source.files, 'file')}"
+        ),
+        "vocabulary": (
+            f"{format_count(manifest.vocab_size)} ids,"
+            f" {format_count(manifest.used_vocab_size)} in use, stored as"
+            f" {manifest.dtype}"
+        ),
+        "long samples": (
+            f"{format_count(source.truncated_samples)} cut,"
+            f" {format_count(source.split_samples)} split"
+        ),
     }
 
 
@@ -103,12 +115,20 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
     source, train, validation = manifest.source, manifest.train, manifest.validation
     return {
         "dataset": manifest.dataset_hash[:16],
-        "train": f"{format_count(train.samples)} samples, {format_count(train.tokens)} tokens, "
-        f"{plural(len(train.shards), 'shard')}",
-        "validation": f"{format_count(validation.samples)} samples, {format_count(validation.tokens)} tokens",
+        "train": (
+            f"{format_count(train.samples)} samples, {format_count(train.tokens)}"
+            f" tokens, {plural(len(train.shards), 'shard')}"
+        ),
+        "validation": (
+            f"{format_count(validation.samples)} samples,"
+            f" {format_count(validation.tokens)} tokens"
+        ),
         **facts_of(manifest),
-        "left out": f"{format_count(source.rejected)} unusable, {format_count(source.duplicate_samples)} duplicates, "
-        f"{format_count(source.empty_samples)} empty",
+        "left out": (
+            f"{format_count(source.rejected)} unusable,"
+            f" {format_count(source.duplicate_samples)} duplicates,"
+            f" {format_count(source.empty_samples)} empty"
+        ),
         "tokens per sample": lengths,
     }
 
@@ -126,7 +146,8 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     for label, held in rows:
         bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
         lines.append(
-            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / total):>7}"
+            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9} "
+            f" {format_share(held / total):>7}"
         )
     return "\n".join(lines)
 
@@ -199,9 +220,11 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     return Chart(
         title="Sample lengths",
         description=(
-            f"Tokens of {plural(samples, 'sample')}: {', '.join(most)}. "
-            f"{format_share(spread.truncated_share(fits))} exceed the {fits} tokens that fit in a sequence without its "
-            f"special tokens; {format_share(beyond / samples)} are beyond the right edge. The width of bars doubles."
+            f"Tokens of {plural(samples, 'sample')}: {', '.join(most)}."
+            f" {format_share(spread.truncated_share(fits))} exceed the {fits} tokens"
+            " that fit in a sequence without its special tokens;"
+            f" {format_share(beyond / samples)} are beyond the right edge. The width of"
+            " bars doubles."
         ),
         drawing=Columns(
             x=Axis(

@@ -219,7 +219,10 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     except Exception as error:  # the library raises no narrower exception
         raise BadInput(
             f"{path} is not a tokenizer of the tokenizers library: {error}",
-            next_step="Pass a tokenizer.json written by Tokenizer.save, or by save_pretrained of transformers.",
+            next_step=(
+                "Pass a tokenizer.json written by Tokenizer.save, or by save_pretrained"
+                " of transformers."
+            ),
         ) from error
     return described
 
@@ -236,7 +239,10 @@ def _describe(
         if found is None:
             raise BadInput(
                 f"{where} has no {role} token (looked for {', '.join(names)})",
-                next_step="Add that token to the tokenizer, or omit --tokenizer to train one on the data.",
+                next_step=(
+                    "Add that token to the tokenizer, or omit --tokenizer to train one"
+                    " on the data."
+                ),
             )
         ids[role] = found
     # Not the number of words, as ids may have gaps.

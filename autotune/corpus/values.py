@@ -69,7 +69,8 @@ class LengthDistribution:
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
             raise ValueError(
-                f"a sequence of {seq_length_tokens} tokens has only room for special tokens"
+                f"a sequence of {seq_length_tokens} tokens has only room for special"
+                " tokens"
             )
         mean = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
         return (

@@ -110,7 +110,10 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
             faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
-        what = f"source.token_bytes is {manifest.source.token_bytes}, but the shards contain {token_bytes}"
+        what = (
+            f"source.token_bytes is {manifest.source.token_bytes}, but the shards"
+            f" contain {token_bytes}"
+        )
         faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
     return Verified(
         manifest=manifest,
@@ -184,7 +187,10 @@ class _Offsets:
         self._last = offsets[-1:]
         descending = joined[1:] < joined[:-1]
         if descending.any():
-            return f"offset {first + bool(not first) + int(np.argmax(descending))} is less than the one before it"
+            return (
+                f"offset {first + bool(not first) + int(np.argmax(descending))} is less"
+                " than the one before it"
+            )
         bins = np.searchsorted(self._edges, np.diff(joined), side="right") - 1
         self.counts += np.bincount(bins[bins >= 0], minlength=len(self.counts))
         return None
@@ -247,17 +253,21 @@ def inspect(
     return Inspected(
         manifest=dataset.manifest,
         sampled=count,
-        percentiles={
-            p: int(np.percentile(lengths, p, method="lower"))
-            for p in (10, 50, 75, 90, 99)
-        }
-        if some
-        else {},
+        percentiles=(
+            {
+                p: int(np.percentile(lengths, p, method="lower"))
+                for p in (10, 50, 75, 90, 99)
+            }
+            if some
+            else {}
+        ),
         mean_tokens=float(lengths.mean()) if some else 0.0,
         longest_tokens=int(lengths.max(initial=0)),
-        rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens)
-        if some
-        else (),
+        rows=(
+            tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens)
+            if some
+            else ()
+        ),
     )
 
 

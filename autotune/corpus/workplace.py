@@ -147,7 +147,10 @@ def check_place(out: Path, *, overwrite: bool) -> None:
             next_step="Choose another --out, or use --overwrite",
         )
     if foreign := [name for name in names if not _DATASET_NAMES.fullmatch(name)]:
-        what = f"{out} contains {foreign[0]!r}, which does not belong to the dataset and would be lost"
+        what = (
+            f"{out} contains {foreign[0]!r}, which does not belong to the dataset and"
+            " would be lost"
+        )
         raise BadInput(what, next_step="Move it away, or choose another --out.")
 
 
@@ -196,7 +199,10 @@ def writing(path: Path) -> Iterator[None]:
         )
         if error.errno in DISK_FULL:
             what = "no space left for"
-            next_step = "Free disk space or raise the quota, and run the same command again to resume."
+            next_step = (
+                "Free disk space or raise the quota, and run the same command again to"
+                " resume."
+            )
         raise BadInput(
             f"{what} {path}: {error.strerror or error}", next_step=next_step
         ) from error

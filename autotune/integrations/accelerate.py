@@ -66,7 +66,9 @@ def accelerated_step(
                     )
                     raise BadConfig(
                         what,
-                        next_step="Give accelerated_step a function loss_of(output, batch).",
+                        next_step=(
+                            "Give accelerated_step a function loss_of(output, batch)."
+                        ),
                     )
                 loss = output.loss if loss_of is None else loss_of(output, inputs)
                 accelerator.backward(loss)

@@ -84,8 +84,12 @@ def open_own(
             bench = stack.enter_context(opened)
         except InternalError as error:  # of the server, which only imports
             raise BadInput(
-                f"importing {modules} ended its process, or took longer than {timeout_s:g} s: {error.message}",
-                next_step=f"Check that it can be imported: {import_command(modules.partition(' ')[0])}",
+                f"importing {modules} ended its process, or took longer than"
+                f" {timeout_s:g} s: {error.message}",
+                next_step=(
+                    "Check that it can be imported:"
+                    f" {import_command(modules.partition(' ')[0])}"
+                ),
             ) from error
         told = server.versions["preloaded"]
         if told["error"] is not None:
@@ -125,7 +129,10 @@ def check_arguments(
             if required and name not in given
         ]
         if missing or (searched and known is not None and own not in known):
-            what = f"{code.functions[role]}({', '.join(known or ())}) is called with {', '.join(sorted(given))}"
+            what = (
+                f"{code.functions[role]}({', '.join(known or ())}) is called with"
+                f" {', '.join(sorted(given))}"
+            )
             lacks = (
                 f"it requires {', '.join(missing)}"
                 if missing
@@ -136,12 +143,18 @@ def check_arguments(
                 if role == "step"
                 else "call its first argument num_workers"
             )
-            next_step = f"Arguments are given by name: {named}, others with --set NAME=VALUE; or give them defaults."
+            next_step = (
+                f"Arguments are given by name: {named}, others with --set NAME=VALUE;"
+                " or give them defaults."
+            )
             raise BadInput(f"{what}, but {lacks}", next_step=next_step)
     known_names = [known for known in parameters.values() if known is not None]
     unused = code.arguments.keys() - set().union(*known_names)
     if unused and len(known_names) == len(parameters):
-        what = f"none of {', '.join(code.functions.values())} takes {', '.join(sorted(unused))}"
+        what = (
+            f"none of {', '.join(code.functions.values())} takes"
+            f" {', '.join(sorted(unused))}"
+        )
         raise BadInput(
             what,
             next_step=f"They take: {', '.join(sorted(set().union(*known_names)))}.",

@@ -123,15 +123,16 @@ def find_batch_size(
     """
     if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
         raise ValueError(
-            "headroom must be at least 0 and below 1, max_size and starting_batch_size at least 1"
+            "headroom must be at least 0 and below 1, max_size and starting_batch_size"
+            " at least 1"
         )
     asked = StepProbe(
         code=OwnCode(arguments=dict(arguments or {})),
         reports=Path(reports),
         headroom_share=headroom,
-        memory_bytes=_amount(memory, parse_bytes)
-        if isinstance(memory, str)
-        else memory,
+        memory_bytes=(
+            _amount(memory, parse_bytes) if isinstance(memory, str) else memory
+        ),
         max_size=max_size,
         trial_timeout_s=_seconds(trial_timeout),
     )

@@ -58,9 +58,9 @@ def module_step(
         "accelerator": "gpu" if device == "cuda" else "cpu",
         "devices": 1,
         "max_epochs": _EPOCHS,
-        "logger": importlib.import_module(
-            f"{package.__name__}.loggers.logger"
-        ).DummyLogger(),
+        "logger": (
+            importlib.import_module(f"{package.__name__}.loggers.logger").DummyLogger()
+        ),
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -119,7 +119,9 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
         what = f"there is no attribute or hyperparameter {name!r} in {names}"
         raise BadConfig(
             what,
-            next_step=f"Let the loader use self.{name}; or name another with batch_arg_name.",
+            next_step=(
+                f"Let the loader use self.{name}; or name another with batch_arg_name."
+            ),
         )
     for place in places if value is not None else ():
         setattr(place, name, value)

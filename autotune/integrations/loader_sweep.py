@@ -72,16 +72,25 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         if isinstance(outcome, Crashed):
             next_step = "Fix it, and run the same command again: it resumes."
             if "num_workers > 0" in outcome.detail:
-                next_step = "No workers are tried, too: write persistent_workers=num_workers > 0, and so for its like."
+                next_step = (
+                    "No workers are tried, too: write persistent_workers=num_workers >"
+                    " 0, and so for its like."
+                )
             raise BadInput(
                 f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}",
                 next_step=next_step,
             )
         if isinstance(outcome, TimedOut):
-            told = f"{name} did not end within its time limit in the window {label!r}: {outcome.detail}"
+            told = (
+                f"{name} did not end within its time limit in the window {label!r}:"
+                f" {outcome.detail}"
+            )
             raise Undecided(
                 told,
-                next_step="Allow more time with --trial-timeout; or mend the hang at that place.",
+                next_step=(
+                    "Allow more time with --trial-timeout; or mend the hang at that"
+                    " place."
+                ),
             )
 
 

@@ -99,15 +99,23 @@ class OwnSearch(SizeSearch):
             )
         if (same := ignores_size(fits)) is not None:
             raise BadInput(
-                f"{self.name} seems to ignore {self.probe.code.along}: {format_bytes(fitted_bytes[same[1]])} at "
-                f"{self.words(same[1])} as at {self.words(same[0])}",
-                next_step=f"Make the batch as large as {self.probe.code.along} says; is the dataset smaller?",
+                f"{self.name} seems to ignore {self.probe.code.along}:"
+                f" {format_bytes(fitted_bytes[same[1]])} at {self.words(same[1])} as at"
+                f" {self.words(same[0])}",
+                next_step=(
+                    f"Make the batch as large as {self.probe.code.along} says; is the"
+                    " dataset smaller?"
+                ),
             )
         if misses_steps(figures) and not misses_steps(self.figures[min(self.figures)]):
             raise BadInput(
-                f"{self.name} took {figures.optimizer_steps} optimizer steps in {len(figures.step_s)} calls at "
-                f"{self.words(size)}, and one in each at {self.words(min(self.figures))}",
-                next_step="If it catches OutOfMemoryError to skip a batch, let it raise in trials.",
+                f"{self.name} took {figures.optimizer_steps} optimizer steps in"
+                f" {len(figures.step_s)} calls at {self.words(size)}, and one in each"
+                f" at {self.words(min(self.figures))}",
+                next_step=(
+                    "If it catches OutOfMemoryError to skip a batch, let it raise in"
+                    " trials."
+                ),
             )
         return figures.peak_bytes
 
@@ -121,7 +129,10 @@ class OwnSearch(SizeSearch):
             told = f"{self.name} did not end within its time limit at {at}: {detail}"
             raise Undecided(
                 told,
-                next_step="Allow more time with --trial-timeout; or mend the hang at that place.",
+                next_step=(
+                    "Allow more time with --trial-timeout; or mend the hang at that"
+                    " place."
+                ),
             )
         if isinstance(outcome, Crashed):
             last = (size, error_line(detail))
@@ -130,7 +141,10 @@ class OwnSearch(SizeSearch):
                     f"Call it yourself with {at}, three times if it returns a step."
                 )
                 if "NameError" in last[1] and not self.bench.in_this_process:
-                    next_step += " Trials import its module, without what is under 'if __name__ == \"__main__\":'."
+                    next_step += (
+                        " Trials import its module, without what is under 'if __name__"
+                        ' == "__main__":\'.'
+                    )
                 raise BadInput(
                     f"{self.name} {crash_words(detail, f' at {at}')}",
                     next_step=next_step,
@@ -231,9 +245,9 @@ class OwnSearch(SizeSearch):
             steps=steps,
             arguments={**code.arguments, code.along: size * self.probe.multiple_of},
             attempt=attempt + self._loads,
-            memory_budget_bytes=self.memory_budget_bytes
-            if limit_bytes == 0
-            else limit_bytes,
+            memory_budget_bytes=(
+                self.memory_budget_bytes if limit_bytes == 0 else limit_bytes
+            ),
         )
         return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)
 
@@ -258,10 +272,19 @@ class OwnSearch(SizeSearch):
         amount, at = format_bytes(found[1]), self.words(size)
         what = f"changes its memory between steps: {amount} of difference at {at}"
         what += ", so a size that fits once may not fit later"
-        next_step = "Use the largest batch that can occur, such as the longest sequences; or add --allow-varying."
+        next_step = (
+            "Use the largest batch that can occur, such as the longest sequences; or"
+            " add --allow-varying."
+        )
         if found[0] == "leaks":
-            what = f"leaks memory: {amount} more after each step at {at}, so no size fits for long"
-            next_step = "Find what your step keeps, such as losses with their graph: use loss.detach()."
+            what = (
+                f"leaks memory: {amount} more after each step at {at}, so no size fits"
+                " for long"
+            )
+            next_step = (
+                "Find what your step keeps, such as losses with their graph: use"
+                " loss.detach()."
+            )
         raise BadInput(f"{self.name} {what}", next_step=next_step)
 
 
@@ -297,14 +320,14 @@ def probe_step(
     limit = with_headroom(largest, probe.headroom_share) * unit
     return StepEvidence(
         feasible_max=largest * unit,
-        infeasible_min=None
-        if found.infeasible_min is None
-        else found.infeasible_min * unit,
+        infeasible_min=(
+            None if found.infeasible_min is None else found.infeasible_min * unit
+        ),
         feasible_peak_bytes=max(peaks),
         predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
-        traced_max=None
-        if search.estimate is None
-        else search.estimate.max_micro_batch_size,
+        traced_max=(
+            None if search.estimate is None else search.estimate.max_micro_batch_size
+        ),
         not_traced=search.not_traced,
         kept_bytes=figures.kept_bytes[-1],
         **{
@@ -356,6 +379,12 @@ def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
     else:
         need = f", and fails with a wider limit: {outcome.detail.strip()[-300:]}"
     budget = format_bytes(search.memory_budget_bytes)
-    what = f"{search.name} exceeds the memory budget of {budget} at {search.words(1)}{need}"
-    next_step = "Raise --memory; or build a smaller model, shorter sequences, or activation checkpointing."
+    what = (
+        f"{search.name} exceeds the memory budget of {budget} at"
+        f" {search.words(1)}{need}"
+    )
+    next_step = (
+        "Raise --memory; or build a smaller model, shorter sequences, or activation"
+        " checkpointing."
+    )
     return ExceedsMemory(what, next_step=next_step)

@@ -109,7 +109,10 @@ def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -
         profile.fingerprint,
         "unmodified" if intact else "modified since it was written",
     )
-    place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
+    place = (
+        f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch},"
+        f" {profile.provenance.created_utc}"
+    )
     functions = ", ".join(
         one for one in (profile.subject.step, profile.subject.loader) if one
     )
@@ -150,7 +153,10 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
     above = found.infeasible_min or "no larger one"
     yield f"verified: {found.feasible_max} ran, and {above} was out of memory, {where}"
     if found.infeasible_min is None:
-        yield f"more may fit: larger sizes were not tried (--max-micro-batch-size {found.feasible_max})"
+        yield (
+            "more may fit: larger sizes were not tried (--max-micro-batch-size"
+            f" {found.feasible_max})"
+        )
     timed = {
         row.size: row.size / row.step_s
         for row in found.rows
@@ -159,7 +165,10 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
     if timed and (rate := timed[max(timed)]):
         for size, faster in timed.items():
             if size <= max(timed) / 2 and faster > _FASTER * rate:
-                yield f"larger need not be faster: {along} {size} computed {faster / rate:.2f} times as much per second"
+                yield (
+                    f"larger need not be faster: {along} {size} computed"
+                    f" {faster / rate:.2f} times as much per second"
+                )
     if found.traced_max is not None:
         yield f"a trace of build_model predicted {found.traced_max} before any trial"
     if found.not_traced is not None:
@@ -167,9 +176,14 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
     if not found.optimizer_steps:
         yield "none of torch's optimizers took a step: steps were counted by calls"
     if found.varies_bytes:
-        yield f"steps of one size differ by {format_bytes(found.varies_bytes)}: a later step may need more memory"
+        yield (
+            f"steps of one size differ by {format_bytes(found.varies_bytes)}: a later"
+            " step may need more memory"
+        )
     if profile.fingerprint.bytes_known == "allocator":
-        yield "pretended GPU: memory is that of torch's allocator, and nothing was timed"
+        yield (
+            "pretended GPU: memory is that of torch's allocator, and nothing was timed"
+        )
 
 
 def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
@@ -220,9 +234,11 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
             x=doc.Axis(label=subject.along, unit="count", low=0),
             y=doc.Axis(label="peak memory", unit="bytes", low=0),
             lines=(doc.Line(name=known, points=points, colour=0),),
-            rules=()
-            if budget is None
-            else (doc.Rule(at=float(budget), label="memory budget"),),
+            rules=(
+                ()
+                if budget is None
+                else (doc.Rule(at=float(budget), label="memory budget"),)
+            ),
         ),
         table=table_of(
             "Trials in their order",
@@ -261,23 +277,38 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
 
 def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     cached = statistics.median(found.cached_batches_per_s)
-    yield f"upper bound without data loading (cached batches): {format_count(cached, 2)} batches/s"
+    yield (
+        f"upper bound without data loading (cached batches): {format_count(cached, 2)}"
+        " batches/s"
+    )
     replayed_s = found.replayed_step_s
     step = (
         "your step"
         if replayed_s is None
         else f"a replayed step of {format_seconds(replayed_s)}"
     )
-    yield f"consumer: {step}; {plural(found.windows, 'window')} of at least {found.window_s:g} s"
-    yield f"largest num_workers allowed: {found.max_workers} ({found.max_workers_because})"
+    yield (
+        f"consumer: {step}; {plural(found.windows, 'window')} of at least"
+        f" {found.window_s:g} s"
+    )
+    yield (
+        f"largest num_workers allowed: {found.max_workers}"
+        f" ({found.max_workers_because})"
+    )
     if found.worker_bytes is not None:
         held = f"a worker holds {format_bytes(found.worker_bytes)} of private memory"
         yield f"{held}; a batch has {format_bytes(found.batch_bytes)}"
     if found.epoch_batches is not None:
-        yield f"an epoch has {plural(found.epoch_batches, 'batch')}: restarting the loader is part of its cost"
+        yield (
+            f"an epoch has {plural(found.epoch_batches, 'batch')}: restarting the"
+            " loader is part of its cost"
+        )
     idle = [row.num_workers for row in found.rows if row.num_workers > row.processes]
     if idle:
-        yield f"with num_workers={idle[-1]} the loader started fewer processes: it ignores num_workers, or uses threads"
+        yield (
+            f"with num_workers={idle[-1]} the loader started fewer processes: it"
+            " ignores num_workers, or uses threads"
+        )
     yield f"GPU: {found.gpu_source}"
     best = max(row.ratio_to_cached for row in found.rows)
     if min(row.data_wait_share for row in found.rows) < (1 - best) / 2:
@@ -297,7 +328,10 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     grows = half and not idle and most.ratio_to_cached > _LIMITED_BY_LOADER * max(half)
     limit = "the loader itself is the limit, not its workers"
     more = "more CPU cores, or a cheaper sample, would help" if grows else limit
-    yield f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; {more}"
+    yield (
+        f"no number of workers is sufficient: data loading costs {percent(1 - best)} of"
+        f" the throughput; {more}"
+    )
 
 
 def trials_table(trials: Sequence[FinishedTrial]) -> doc.Block:

@@ -74,7 +74,10 @@ def run_probe(
 ) -> tuple[StepEvidence, TrialRunner, int]:
     """Find the largest size, with the trial log of the profile at ``path``; return also the memory budget."""
     budget = memory_budget(bench.site, probe.memory_bytes)
-    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
+    left = (
+        f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
+        " --memory)"
+    )
     left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
     sys.stderr.write(
         f"{probe.code.words}: memory budget {format_bytes(budget)}{left}\n"
@@ -117,7 +120,10 @@ def sweep_request(
             next_step="Add --loader my_module:build_loader",
         )
     if limits.get("step_time_s") is None and code.step is None:
-        next_step = "Add --step my_module:build_step; or --step-time 120ms, the duration of a step"
+        next_step = (
+            "Add --step my_module:build_step; or --step-time 120ms, the duration of a"
+            " step"
+        )
         raise UsageError(
             "nothing consumes the batches of --loader", next_step=next_step
         )
@@ -146,8 +152,14 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
             and sweep.step_time_s is None
             and sweep.code.along not in sweep.code.arguments
         ):
-            what = f"{path} does not say with which {sweep.code.along} to measure {sweep.code.step}"
-            next_step = f"Probe it first: autotune probe --step {sweep.code.step}; or add --set {SIZE}=N"
+            what = (
+                f"{path} does not say with which {sweep.code.along} to measure"
+                f" {sweep.code.step}"
+            )
+            next_step = (
+                f"Probe it first: autotune probe --step {sweep.code.step}; or add --set"
+                f" {SIZE}=N"
+            )
             raise BadInput(what, next_step=next_step)
         found, runner = sweep_on(bench, sweep, path)
         tuned = {"num_workers": found.chosen}

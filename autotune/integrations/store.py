@@ -27,7 +27,10 @@ from trainer.health.events import utc_now
 SUBJECT_KEY = "subject"
 """Table that only profiles of your own training code have."""
 _HEADER = (
-    "A profile of your own training code: use the values of [tuned] in it. If you edit this file, content_sha256 no",
+    (
+        "A profile of your own training code: use the values of [tuned] in it. If you"
+        " edit this file, content_sha256 no"
+    ),
     "longer matches, and reports show the profile as modified.",
 )
 
@@ -101,7 +104,10 @@ def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile 
         told = (
             "your code, its arguments or its source have changed since it was written"
         )
-    next_step = f"Probe again: {command('probe', step=found.subject.step or 'MODULE:build_step', out=path)}"
+    next_step = (
+        "Probe again:"
+        f" {command('probe', step=found.subject.step or 'MODULE:build_step', out=path)}"
+    )
     raise ProfileRejected(f"{path} does not match: {told}", next_step=next_step)
 
 

@@ -71,7 +71,10 @@ def trainer_step(
         )
         raise BadConfig(
             what,
-            next_step="Set use_cpu in its TrainingArguments; or choose the device with --device.",
+            next_step=(
+                "Set use_cpu in its TrainingArguments; or choose the device with"
+                " --device."
+            ),
         )
     changes: dict[str, Any] = {
         "per_device_train_batch_size": micro_batch_size,

@@ -73,9 +73,12 @@ class TrainOptions:
         )
         if tuned_on != there:
             raise ProfileRejected(
-                f"{str(resolved.data_dir)!r} does not match the profile's dataset: its hash begins {there[:12]}, "
-                f"not {tuned_on[:12]}",
-                next_step="Name the profile's dataset with --data DIR; or tune with this one: autotune tune",
+                f"{str(resolved.data_dir)!r} does not match the profile's dataset: its"
+                f" hash begins {there[:12]}, not {tuned_on[:12]}",
+                next_step=(
+                    "Name the profile's dataset with --data DIR; or tune with this one:"
+                    " autotune tune"
+                ),
             )
         torch_version = (
             stored.fingerprint.torch

@@ -87,7 +87,8 @@ def meet(
     port, taken = choose_port(job, lambda port: is_free(here, port))
     if taken:
         sys.stderr.write(
-            f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use; using {port}\n"
+            f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use;"
+            f" using {port}\n"
         )
     print(f"{here}:{port}")
 

@@ -41,8 +41,11 @@ def run_end_of(
             code = _KILLED if job_code in (0, REQUEUE) else job_code
             return Ended(
                 code=code,
-                words=f"{run / EXIT_FILE} was not written: training was killed or never started (torchrun exit code "
-                f"{job_code}). See the nodes' logs; the job is not restarted",
+                words=(
+                    f"{run / EXIT_FILE} was not written: training was killed or never"
+                    f" started (torchrun exit code {job_code}). See the nodes' logs;"
+                    " the job is not restarted"
+                ),
             )
         sleep(_POLL_S)
         waited_s += _POLL_S
@@ -73,7 +76,10 @@ def _words(end: RunExit) -> str:
     resumes = (
         f"; resumes from {end.checkpoint or 'the beginning'}" if end.requeue else ""
     )
-    return f"the run exited with code {end.exit_code} at step {end.steps}: {end.reason}{resumes}"
+    return (
+        f"the run exited with code {end.exit_code} at step {end.steps}:"
+        f" {end.reason}{resumes}"
+    )
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
@@ -87,7 +93,10 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
     )
     return Ended(
         code=TrainingFailed.exit_code,
-        words=f"{MOST_FRUITLESS_STARTS} starts in a row wrote {newest}; the last: {end.reason}. It is not restarted",
+        words=(
+            f"{MOST_FRUITLESS_STARTS} starts in a row wrote {newest}; the last:"
+            f" {end.reason}. It is not restarted"
+        ),
     )
 
 

@@ -119,9 +119,9 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         "trainer": lines_of(
             "", trainer_arguments(request, stage_to=site.node_local_path)
         ),
-        "interface_option": ""
-        if interface is None
-        else f" --interface {shlex.quote(interface)}",
+        "interface_option": (
+            "" if interface is None else f" --interface {shlex.quote(interface)}"
+        ),
     }
     return render(template, values)
 

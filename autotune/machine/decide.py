@@ -17,7 +17,10 @@ MIN_SHM_BYTES = 2**30
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 """GPU memory that may be in use without a process; the driver reserves less than 1 GiB on idle data-centre GPUs."""
 
-FIX_NVML = "Fix NVML: nvidia-smi must list the GPU (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+FIX_NVML = (
+    "Fix NVML: nvidia-smi must list the GPU (in a container:"
+    " NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,10 @@ def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
         None if isinstance(gpu.sample, Unavailable) else gpu.sample,
     )
     used_bytes = None if sample is None else sample.used_bytes
-    free_it = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows its processes."
+    free_it = (
+        f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows its"
+        " processes."
+    )
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
         users = ", ".join(
             f"pid {user.pid} ({format_bytes(user.used_bytes)})"
@@ -54,16 +60,25 @@ def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
         )
     elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
         # The driver may hide the processes of other containers and other users.
-        claim = f"{format_bytes(used_bytes)} of GPU {index} are in use, but no process on it is visible."
+        claim = (
+            f"{format_bytes(used_bytes)} of GPU {index} are in use, but no process on"
+            " it is visible."
+        )
         yield Unsuitable("warning", claim, free_it)
     faults = () if sample is None else throttle_faults(sample.throttle_reasons)
     if faults:
-        cool = "Let it cool, check its fans, air flow and power supply, or use another GPU."
+        cool = (
+            "Let it cool, check its fans, air flow and power supply, or use another"
+            " GPU."
+        )
         yield Unsuitable(
             "error", f"GPU {index} is throttled: {', '.join(faults)}.", cool
         )
     if gpu.facts.mig_enabled:
-        claim = f"MIG is on for GPU {index}: trials would get a slice, but NVML reports the whole GPU."
+        claim = (
+            f"MIG is on for GPU {index}: trials would get a slice, but NVML reports the"
+            " whole GPU."
+        )
         yield Unsuitable(
             "error",
             claim,
@@ -84,7 +99,10 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
     load, shm_bytes = host.load_average_1min, host.shm_free_bytes
     if not machine.gpus and not machine.gpu_unreadable:
         claim = f"No GPU found: {machine.gpu_absent or 'unknown reason'}."
-        elsewhere = "Trials run on the CPU; to measure a GPU, run the same commands on a machine with one."
+        elsewhere = (
+            "Trials run on the CPU; to measure a GPU, run the same commands on a"
+            " machine with one."
+        )
         yield Unsuitable("info", claim, elsewhere)
     for line in machine.gpu_unreadable:
         leave_out = f"{FIX_NVML}; or hide that GPU with CUDA_VISIBLE_DEVICES."
@@ -94,14 +112,20 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
             leave_out,
         )
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
-        claim = f"The load average is {load:.2f} with {cpus} available CPU cores: trials would compete for them."
+        claim = (
+            f"The load average is {load:.2f} with {cpus} available CPU cores: trials"
+            " would compete for them."
+        )
         yield Unsuitable(
             "warning",
             claim,
             "Wait until it is idle, or request a whole node: sbatch --exclusive",
         )
     if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
-        claim = f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass batches through it."
+        claim = (
+            f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass"
+            " batches through it."
+        )
         yield Unsuitable(
             "warning",
             claim,
@@ -109,14 +133,20 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
         )
     for disk in host.disks:
         if disk.is_network:
-            claim = f"{disk.path} is on a network file system ({disk.filesystem_type}): its speed depends on others."
+            claim = (
+                f"{disk.path} is on a network file system ({disk.filesystem_type}): its"
+                " speed depends on others."
+            )
             yield Unsuitable(
                 "warning",
                 claim,
                 "Copy the dataset to a local disk of this node, and measure there.",
             )
     if machine.slurm.is_login_node:
-        claim = "This looks like a login node: sbatch is on PATH, and this is not a SLURM job."
+        claim = (
+            "This looks like a login node: sbatch is on PATH, and this is not a SLURM"
+            " job."
+        )
         yield Unsuitable(
             "warning", claim, "Run it in a job: srun --gpus=1 autotune doctor"
         )

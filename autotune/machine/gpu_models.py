@@ -61,15 +61,19 @@ class GpuModel:
 
 
 _MODAL = (
-    "nvidia-smi on Modal's machines, https://thundergolfer.com/blog/nvidia-gpu-memory-capacity; "
-    "secondary source; 2025-01-23"
+    "nvidia-smi on Modal's machines,"
+    " https://thundergolfer.com/blog/nvidia-gpu-memory-capacity; secondary source;"
+    " 2025-01-23"
 )
 _SMI = "nvidia-smi outputs in many public repositories; secondary source; 2026-11-21"
-_TORCH = "torch's device properties printed in a public repository; secondary source; 2026-11-21"
+_TORCH = (
+    "torch's device properties printed in a public repository; secondary source;"
+    " 2026-11-21"
+)
 _MESSAGE = "torch's out-of-memory message, two decimals of GiB, in https://github.com"
 _TORCH_OF_96GB = (
-    "torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories, the smallest; "
-    "secondary source; 2026-11-22"
+    "torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories,"
+    " the smallest; secondary source; 2026-11-22"
 )
 
 GPU_MODELS = (
@@ -80,7 +84,8 @@ GPU_MODELS = (
         40 * _GIB,
         _MODAL,
         42_298_834_944,
-        "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary source; 2026-11-21",
+        "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873;"
+        " secondary source; 2026-11-21",
     ),
     GpuModel(
         "a100-80gb",
@@ -89,7 +94,8 @@ GPU_MODELS = (
         80 * _GIB,
         _MODAL,
         81_049 * _MIB,
-        "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
+        "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source;"
+        " 2023-11-30",
     ),
     GpuModel(
         "l40s-48gb",
@@ -105,7 +111,8 @@ GPU_MODELS = (
         ("NVIDIA GeForce RTX 4090",),
         (8, 9),
         24_564 * _MIB,
-        "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
+        "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source;"
+        " 2025-11-12",
         int(23.64 * _GIB),
         f"{_MESSAGE}/ali-vilab/VGen/issues/104; secondary source; 2024-04-02",
     ),
@@ -114,7 +121,8 @@ GPU_MODELS = (
         ("NVIDIA H100 80GB HBM3",),
         (9, 0),
         81_559 * _MIB,
-        "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
+        "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source;"
+        " 2026-11-21",
         81_082 * _MIB,
         _TORCH,
     ),
@@ -165,7 +173,8 @@ GPU_MODELS = (
         146_831 * _MIB,
         _SMI,
         145_920 * _MIB,
-        "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
+        "the driver's cuDeviceTotalMem in a public repository's test; secondary source;"
+        " 2026-11-22",
     ),
     GpuModel(
         "h200-141gb",
@@ -183,8 +192,8 @@ GPU_MODELS = (
         183_359 * _MIB,
         _SMI,
         int(178.35 * _GIB),
-        "device query, two "
-        "decimals of GiB, in https://github.com/pytorch/ao/pull/4002; secondary source; 2026-03-05",
+        "device query, two decimals of GiB, in https://github.com/pytorch/ao/pull/4002;"
+        " secondary source; 2026-03-05",
     ),
 )
 
@@ -211,10 +220,15 @@ def find_gpu_model(name: str) -> GpuModel:
     close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
-        f"{name!r} is ambiguous: {len(fitting)} GPU models match"
-        if fitting
-        else f"unknown GPU model {name!r}",
-        next_step=f"{hint}Known models: {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}.",
+        (
+            f"{name!r} is ambiguous: {len(fitting)} GPU models match"
+            if fitting
+            else f"unknown GPU model {name!r}"
+        ),
+        next_step=(
+            f"{hint}Known models:"
+            f" {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}."
+        ),
     )
 
 

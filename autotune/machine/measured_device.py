@@ -139,10 +139,16 @@ def _check_described(
         told = (
             "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
         )
-        without_mig = "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i INDEX -mig 0)"
+        without_mig = (
+            "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i"
+            " INDEX -mig 0)"
+        )
         raise MachineLacks(told, next_step=f"{without_mig}, or use --device cpu")
     if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
-        next_step = f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
+        next_step = (
+            f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index},"
+            " or --device cpu."
+        )
         raise MachineLacks(
             f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step
         )
@@ -177,7 +183,10 @@ def memory_budget(
             )
             raise BadInput(
                 told,
-                next_step=f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model MODEL",
+                next_step=(
+                    f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model"
+                    " MODEL"
+                ),
             )
         asked_bytes = as_gpu.budget_bytes(asked_bytes)
     if site.gpu is not None:
@@ -195,14 +204,19 @@ def memory_budget(
             told = f"{what} has only {free} free, less than the reserve of {reserve}"
             raise MachineLacks(
                 told,
-                next_step="Wait until the GPU is free, or set the budget: --memory SIZE",
+                next_step=(
+                    "Wait until the GPU is free, or set the budget: --memory SIZE"
+                ),
             )
     else:
         what = f"this host, shared by {ranks} processes" if ranks > 1 else "this host"
         there_bytes = site.host.ram_available_bytes // ranks
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
-        told = f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}: {format_bytes(there_bytes)}"
+        told = (
+            f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}:"
+            f" {format_bytes(there_bytes)}"
+        )
         raise BadInput(told, next_step=f"Use at most --memory {floor_gib(there_bytes)}")
     return asked_bytes or default_bytes
 

@@ -35,8 +35,12 @@ _COMPUTE_MODES = {
     3: "exclusive_process",
 }
 _HINTS = {
-    "NVML_ERROR_LIBRARY_NOT_FOUND": "no NVIDIA driver installed, or the container was started without it",
-    "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel module is not loaded, or no GPU was allocated",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": (
+        "no NVIDIA driver installed, or the container was started without it"
+    ),
+    "NVML_ERROR_DRIVER_NOT_LOADED": (
+        "the NVIDIA kernel module is not loaded, or no GPU was allocated"
+    ),
     "NVML_ERROR_NO_PERMISSION": "permission denied",
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated without a restart",
 }
@@ -235,12 +239,16 @@ class NvmlMonitor:
         before = self._counters.get(uuid)
         if before is None and not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
             return Unavailable(
-                reason="this GPU has no performance monitoring (GPM needs Hopper or later)"
+                reason=(
+                    "this GPU has no performance monitoring (GPM needs Hopper or later)"
+                )
             )
         window_s = math.inf if before is None else self._clock.monotonic_s() - before[0]
         if window_s < MIN_INTERVAL_S:
             return Unavailable(
-                reason=f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s"
+                reason=(
+                    f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s"
+                )
             )
         sample = nvml.nvmlGpmSampleAlloc()
         try:
@@ -286,7 +294,10 @@ class NvmlMonitor:
         try:
             return answer.result(timeout=ANSWER_WITHIN_S)
         except TimeoutError:
-            self._mute = f"NVML does not respond: a call has not returned for {ANSWER_WITHIN_S:g} s"
+            self._mute = (
+                "NVML does not respond: a call has not returned for"
+                f" {ANSWER_WITHIN_S:g} s"
+            )
             return Unavailable(reason=self._mute)
 
     def _try(self, call: Callable[[], T]) -> T | Unavailable:
@@ -329,9 +340,9 @@ class NvmlMonitor:
             power_cap_w=optional(
                 lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
             ),
-            compute_mode=None
-            if mode is None
-            else _COMPUTE_MODES.get(mode, f"unknown_{mode}"),
+            compute_mode=(
+                None if mode is None else _COMPUTE_MODES.get(mode, f"unknown_{mode}")
+            ),
             driver=nvml.nvmlSystemGetDriverVersion(),
             compute_capability=optional(
                 lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
@@ -373,9 +384,11 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
     for slot, (_, metric, _) in enumerate(_GPM_METRICS):
         request.metrics[slot].metricId = getattr(nvml, metric)
     return {
-        field: one.value * factor
-        if one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value)
-        else None
+        field: (
+            one.value * factor
+            if one.nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(one.value)
+            else None
+        )
         for (field, _, factor), one in zip(
             _GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False
         )

@@ -63,7 +63,10 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
     host = machine.host
     quota = "none" if host.cpus_quota is None else f"{host.cpus_quota:g}"
     slurm = "none" if host.cpus_slurm is None else str(host.cpus_slurm)
-    limits = f"online {host.cpus_online}, affinity {host.cpus_affinity}, quota {quota}, SLURM {slurm}"
+    limits = (
+        f"online {host.cpus_online}, affinity {host.cpus_affinity}, quota {quota},"
+        f" SLURM {slurm}"
+    )
     limit = (
         ""
         if host.ram_limit_bytes is None
@@ -76,7 +79,10 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
     yield "RAM", f"{format_bytes(host.ram_total_bytes)}"
     yield (
         "RAM available",
-        f"{format_bytes(host.ram_available_bytes)}, as limited by {host.ram_limit_source}{limit}",
+        (
+            f"{format_bytes(host.ram_available_bytes)}, as limited by"
+            f" {host.ram_limit_source}{limit}"
+        ),
     )
     yield "/dev/shm free", format_bytes(host.shm_free_bytes)
     yield "Python", host.python_version

@@ -290,8 +290,9 @@ def _devices_named(devices: Sequence[GpuFacts], entry: str) -> list[GpuFacts]:
 
 
 _NETWORK_FILESYSTEMS = (
-    "9p afs beegfs ceph cifs coda daos dfuse fhgfs gcsfuse glusterfs goofys gpfs juicefs lustre mfs mount_s3 ncpfs nfs "
-    "nfs4 orangefs panfs pvfs2 rclone s3fs seaweedfs smb3 smbfs sshfs wekafs"
+    "9p afs beegfs ceph cifs coda daos dfuse fhgfs gcsfuse glusterfs goofys gpfs"
+    " juicefs lustre mfs mount_s3 ncpfs nfs nfs4 orangefs panfs pvfs2 rclone s3fs"
+    " seaweedfs smb3 smbfs sshfs wekafs"
 )
 
 

@@ -149,7 +149,9 @@ def probe(
     one = out.stem if out is not None and out.suffix == ".toml" else None
     asked = JobRequest(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
-        purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
+        purpose=(
+            f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles."
+        ),
         trial_log=", ".join(
             str(job.reports / (one or f"{name}-*") / "trials") for name in names
         ),

@@ -252,7 +252,10 @@ class Search(SizeSearch):
             if not isinstance(outcome, Crashed | Contaminated):
                 break
         if isinstance(outcome, OutOfMemory):
-            what = f"micro-batch size {rows} fitted at first, but not in the throughput trial: {outcome.detail}"
+            what = (
+                f"micro-batch size {rows} fitted at first, but not in the throughput"
+                f" trial: {outcome.detail}"
+            )
             raise Undecided(
                 what, next_step="Leave more memory free: add --headroom 0.1"
             )
@@ -307,7 +310,8 @@ class Search(SizeSearch):
                 )
                 helps += [] if shared is None else [f"shard the state: {shared}"]
         return ExceedsMemory(
-            f"one sequence of {tokens} tokens of {self.name!r} exceeds the memory budget of {budget}{need}",
+            f"one sequence of {tokens} tokens of {self.name!r} exceeds the memory"
+            f" budget of {budget}{need}",
             next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
         )
 
@@ -342,7 +346,10 @@ def probe_model(
         raise search.does_not_fit()
     limit = with_headroom(feasible_max, probe.request.headroom_share)
     curve = [] if runner.pretended else search.curve(curve_sizes(limit))
-    untimed = "the largest size that leaves the headroom free; on a pretended GPU no throughput is measured"
+    untimed = (
+        "the largest size that leaves the headroom free; on a pretended GPU no"
+        " throughput is measured"
+    )
     choice = (
         search.choose(curve, feasible_max)
         if curve
@@ -365,12 +372,12 @@ def probe_model(
             if one.micro_batch_size == feasible_max
         ),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
-        traced_peak_bytes=None
-        if prediction is None
-        else round(prediction.peak_bytes(feasible_max)),
-        traced_micro_batch_size=None
-        if estimate is None
-        else estimate.max_micro_batch_size,
+        traced_peak_bytes=(
+            None if prediction is None else round(prediction.peak_bytes(feasible_max))
+        ),
+        traced_micro_batch_size=(
+            None if estimate is None else estimate.max_micro_batch_size
+        ),
         traced_terms_bytes=search.terms_bytes(feasible_max),
         local_ranks=probe.local_ranks,
         parameters=None if estimate is None else estimate.parameters,
@@ -378,16 +385,19 @@ def probe_model(
         gradient_accumulation_steps=probe.micro_batches,
         sustained=sustained,
         seconds=round(runner.seconds, 3),
-        mean_tokens_per_sequence=probe.config.seq_length_tokens
-        if rows is None
-        else rows.mean_non_padding_tokens,
+        mean_tokens_per_sequence=(
+            probe.config.seq_length_tokens
+            if rows is None
+            else rows.mean_non_padding_tokens
+        ),
         curve=curve,
         knee_micro_batch_sizes=list(knee_interval(curve) or ()),
         choice=choice.reason,
     )
-    return probe.config.model_copy(
-        update={"micro_batch_size": choice.micro_batch_size}
-    ), evidence
+    return (
+        probe.config.model_copy(update={"micro_batch_size": choice.micro_batch_size}),
+        evidence,
+    )
 
 
 def step_config(

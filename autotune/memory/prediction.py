@@ -181,7 +181,10 @@ def find_target(asked: PredictionRequest) -> Target:
             expected=expected,
         )
     if budget is None:
-        next_step = f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or --memory 24GiB."
+        next_step = (
+            f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or"
+            " --memory 24GiB."
+        )
         raise UsageError(
             "no known GPU detected: --gpu or --memory is required", next_step=next_step
         )
@@ -267,9 +270,9 @@ class _Tracer:
             limited=rows == asked.max_micro_batch_size,
             breakdown=found,
             bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
-            non_padding_tokens=None
-            if hold.assumed
-            else rows * hold.mean_non_padding_tokens,
+            non_padding_tokens=(
+                None if hold.assumed else rows * hold.mean_non_padding_tokens
+            ),
             samples=None if hold.assumed else rows * hold.mean_samples,
             traces=len(fit.rows),
             speed=None if rates is None else predict_speed(work, rates, config, tokens),
@@ -336,10 +339,13 @@ class _Tracer:
         otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
         otherwise += [] if shared is None else [f"a sharded state: {shared}"]
         return ExceedsMemory(
-            f"one sequence of {config.seq_length_tokens} tokens of {config.model.name!r} is predicted to exceed the "
-            f"memory budget of {format_bytes(budget)}; {format_bytes(found.peak_bytes)} needed; largest part: {term}, "
-            f"{format_bytes(size)}",
-            next_step=f"{advice}. Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
+            f"one sequence of {config.seq_length_tokens} tokens of"
+            f" {config.model.name!r} is predicted to exceed the memory budget of"
+            f" {format_bytes(budget)}; {format_bytes(found.peak_bytes)} needed; largest"
+            f" part: {term}, {format_bytes(size)}",
+            next_step=(
+                f"{advice}. Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}."
+            ),
         )
 
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
@@ -364,9 +370,11 @@ class _Tracer:
             for values in itertools.product(
                 ("bf16", "fp32"),
                 # Encoders that this project does not know keep their own attention.
-                (("varlen", "sdpa") if on_gpu else ("sdpa",))
-                if _is_known(config)
-                else ("auto",),
+                (
+                    (("varlen", "sdpa") if on_gpu else ("sdpa",))
+                    if _is_known(config)
+                    else ("auto",)
+                ),
                 ("none", "selective", "full"),
                 ("sparse", "dense"),
             )
@@ -464,7 +472,10 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
         micro_batch_size=probe.feasible_max,
         max_micro_batch_size=max(train.micro_batch_size, most),
         largest_bytes=largest_parameter_bytes(train, probe.parameters),
-        source=f"the probe's trace; the largest verified micro-batch is {probe.feasible_max}",
+        source=(
+            "the probe's trace; the largest verified micro-batch is"
+            f" {probe.feasible_max}"
+        ),
     )
 
 

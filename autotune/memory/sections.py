@@ -140,13 +140,25 @@ def reasons_of(profile: Profile) -> Iterator[str]:
     yield probe.choice
     if probe.knee_micro_batch_sizes and probe.curve:
         low, high = min(probe.knee_micro_batch_sizes), max(probe.knee_micro_batch_sizes)
-        yield f"throughput levels off {'at' if low == high else f'between {low} and'} {plural(high, 'sequence')}"
+        yield (
+            f"throughput levels off {'at' if low == high else f'between {low} and'}"
+            f" {plural(high, 'sequence')}"
+        )
     yield batch_split_words(profile.train, probe.local_ranks)
-    yield f"each optimizer step has {global_batch_words(profile.constraints.global_batch_tokens)}"
+    yield (
+        "each optimizer step has"
+        f" {global_batch_words(profile.constraints.global_batch_tokens)}"
+    )
     if probe.infeasible_min is None:
-        yield f"more may fit: sizes above {probe.feasible_max} were not tried (--max-micro-batch-size)"
+        yield (
+            f"more may fit: sizes above {probe.feasible_max} were not tried"
+            " (--max-micro-batch-size)"
+        )
     if profile.fingerprint.bytes_known == "allocator":
-        yield "pretended GPU: memory is that of torch's allocator, and throughput was not measured"
+        yield (
+            "pretended GPU: memory is that of torch's allocator, and throughput was not"
+            " measured"
+        )
     if probe.not_traced:
         yield f"no memory prediction: {probe.not_traced}"
 
@@ -156,12 +168,18 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     split = split_global_batch(
         train.global_batch_size, train.micro_batch_size, local_ranks
     )
-    words = f"global batch of {plural(train.global_batch_size, 'sequence')}: micro-batch size {split.micro_batch_size}"
+    words = (
+        f"global batch of {plural(train.global_batch_size, 'sequence')}: micro-batch"
+        f" size {split.micro_batch_size}"
+    )
     words += f" x {plural(split.gradient_accumulation_steps, 'accumulation step')}"
     words += f" x {local_ranks} ranks" if local_ranks > 1 else ""
     if split.empty_rows:
         without = " or ".join(map(str, split.without_empty))
-        words += f"; {plural(split.empty_rows, 'sequence')} empty, none with a global batch of {without}"
+        words += (
+            f"; {plural(split.empty_rows, 'sequence')} empty, none with a global batch"
+            f" of {without}"
+        )
     return words
 
 
@@ -245,8 +263,8 @@ def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Char
     return doc.Chart(
         title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
         description=(
-            f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()} {format_bytes(measured)}. "
-            f"Budget {format_bytes(budget)}."
+            f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()}"
+            f" {format_bytes(measured)}. Budget {format_bytes(budget)}."
         ),
         drawing=doc.Stacks(
             axis=doc.Axis(label="memory per rank", unit="bytes"),
@@ -317,7 +335,10 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     knee = probe.knee_micro_batch_sizes
     chart = doc.Chart(
         title="Throughput by micro-batch size",
-        description=f"Tokens/s including padding: {at[0]}, {at[-2]}; the highest is {at[-1]}. All sequences are full.",
+        description=(
+            f"Tokens/s including padding: {at[0]}, {at[-2]}; the highest is {at[-1]}."
+            " All sequences are full."
+        ),
         drawing=doc.Lines(
             x=doc.Axis(
                 label="micro-batch size (sequences)",
@@ -327,9 +348,11 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             ),
             y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
             lines=tuple(lines),
-            shade=doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
-            if len(set(knee)) == 2
-            else None,
+            shade=(
+                doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
+                if len(set(knee)) == 2
+                else None
+            ),
         ),
         table=table_of(
             "Throughput by micro-batch size (full sequences)",
@@ -408,7 +431,8 @@ def estimate_text(answer: Answer, next_command: str) -> str:
         if any(one["attention"] == "varlen" for one in answer.what_if):
             blocks.append(
                 line(
-                    "varlen requires attention dropout 0, which changes the recipe of models that use it."
+                    "varlen requires attention dropout 0, which changes the recipe of"
+                    " models that use it."
                 )
             )
     blocks += (
@@ -507,15 +531,20 @@ def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
 def _one(one: PredictedModel) -> Iterator[doc.Block]:
     config = one.config
     yield line(
-        f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens} tokens, {config.precision}, "
-        f"{one.attention} attention ({one.attention_reason}), activation checkpointing "
-        f"{config.activation_checkpointing}, {config.mlm_head} MLM head, budget {format_bytes(one.budget_bytes)}"
+        f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens}"
+        f" tokens, {config.precision}, {one.attention} attention"
+        f" ({one.attention_reason}), activation checkpointing"
+        f" {config.activation_checkpointing}, {config.mlm_head} MLM head, budget"
+        f" {format_bytes(one.budget_bytes)}"
     )
     yield _breakdown(one)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
         yield line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
-    unknown = "tokens/s not predicted: measure the constants of that machine with autotune doctor --measure"
+    unknown = (
+        "tokens/s not predicted: measure the constants of that machine with autotune"
+        " doctor --measure"
+    )
     yield (
         line(unknown)
         if one.speed is None

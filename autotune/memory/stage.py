@@ -79,9 +79,13 @@ def prepare(bench: Session, request: ProbeRequest) -> Probe:
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_batch_size = global_batch_size_of(tokens, rows.mean_non_padding_tokens)
     split_global_batch(global_batch_size, 1, probe.local_ranks)
-    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with --memory)"
+    left = (
+        f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
+        " --memory)"
+    )
     sys.stderr.write(
-        f"{probe.config.model.name}: memory budget {format_bytes(probe.memory_budget_bytes)} per rank"
+        f"{probe.config.model.name}: memory budget"
+        f" {format_bytes(probe.memory_budget_bytes)} per rank"
         f"{left if bench.site.gpu is not None and request.memory_bytes is None else ''}\n"
     )
     config = probe.config.model_copy(update={"global_batch_size": global_batch_size})

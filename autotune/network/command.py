@@ -30,7 +30,8 @@ def network(
         str | None,
         option(
             "N[,N]...",
-            f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with --predict.",
+            f"Node count. Default: this job's; 2 with --slurm; {DEFAULT_NODES} with"
+            " --predict.",
         ),
     ] = None,
     time_limit_s: Annotated[float, time_limit("15min")] = 900.0,
@@ -38,7 +39,8 @@ def network(
         bool,
         flag(
             "--predict",
-            "Predict tokens/s per node count, and measure the counts that this job has.",
+            "Predict tokens/s per node count, and measure the counts that this job"
+            " has.",
         ),
     ] = False,
     bandwidth: Bandwidth = None,
@@ -81,7 +83,10 @@ def network(
     profile, model = stored.profile, stored.profile.train.model.name
     if predict:
         if not counts and job.slurm is not None:
-            what = "--slurm with --predict requires --nodes: the job gets as many nodes as the largest number"
+            what = (
+                "--slurm with --predict requires --nodes: the job gets as many nodes as"
+                " the largest number"
+            )
             raise UsageError(what, next_step="Add --nodes 1,2,4")
         counts = counts or _counts(DEFAULT_NODES, several=True)
         asked = JobRequest(

@@ -448,9 +448,9 @@ class NetworkTuning:
         parallel = parallel_settings(sync, self.request.ranks_per_node)
         changes: dict[str, object] = {
             "micro_batch_size": split.micro_batch_size,
-            "global_batch_size": split.micro_batch_size
-            * micro_batches
-            * self.request.ranks,
+            "global_batch_size": (
+                split.micro_batch_size * micro_batches * self.request.ranks
+            ),
             "global_batch_tokens": None,
             "global_batch_samples": None,
             "max_epochs": None,

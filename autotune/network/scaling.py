@@ -113,7 +113,10 @@ def predict_scaling(
     load, network = known.load, known.network
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
-        what = f"a global batch of {load.global_batch_size} sequences is too small for the ranks of {min(counts)} nodes"
+        what = (
+            f"a global batch of {load.global_batch_size} sequences is too small for the"
+            f" ranks of {min(counts)} nodes"
+        )
         raise BadInput(
             what, next_step="Use fewer --nodes, or a larger --global-batch-tokens."
         )
@@ -149,9 +152,9 @@ def predict_scaling(
         levers=tuple(
             f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)
         ),
-        steps_per_epoch=None
-        if rows_per_epoch is None
-        else rows_per_epoch / load.global_batch_size,
+        steps_per_epoch=(
+            None if rows_per_epoch is None else rows_per_epoch / load.global_batch_size
+        ),
         bound=tuple(
             (one.nodes, one.bound_efficiency)
             for one in predicted
@@ -182,7 +185,10 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
             next_step=f"Probe on a real GPU: {probe_command(profile, 'PROFILE.toml')}",
         )
     if probe.parameters is None:
-        next_step = f"Probe {profile.train.model.name} again: {probe_command(profile, 'PROFILE.toml')}"
+        next_step = (
+            f"Probe {profile.train.model.name} again:"
+            f" {probe_command(profile, 'PROFILE.toml')}"
+        )
         raise BadInput(
             "the profile has no number of parameters of the model", next_step=next_step
         )
@@ -200,13 +206,17 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
         )
     fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
     gradients = gradients_of_shape(profile.train, probe.parameters)
-    return RankCompute(
-        sequence_s=sequence_s,
-        micro_batch_s=fixed_s,
-        optimizer_step_s=0.0,
-        gradients=gradients,
-    ), (
-        "compute: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
+    return (
+        RankCompute(
+            sequence_s=sequence_s,
+            micro_batch_s=fixed_s,
+            optimizer_step_s=0.0,
+            gradients=gradients,
+        ),
+        (
+            "compute: from the probe's throughput curve; gradients: assumed from the"
+            " model's shape, ready layer by layer"
+        ),
     )
 
 
@@ -221,8 +231,9 @@ def _network(
     if assumed is not None:
         between = assumed.link
         source = (
-            f"links between nodes: assumed, {percent(ASSUMED_LINE_SHARE)} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
-            f"{1e6 * assumed.latency_s:g} µs per hop"
+            f"links between nodes: assumed, {percent(ASSUMED_LINE_SHARE)} of"
+            f" {assumed.bits_per_s / 1e9:g} Gbit/s and {1e6 * assumed.latency_s:g} µs"
+            " per hop"
         )
     elif measured is not None and evidence is not None:
         between, ends = measured.link, measured.ends
@@ -234,9 +245,15 @@ def _network(
             else 1.0
         )
         if factor != 1.0:
-            source += f"; corrected by {factor:.2f}, the measured over the predicted time of all-reduces"
+            source += (
+                f"; corrected by {factor:.2f}, the measured over the predicted time of"
+                " all-reduces"
+            )
     else:
-        next_step = "Measure two nodes: autotune network PROFILE --slurm; or assume a NIC: --bandwidth 25Gbit"
+        next_step = (
+            "Measure two nodes: autotune network PROFILE --slurm; or assume a NIC:"
+            " --bandwidth 25Gbit"
+        )
         raise BadInput(
             "the profile has no measurement of the network between nodes",
             next_step=next_step,
@@ -340,8 +357,14 @@ def evidence(tuning: NetworkTuning) -> NetworkEvidence:
 def _choice(tuning: NetworkTuning) -> str:
     rounds, (chosen, gain) = len(tuning.tried[0].figures), tuning.fastest()
     if rounds < ROUNDS:
-        return f"the default: only {rounds} of {ROUNDS} rounds ran, too few to decide; increase --time-limit"
+        return (
+            f"the default: only {rounds} of {ROUNDS} rounds ran, too few to decide;"
+            " increase --time-limit"
+        )
     if gain is None:
         return "the default: no candidate is faster at 98 % confidence"
-    times = f"{gain.value:.2f} times the default's non-padding tokens/s ({gain.low:.2f} to {gain.high:.2f})"
+    times = (
+        f"{gain.value:.2f} times the default's non-padding tokens/s ({gain.low:.2f} to"
+        f" {gain.high:.2f})"
+    )
     return f"{chosen.candidate.sync.name}: {times} at this global batch"

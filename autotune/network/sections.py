@@ -28,14 +28,20 @@ def scaling_text(scaled: Scaling) -> str:
     """Return the scaling to more nodes, for the console."""
     nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
     batch = (
-        f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding tokens on any number of nodes; "
-        f"steps per epoch: {format_count(scaled.steps_per_epoch)}"
+        f"{scaled.name}: global batch of {scaled.global_batch_tokens:,} non-padding"
+        " tokens on any number of nodes; steps per epoch:"
+        f" {format_count(scaled.steps_per_epoch)}"
     )
     lines = (
         *scaled.sources,
-        f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if synchronisation overlapped all of backward",
-        f"T_min, to overlap fp32 gradients with backward: {scaled.least_tokens_per_rank:,.0f} non-padding tokens per "
-        "rank and step",
+        (
+            f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if"
+            " synchronisation overlapped all of backward"
+        ),
+        (
+            "T_min, to overlap fp32 gradients with backward:"
+            f" {scaled.least_tokens_per_rank:,.0f} non-padding tokens per rank and step"
+        ),
         *_useful_lines(scaled.useful_nodes, scaled.levers),
     )
     return console_text(
@@ -105,12 +111,15 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
 def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
     rows = sorted(rows, key=lambda row: (row.nodes, row.measured))
     shares = "; ".join(
-        f"{plural(row.nodes, 'node')}: {format_share(row.efficiency)}, {'measured' if row.measured else 'predicted'}"
+        f"{plural(row.nodes, 'node')}: {format_share(row.efficiency)},"
+        f" {'measured' if row.measured else 'predicted'}"
         for row in rows
     )
     return doc.Chart(
         title="Non-padding tokens/s by number of nodes, at the same global batch",
-        description=f"Strong-scaling efficiency; bands: 98 % CI from the links. {shares}.",
+        description=(
+            f"Strong-scaling efficiency; bands: 98 % CI from the links. {shares}."
+        ),
         drawing=scaling_lines(name, rows),
         table=table_of(
             "Data table",
@@ -218,7 +227,10 @@ def _compute(found: NetworkEvidence) -> doc.Table:
 
 
 def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:
-    yield f"max. nodes at 90 % efficiency or more with this global batch (predicted): {nodes}"
+    yield (
+        "max. nodes at 90 % efficiency or more with this global batch (predicted):"
+        f" {nodes}"
+    )
     yield from (f"more nodes with {lever} (predicted)" for lever in levers)
 
 
@@ -227,9 +239,15 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     nodes = f"{plural(found.nodes, 'node')} of {plural(found.ranks_per_node, 'rank')}"
     speed = found.interface_bytes_per_s
     nominal = "" if speed is None else f" ({8 * speed / 1e9:g} Gbit/s)"
-    yield f"measured on {nodes}: {found.backend}, {found.transport}, interface {found.interface or 'n/a'}{nominal}"
+    yield (
+        f"measured on {nodes}: {found.backend}, {found.transport}, interface"
+        f" {found.interface or 'n/a'}{nominal}"
+    )
     if found.all_reduce_factor != 1.0:
-        yield f"all-reduces over all ranks take {found.all_reduce_factor:.2f} times the time predicted from the links"
+        yield (
+            f"all-reduces over all ranks take {found.all_reduce_factor:.2f} times the"
+            " time predicted from the links"
+        )
     yield from (f"warning: {warning}" for warning in found.warnings)
     if found.equal_loss is not None:
         yield f"equal loss: {found.equal_loss}"

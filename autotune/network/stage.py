@@ -65,15 +65,21 @@ def open_multirank(
     """
     there = nodes_here()
     if nodes > there:
-        what = f"{nodes} nodes requested, but this {'job has' if there > 1 else 'process is on'} {there}"
+        what = (
+            f"{nodes} nodes requested, but this"
+            f" {'job has' if there > 1 else 'process is on'} {there}"
+        )
         raise BadInput(what, next_step=f"Submit a job of {nodes} nodes: add --slurm.")
     with device_here(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
                 "a network measurement requires at least 2 GPUs (or 2 ranks on a CPU)",
-                next_step="Add --ranks 2, or --slurm for a job of two nodes. To predict without a measurement: "
-                "autotune network PROFILE --predict --bandwidth 25Gbit",
+                next_step=(
+                    "Add --ranks 2, or --slurm for a job of two nodes. To predict"
+                    " without a measurement: autotune network PROFILE --predict"
+                    " --bandwidth 25Gbit"
+                ),
             )
         if (
             nodes > 1
@@ -82,8 +88,11 @@ def open_multirank(
         ):
             raise MachineLacks(
                 "srun not found",
-                next_step="Add --slurm SITE, with the container as command_prefix in the site file (it must pass the "
-                "environment on), or measure on one node: --nodes 1.",
+                next_step=(
+                    "Add --slurm SITE, with the container as command_prefix in the site"
+                    " file (it must pass the environment on), or measure on one node:"
+                    " --nodes 1."
+                ),
             )
         manifest, torch = read_manifest(data_dir), site.versions["torch"]
         start = (
@@ -95,7 +104,8 @@ def open_multirank(
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
         with MultirankMachine(start, site.device, scratch) as ranks_together:
             sys.stderr.write(
-                f"measuring on {site.words}; starting {nodes * each} ranks on {plural(nodes, 'node')}\n"
+                f"measuring on {site.words}; starting {nodes * each} ranks on"
+                f" {plural(nodes, 'node')}\n"
             )
             ranks_together.start()
             yield Session(
@@ -164,8 +174,14 @@ def _network_request(
         train = in_rows(train, dataset)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
-        what = f"a global batch of {train.global_batch_size} sequences is too small for {every} ranks"
-        next_step = "Use fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens."
+        what = (
+            f"a global batch of {train.global_batch_size} sequences is too small for"
+            f" {every} ranks"
+        )
+        next_step = (
+            "Use fewer ranks (--ranks, --nodes), or probe again with a larger"
+            " --global-batch-tokens."
+        )
         raise BadInput(what, next_step=next_step)
     most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(

@@ -117,7 +117,10 @@ def _goal(context: typer.Context) -> "Goal | None":
         kind: context.params[kind] for kind in GOALS if context.params[kind] is not None
     }
     if len(given) > 1:
-        what = f"{' cannot be used with '.join(options[kind] for kind in given)}: each sets the length of the training"
+        what = (
+            f"{' cannot be used with '.join(options[kind] for kind in given)}: each"
+            " sets the length of the training"
+        )
         raise UsageError(what, next_step="Give one of them; the plan shows the others.")
     for kind, said in given.items():
         name, amount = options[kind], said
@@ -146,10 +149,15 @@ def _source(
 
     if (model is None) == (profile is None):
         raise UsageError(
-            "plan requires a profile or --model"
-            if model is None
-            else f"--model cannot be used with {str(profile)!r}",
-            next_step="Give one: autotune plan PROFILE, or autotune plan --model bert-120m --gpu h100-nvl-94gb",
+            (
+                "plan requires a profile or --model"
+                if model is None
+                else f"--model cannot be used with {str(profile)!r}"
+            ),
+            next_step=(
+                "Give one: autotune plan PROFILE, or autotune plan --model bert-120m"
+                " --gpu h100-nvl-94gb"
+            ),
         )
     if profile is not None:
         if seq_length is not None or precision is not None:

@@ -14,7 +14,10 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """FLOPs of training by the 6·N·D convention (Kaplan et al. 2020, arXiv 2001.08361)."""
 SECONDS_PER_HOUR = 3600.0
 MOST_PASSES = 40
-NOT_INCLUDED = "queueing, start-up, restarts, compilation, validation, checkpoints, node failures, energy, disk"
+NOT_INCLUDED = (
+    "queueing, start-up, restarts, compilation, validation, checkpoints, node failures,"
+    " energy, disk"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,10 @@ def plan_of(known: Plan) -> Plan:
         known.tokens_per_sequence,
         known.global_batch_size,
     )
-    told = f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens ({per_row.source})"
+    told = (
+        f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens"
+        f" ({per_row.source})"
+    )
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)
     tokens = _tokens(known, asked, batch)
@@ -128,9 +134,11 @@ def plan_of(known: Plan) -> Plan:
         passes=asked if goal.kind == "epochs" else passes,
         wall_s=wall,
         device_hours=hours,
-        cost=None
-        if price is None
-        else _if_known(lambda one: one * price, hours, source="at your price"),
+        cost=(
+            None
+            if price is None
+            else _if_known(lambda one: one * price, hours, source="at your price")
+        ),
         flops_6n=flops,
         by_nodes=tuple(_by_nodes(known, tokens.value)),
     )
@@ -162,7 +170,10 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
             known.parameters,
             lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
             "by 6·N·D",
-            f"the number of parameters of {known.model} is unknown ({known.memory_missing})",
+            (
+                f"the number of parameters of {known.model} is unknown"
+                f" ({known.memory_missing})"
+            ),
             "Give the number of tokens instead: --tokens 10B",
         ),
         "hours": (
@@ -201,9 +212,10 @@ def _warnings(plan: Plan) -> Iterator[str]:
     efficiency, useful = plan.all_ranks.efficiency, plan.all_ranks.useful_nodes or 1
     if efficiency is not None and efficiency.value < USEFUL_EFFICIENCY:
         yield (
-            f"{plan.fleet.nodes} nodes reach {format_share(efficiency.value)} efficiency ({efficiency.basis}). With "
-            f"this batch, at most {useful} {'reaches' if useful == 1 else 'reach'} {100 * USEFUL_EFFICIENCY:.0f} %. "
-            "For changes that help, run autotune network PROFILE --predict."
+            f"{plan.fleet.nodes} nodes reach {format_share(efficiency.value)}"
+            f" efficiency ({efficiency.basis}). With this batch, at most {useful}"
+            f" {'reaches' if useful == 1 else 'reach'} {100 * USEFUL_EFFICIENCY:.0f} %."
+            " For changes that help, run autotune network PROFILE --predict."
         )
     if (
         plan.memory is not None
@@ -220,17 +232,24 @@ def _warnings(plan: Plan) -> Iterator[str]:
             for here in (True, False)
         )
         if fitting:
-            yield f"The model does not fit one GPU {rows} (predicted). It fits with {fitting}."
+            yield (
+                f"The model does not fit one GPU {rows} (predicted). It fits with"
+                f" {fitting}."
+            )
         elif other:
             yield (
-                f"The model does not fit one GPU {rows} (predicted). By formula it fits with {other}, which this "
-                "trainer does not support."
+                f"The model does not fit one GPU {rows} (predicted). By formula it fits"
+                f" with {other}, which this trainer does not support."
             )
         else:
-            yield f"The model does not fit {rows} in any of these ways (predicted). Use more or larger GPUs."
+            yield (
+                f"The model does not fit {rows} in any of these ways (predicted). Use"
+                " more or larger GPUs."
+            )
     if plan.passes is not None and plan.passes.value > MOST_PASSES:
         yield (
-            f"{plan.passes.value:,.0f} epochs: decoder models gain almost nothing after {MOST_PASSES} (Muennighoff et "
-            f"al. 2023, arXiv 2305.16264), and BERT trained for about {MOST_PASSES} (Devlin et al. 2018). Use more "
-            "data, or continue only while the validation loss falls."
+            f"{plan.passes.value:,.0f} epochs: decoder models gain almost nothing after"
+            f" {MOST_PASSES} (Muennighoff et al. 2023, arXiv 2305.16264), and BERT"
+            f" trained for about {MOST_PASSES} (Devlin et al. 2018). Use more data, or"
+            " continue only while the validation loss falls."
         )

@@ -98,7 +98,10 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     """Plan a training; raise ``AutotuneError`` if the GPU, the model, the dataset or the goal cannot be used."""
     if (goal := asked.goal) is None:
         if not isinstance(asked.source, StoredProfile):
-            add = "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20, --duration 24h, --steps 100000."
+            add = (
+                "Add one of --tokens 45.2B, --epochs 3 --data DIR, --flops 1e20,"
+                " --duration 24h, --steps 100000."
+            )
             raise UsageError("the length of the training is missing", next_step=add)
         steps = asked.source.profile.train.max_steps
         goal = Goal(
@@ -158,8 +161,9 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     if known.global_batch_size != wanted:
         least = format_amount(known.global_batch_size * per_sequence.value)
         cannot = (
-            f"A global batch of {wanted:,} sequences is too small for {fleet.ranks:,} ranks. The figures are for "
-            f"{fleet.ranks:,} sequences ({least} non-padding tokens). To change the batch, use --global-batch-tokens."
+            f"A global batch of {wanted:,} sequences is too small for {fleet.ranks:,}"
+            f" ranks. The figures are for {fleet.ranks:,} sequences ({least}"
+            " non-padding tokens). To change the batch, use --global-batch-tokens."
         )
         known = replace(known, warnings=(cannot, *known.warnings))
     differs = (one for one in (subject.said, other_data) if one)
@@ -179,7 +183,10 @@ def _with_rate(
             value=asked.tokens_per_s, basis="given", source="--tokens-per-s"
         )
     if isinstance(rate, str):
-        told = f"No time and no cost: {rate}. Give the throughput of one rank with --tokens-per-s."
+        told = (
+            f"No time and no cost: {rate}. Give the throughput of one rank with"
+            " --tokens-per-s."
+        )
         return replace(known, rate_missing=rate, warnings=(told,))
     largest, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
     if memory is not None:
@@ -229,7 +236,10 @@ def _subject(asked: PlanRequest) -> _Subject:
         own_gpu = gpu_model_of(there.gpu_name, there.gpu_total_bytes)
     if gpu_model is not None and gpu_model is not own_gpu:
         measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
-        said = f"The profile was measured on {measured_on}: its rates and memory are not used for {gpu_model.name}."
+        said = (
+            f"The profile was measured on {measured_on}: its rates and memory are not"
+            f" used for {gpu_model.name}."
+        )
         if train.device == "cpu":
             train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
             said += " The plan assumes bf16."
@@ -368,13 +378,19 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
         return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
     rates = known_rates(fleet.name)
     if rates is None:
-        return f"the constants of {fleet.name} are unknown: measure them there with autotune doctor --measure"
+        return (
+            f"the constants of {fleet.name} are unknown: measure them there with"
+            " autotune doctor --measure"
+        )
     if memory is None or memory.work is None:
         return f"the step of {train.model.name} was not traced"
     speed = predict_speed(memory.work, rates, train, known.tokens_per_sequence.value)
     assert speed.non_padding_tokens_per_s is not None
     mfu = "" if speed.mfu is None else f", {percent(speed.mfu.value)} MFU"
-    told = f"a roofline over the traced step at micro-batch size {speed.micro_batch_size}{mfu}; {rates.source}"
+    told = (
+        "a roofline over the traced step at micro-batch size"
+        f" {speed.micro_batch_size}{mfu}; {rates.source}"
+    )
     return PlanFigure.on("predicted", speed.non_padding_tokens_per_s, told)
 
 
@@ -448,8 +464,9 @@ def _on_all(
     else:
         line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
         told = (
-            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at {100 * ASSUMED_LINE_SHARE:.0f} % of its "
-            "rate, without losses inside nodes"
+            f"assumed NIC of {line.bits_per_s / 1e9:g} Gbit/s per node at"
+            f" {100 * ASSUMED_LINE_SHARE:.0f} % of its rate, without losses inside"
+            " nodes"
         )
         trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
         links, over = (

@@ -70,7 +70,10 @@ def plan_text(plan: Plan) -> str:
             if most
             else "one sequence does not fit one GPU"
         )
-        shown = f"predicted for {size} ({limit}) and {format_bytes(fleet.memory_bytes)}; from {memory.source}"
+        shown = (
+            f"predicted for {size} ({limit}) and {format_bytes(fleet.memory_bytes)};"
+            f" from {memory.source}"
+        )
         parts += [
             console_text((shares_table(memory.shares),)),
             _wrapped(shown, bullet="  "),
@@ -83,7 +86,8 @@ def plan_text(plan: Plan) -> str:
         else []
     )
     parts.append(
-        f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext: {inert(plan.next_command)}"
+        f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext:"
+        f" {inert(plan.next_command)}"
     )
     return "\n".join(parts)
 

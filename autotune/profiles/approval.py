@@ -83,9 +83,9 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
     recorded, present = tables.get(HASH_KEY), present_sha256(tables, where=str(profile))
     return Content(
         intact=recorded == present,
-        recorded_sha256=recorded
-        if isinstance(recorded, str) and is_sha256(recorded)
-        else None,
+        recorded_sha256=(
+            recorded if isinstance(recorded, str) and is_sha256(recorded) else None
+        ),
         file_sha256=profile_sha256(tables),
         approval=approval_of(_read(review_path(profile, reports)), present),
     )
@@ -133,10 +133,14 @@ def review(
     if decision == "approved" and not before.intact and not as_edited:
         written = "none" if recorded is None else _short(recorded)
         raise ProfileRejected(
-            f"{profile} was modified after measurement (recorded hash {written}, present hash {_short(present)}): its "
-            "figures may not hold for its settings",
-            next_step=f"Check the settings: autotune profile show {shlex.quote(str(profile))} --explain. Then add "
-            "--as-edited to approve them, or measure them: autotune tune.",
+            f"{profile} was modified after measurement (recorded hash {written},"
+            f" present hash {_short(present)}): its figures may not hold for its"
+            " settings",
+            next_step=(
+                f"Check the settings: autotune profile show {shlex.quote(str(profile))}"
+                " --explain. Then add --as-edited to approve them, or measure them:"
+                " autotune tune."
+            ),
         )
     edited = decision == "approved" and not before.intact
     said = {
@@ -182,9 +186,15 @@ def reject_unapproved(
     if state == "approved":
         if expect_sha256 in (None, found.file_sha256):
             return
-        why = f"does not match this job: its hash is {_short(found.file_sha256)}, the job was written for "
+        why = (
+            f"does not match this job: its hash is {_short(found.file_sha256)}, the job"
+            " was written for "
+        )
         why += _short(expect_sha256)
-        next_step = f"Write the job again: {command('train', profile, slurm=True)}; or undo the change."
+        next_step = (
+            f"Write the job again: {command('train', profile, slurm=True)}; or undo the"
+            " change."
+        )
     elif state == "not reviewed" or last is None:
         why = f"is not approved (hash {now})"
     elif state == "rejected":
@@ -213,7 +223,10 @@ def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None
             f"{f'train.{key}'!r} = {would[key]!r} instead of {said.get(key)!r}"
             for key in other
         ),
-        next_step="Omit --set; or write the value into the profile and approve it: autotune profile approve.",
+        next_step=(
+            "Omit --set; or write the value into the profile and approve it: autotune"
+            " profile approve."
+        ),
     )
 
 
@@ -257,7 +270,10 @@ def verify(
     here = fingerprint(site, train.model, manifest, cuda)
     unknown: dict[str, str] = {}
     if elsewhere := on_gpu and site.device == "cpu":
-        why = f"this is not the profile's machine: {site.gpu_absent or 'no GPU is in use'}"
+        why = (
+            "this is not the profile's machine:"
+            f" {site.gpu_absent or 'no GPU is in use'}"
+        )
         unknown |= dict.fromkeys(
             (name for name in Fingerprint.model_fields if name not in _TOLD_ANYWHERE),
             why,

@@ -207,7 +207,8 @@ def export(
         Literal["hf-trainer", "accelerate", "lightning"],
         opt.option(
             None,
-            "Target: TrainingArguments, accelerate's config file, or Lightning's Trainer arguments.",
+            "Target: TrainingArguments, accelerate's config file, or Lightning's"
+            " Trainer arguments.",
         ),
     ],
     out: Annotated[
@@ -281,9 +282,11 @@ def _export_text(export: "Export") -> str:
         export.batch,
     )
     values = [
-        f"{one.argument} = {json.dumps(one.value)}"
-        if one.value is not None
-        else one.argument
+        (
+            f"{one.argument} = {json.dumps(one.value)}"
+            if one.value is not None
+            else one.argument
+        )
         for one in near
     ]
     differ = [
@@ -300,9 +303,13 @@ def _export_text(export: "Export") -> str:
         for one in (batch.tokens_per_step, batch.exported_tokens_per_step)
     )
     parts = [
-        f"For {export.written_for} on {batch.ranks} GPUs: a step of {batch.sequences_per_step:,} sequences with "
-        f"{tokens} non-padding tokens becomes one of {batch.exported_samples_per_step:,} samples with {exported}, "
-        f"in {batch.gradient_accumulation_steps} micro-batches of {batch.per_device_batch_size} per GPU",
+        (
+            f"For {export.written_for} on {batch.ranks} GPUs: a step of"
+            f" {batch.sequences_per_step:,} sequences with {tokens} non-padding tokens"
+            f" becomes one of {batch.exported_samples_per_step:,} samples with"
+            f" {exported}, in {batch.gradient_accumulation_steps} micro-batches of"
+            f" {batch.per_device_batch_size} per GPU"
+        ),
         f"{same} settings mean the same. These differ:",
         text_table(
             ("profile", export.written_for.partition(" ")[0], "difference"), differ

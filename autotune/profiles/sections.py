@@ -76,7 +76,10 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
         [
             "model",
             train.model.name,
-            f"{train.precision}, {train.layout} sequences of {train.seq_length_tokens} tokens",
+            (
+                f"{train.precision}, {train.layout} sequences of"
+                f" {train.seq_length_tokens} tokens"
+            ),
         ],
         *changes,
         [
@@ -98,7 +101,10 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
         ],
     ]
     here = profile.fingerprint
-    place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
+    place = (
+        f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch},"
+        f" {profile.provenance.created_utc}"
+    )
     origin = (
         ("measured on", (place,)),
         ("content", (_EDITED[intact],)),
@@ -144,9 +150,11 @@ def verification_text(
             check.field,
             _WORDS.get(check.found, check.found),
             cut(check.profile),
-            ""
-            if check.found == "same"
-            else cut(check.here, whole=check.found == "unknown"),
+            (
+                ""
+                if check.found == "same"
+                else cut(check.here, whole=check.found == "unknown")
+            ),
         ]
         for check in verification.checks
     ]
@@ -181,8 +189,12 @@ def trial_log_words(found: TrialLogCheck) -> str:
         return f"unknown: the trial log holds no trial of this profile{others}"
     said = {
         "same": f"the hash of {found.trials} trials matches",
-        "differs": "the hash does not match: trials or the hash were changed, removed or added",
-        "not recomputable": "the hash cannot be recomputed: the profile is of an older version",
+        "differs": (
+            "the hash does not match: trials or the hash were changed, removed or added"
+        ),
+        "not recomputable": (
+            "the hash cannot be recomputed: the profile is of an older version"
+        ),
     }[found.found]
     said += f"; {found.added} trials were added later" if found.added else ""
     if found.unfounded:
@@ -277,7 +289,10 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["written", provenance.created_utc],
         [
             "written by",
-            f"encoder-autotune {provenance.tool_version}: {', '.join(provenance.commands)}",
+            (
+                f"encoder-autotune {provenance.tool_version}:"
+                f" {', '.join(provenance.commands)}"
+            ),
         ],
         ["SLURM job", provenance.slurm_job_id],
         ["seed", str(one.profile.train.seed)],

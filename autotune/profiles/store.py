@@ -245,7 +245,10 @@ def require_local_probe(
     elif errors:
         why, first = f"{path} does not match: {'; '.join(errors)}", "Probe here first"
     elif rows > probe.feasible_max:
-        why = f"micro_batch_size = {rows} exceeds {probe.feasible_max}, the largest that was verified to fit"
+        why = (
+            f"micro_batch_size = {rows} exceeds {probe.feasible_max}, the largest that"
+            " was verified to fit"
+        )
         first = f"Lower it in {path}, or probe again"
     else:
         return probe

@@ -38,7 +38,10 @@ class Evidence(StrictTable):
 HASH_KEY = "content_sha256"
 
 _HEADER = (
-    "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no longer matches, and reports show",
+    (
+        "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no"
+        " longer matches, and reports show"
+    ),
     "the profile as modified. Names contain the units; a _share is between 0 and 1.",
 )
 
@@ -266,14 +269,20 @@ class Verification:
                 f"{one.field} is {one.here!r} here, {one.profile!r} in the profile"
                 for one in errors
             )
-            next_step = "Tune here: autotune tune; or use the profile's own machine, model and dataset."
+            next_step = (
+                "Tune here: autotune tune; or use the profile's own machine, model and"
+                " dataset."
+            )
             raise ProfileRejected(
                 f"{name} does not match this machine, model or dataset: {told}",
                 next_step=next_step,
             )
         if unknown := [check.field for check in self.of("unknown")]:
             command = shlex.join(["autotune", "profile", "verify", name])
-            step = f"Run it on the machine that trains, with the dataset: {command} --data DIR"
+            step = (
+                f"Run it on the machine that trains, with the dataset: {command}"
+                " --data DIR"
+            )
             if set(unknown) <= {"dataset_hash", "data_filesystem"}:
                 step = f"Pass the dataset: {command} --data DIR"
             raise NotCheckable(

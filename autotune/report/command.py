@@ -34,7 +34,8 @@ def report(
         Path | None,
         option(
             "PATH",
-            "HTML file; Markdown and JSON go beside it. Default: reports/PROFILE/report.html.",
+            "HTML file; Markdown and JSON go beside it. Default:"
+            " reports/PROFILE/report.html.",
         ),
     ] = None,
     reports: Reports = REPORTS,
@@ -43,7 +44,10 @@ def report(
         Literal["files", "pr"],
         typer.Option(
             "--format",
-            help="pr: print five lines of Markdown for a pull request, and write nothing.",
+            help=(
+                "pr: print five lines of Markdown for a pull request, and write"
+                " nothing."
+            ),
         ),
     ] = "files",
 ) -> None:
@@ -65,7 +69,10 @@ def report(
         return
     place = out or report_directory(profile[0], reports) / "report.html"
     places = build_report(profile, reports, place, runs=run or (), data=data)
-    said = f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON: {places['json']}"
+    said = (
+        f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON:"
+        f" {places['json']}"
+    )
     print(
         answer_json({name: str(path) for name, path in places.items()})
         if as_json

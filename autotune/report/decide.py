@@ -99,7 +99,10 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
     elif evidence.workers.undecided_between:
         yield (
             False,
-            f"{' or '.join(map(str, evidence.workers.undecided_between))} workers: undecided",
+            (
+                f"{' or '.join(map(str, evidence.workers.undecided_between))} workers:"
+                " undecided"
+            ),
             "workers",
         )
     tuned = row_of(evidence.baseline, "tuned")

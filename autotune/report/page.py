@@ -112,7 +112,10 @@ def report_document(
         " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
     )
     if pretended:
-        measured += f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and "
+        measured += (
+            f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is"
+            " a pretended one, and "
+        )
         measured += "memory is that of torch's allocator."
     made_on = (
         f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"

@@ -215,7 +215,10 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     ]
     chart = doc.Chart(
         title="Loss by step",
-        description=f"Mean loss of stretches of steps; dots are of the validation split. {'; '.join(said)}.",
+        description=(
+            "Mean loss of stretches of steps; dots are of the validation split."
+            f" {'; '.join(said)}."
+        ),
         drawing=doc.Lines(
             x=doc.Axis(label="optimizer steps", unit="count"),
             y=doc.Axis(label="nats per predicted token (dots: validation)"),

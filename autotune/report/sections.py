@@ -103,7 +103,10 @@ def _headline(one: ReportedProfile) -> doc.Words:
         again = any(isinstance(word, doc.Strong) for word in words)
         level = "" if again else f"{100 * SHOWN_CONFIDENCE:g} % interval "
         between = bounds(times.low, times.high, number)
-        told = f"{'that' if again else 'the throughput'} of {called} ({level + between if between else NOT_ENOUGH})"
+        told = (
+            f"{'that' if again else 'the throughput'} of {called}"
+            f" ({level + between if between else NOT_ENOUGH})"
+        )
         words += [doc.Strong(text=f"{number(times.value)}x"), f" {told}"]
     between = bounds(rate.interval.low, rate.interval.high, count)
     origin = {
@@ -191,17 +194,19 @@ def _settings(one: ReportedProfile) -> doc.Words:
         )
     parts = {
         f"{plural(train.data.num_workers, 'worker')}{doubt}": True,
-        f"prefetch {train.data.prefetch_factor}": workers
-        and workers.joint
-        and workers.joint.adopted,
+        f"prefetch {train.data.prefetch_factor}": (
+            workers and workers.joint and workers.joint.adopted
+        ),
         f"{train.layout}, {train.seq_length_tokens} tokens": True,
         train.precision: True,
         "compiled": train.compiled,
-        f"{train.activation_checkpointing} checkpointing": train.activation_checkpointing
-        != "none",
+        f"{train.activation_checkpointing} checkpointing": (
+            train.activation_checkpointing != "none"
+        ),
         f"global batch {train.global_batch_size:,}": True,
-        sync + " (not measured)" * (evidence.network is None): one.profile.local_ranks
-        > 1,
+        sync + " (not measured)" * (evidence.network is None): (
+            one.profile.local_ranks > 1
+        ),
     }
     chosen = " · ".join(part for part, applies in parts.items() if applies)
     return (
@@ -261,7 +266,10 @@ def _memory(one: ReportedProfile) -> str:
         else f"; {probe.infeasible_min:,} run out of memory"
     )
     peak = format_bytes(probe.feasible_peak_bytes)
-    return f"{peak} of {budget} per {one.unit}{known} with {plural(probe.feasible_max, 'sequence')}{too_many}"
+    return (
+        f"{peak} of {budget} per {one.unit}{known} with"
+        f" {plural(probe.feasible_max, 'sequence')}{too_many}"
+    )
 
 
 def _cost(one: ReportedProfile, spent_s: float) -> str:
@@ -273,7 +281,10 @@ def _cost(one: ReportedProfile, spent_s: float) -> str:
     if found is None:
         return spent
     if found.rank_hours is None:
-        return f"{spent}; the tuned settings are not faster than defaults, so it does not pay for itself"
+        return (
+            f"{spent}; the tuned settings are not faster than defaults, so it does not"
+            " pay for itself"
+        )
     every = f" on {plural(ranks, one.unit)}" if ranks > 1 else ""
     after = Interval.of(
         found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE
@@ -361,7 +372,10 @@ def _batch(profile: Profile) -> str:
     train, ranks = profile.train, profile.local_ranks
     split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
     by_ranks = f" x {ranks}" if ranks > 1 else ""
-    return f"{train.global_batch_size:,} ({split.gradient_accumulation_steps} x {split.micro_batch_size}{by_ranks})"
+    return (
+        f"{train.global_batch_size:,} ({split.gradient_accumulation_steps} x"
+        f" {split.micro_batch_size}{by_ranks})"
+    )
 
 
 def _times(profile: Profile, name: RecipeName) -> str | None:

@@ -77,7 +77,10 @@ def _read(
     profiles: Sequence[Path], reports: Path, runs: Sequence[Path], data: Path | None
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
-        told = f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
+        told = (
+            f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES}"
+            f" profiles and {MOST_RUNS} runs "
+        )
         next_step = "Build several reports, each with its own --out."
         raise UsageError(f"{told}that one report takes", next_step=next_step)
     for names in (
@@ -166,11 +169,13 @@ def _reported_run(
     return ReportedRun(
         run=run,
         profile_path=None if found is None else found.path,
-        matched_by=None
-        if found is None
-        else "the profile's hash"
-        if by_hash
-        else "dataset and model",
+        matched_by=(
+            None
+            if found is None
+            else "the profile's hash"
+            if by_hash
+            else "dataset and model"
+        ),
         otherwise=otherwise,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),

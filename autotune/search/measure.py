@@ -105,7 +105,10 @@ class Exploration:
         found = self.known.believed()
         gain = float(expected_improvement(found, self.known.best_mean(found)).max())
         if gain < max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma):
-            return f"the largest expected improvement, {math.expm1(gain):.1%}, is below the noise"
+            return (
+                f"the largest expected improvement, {math.expm1(gain):.1%}, is below"
+                " the noise"
+            )
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
@@ -416,9 +419,9 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
                 outcome=one.outcome,
                 tokens_per_s=statistics.median(rates) if rates else None,
                 ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
-                predicted_ratio=None
-                if cell == before
-                else search.known.predicted_ratio(cell),
+                predicted_ratio=(
+                    None if cell == before else search.known.predicted_ratio(cell)
+                ),
             )
         )
     return ExploreEvidence(
@@ -444,7 +447,10 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
 def _choice(search: Exploration, found: ConfirmedChoice) -> str:
     starting, candidate = search.starting, found.candidate.name
     if found.candidate == starting:
-        return f"{starting.name} (starting configuration): no configuration is expected to be faster"
+        return (
+            f"{starting.name} (starting configuration): no configuration is expected to"
+            " be faster"
+        )
     if found.adopted:
         more = (
             f"; {found.passed_over.name} was rejected: {found.equal_loss}"

@@ -33,7 +33,8 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         lambda row: None if (one := row.predicted_ratio) is None else f"{one:.3f}",
     )
     table = table_of(
-        "Configurations that were tried; tokens/s exclude padding, ratios are to the starting one in the same round",
+        "Configurations that were tried; tokens/s exclude padding, ratios are to the"
+        " starting one in the same round",
         sorted(
             found.rows,
             key=lambda row: (
@@ -77,8 +78,9 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
         yield f"loss: {found.equal_loss}"
     looked = f", {found.pruned} of them in one short window" if found.pruned else ""
     yield (
-        f"tried {format_count(found.trials)} of {format_count(found.configurations - 1)} other configurations{looked}; "
-        f"{format_count(found.windows)} windows in {format_seconds(found.seconds)}"
+        f"tried {format_count(found.trials)} of"
+        f" {format_count(found.configurations - 1)} other configurations{looked};"
+        f" {format_count(found.windows)} windows in {format_seconds(found.seconds)}"
     )
     yield f"reason to stop: {found.stopped_because}"
     yield from (f"not searched: {one}" for one in found.left_out)

@@ -113,7 +113,10 @@ def _settle(
             chosen.but(micro_batch_size=most), search.request.global_batch_size, ranks
         )
         if fewer == search.starting:
-            why = f"only micro-batch size {most} leaves the headroom free, which is the starting configuration"
+            why = (
+                f"only micro-batch size {most} leaves the headroom free, which is the"
+                " starting configuration"
+            )
             return stored.profile, replace(explored, adopted=False, rejected=why)
         search.known.keep(dict.fromkeys((*search.known.cells, fewer)))
         proven = confirm_one_of([fewer], search)

@@ -61,9 +61,11 @@ class Configuration(StrictTable):
         ]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
         words += [
-            "autotuned matmuls"
-            if self.compile_mode == "max-autotune-no-cudagraphs"
-            else ""
+            (
+                "autotuned matmuls"
+                if self.compile_mode == "max-autotune-no-cudagraphs"
+                else ""
+            )
         ]
         return ", ".join(word for word in words if word not in ("none float8", ""))
 

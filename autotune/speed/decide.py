@@ -226,9 +226,11 @@ def predict_speed(
         step_s=seconds,
         padded_tokens_per_s=per_s.scaled(work.padded_tokens),
         parts_s=parts | {"host": waiting_s},
-        non_padding_tokens_per_s=None
-        if non_padding_tokens is None
-        else per_s.scaled(work.padded_tokens * full),
+        non_padding_tokens_per_s=(
+            None
+            if non_padding_tokens is None
+            else per_s.scaled(work.padded_tokens * full)
+        ),
         mfu=None if peak is None else per_s.scaled(work.model_flops / peak),
     )
 

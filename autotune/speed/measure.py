@@ -44,13 +44,19 @@ def measure_rates(
     """Measure this machine's constants, a minute; raise ``MachineLacks`` if that fails, ``Undecided`` if it is busy."""
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
-        what = f"the machine's constants could not be measured: {describe(outcome)}: {outcome.detail.strip()[-400:]}"
+        what = (
+            f"the machine's constants could not be measured: {describe(outcome)}:"
+            f" {outcome.detail.strip()[-400:]}"
+        )
         raise MachineLacks(
             what, next_step="Run autotune doctor, and try again on an idle machine."
         )
     rates = dict(outcome.figures)
     if (spread := rates.pop("spread")) > MOST_SPREAD:
-        what = f"the machine's constants could not be measured: times are {spread:.1f} times the shortest in the median"
+        what = (
+            f"the machine's constants could not be measured: times are {spread:.1f}"
+            " times the shortest in the median"
+        )
         raise Undecided(
             what, next_step="Stop what else uses the machine, and try again."
         )

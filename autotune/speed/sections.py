@@ -36,7 +36,10 @@ def speed_table(speed: SpeedPrediction, max_micro_batch_size: int) -> Table:
         if speed.micro_batch_size == max_micro_batch_size
         else f"the traced one next to {max_micro_batch_size}, "
     )
-    caption = f"speed at micro-batch size {speed.micro_batch_size} ({near}the largest that fits), predicted"
+    caption = (
+        f"speed at micro-batch size {speed.micro_batch_size} ({near}the largest that"
+        " fits), predicted"
+    )
     return facts(caption, rows)
 
 

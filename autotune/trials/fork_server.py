@@ -123,7 +123,10 @@ class ForkServerMachine(StartedMachine):
             reply = self._ask(server, asdict(trial) | {"directory": directory})
         if reply["timed_out"]:
             return TimedOut(
-                detail=f"killed after {trial.timeout_s:g} s{_where(reply['ranks'][0]['log_tail'])}"
+                detail=(
+                    f"killed after {trial.timeout_s:g}"
+                    f" s{_where(reply['ranks'][0]['log_tail'])}"
+                )
             )
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
@@ -294,9 +297,9 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
         return OutOfMemory(detail=result["detail"])
     if result is not None:
         return Crashed(
-            detail=result["message"]
-            if result["status"] == "refused"
-            else result["detail"]
+            detail=(
+                result["message"] if result["status"] == "refused" else result["detail"]
+            )
         )
     # Written by C++ and the allocator if they cannot raise.
     if HOST_OUT_OF_MEMORY.search(log_tail):

@@ -130,8 +130,10 @@ class MultirankMachine(StartedMachine):
                 )
                 raise MachineLacks(
                     f"the ranks {what}: {self._why()}",
-                    next_step="Check that the nodes reach each other; set network.interface in the site file to choose "
-                    "the interface.",
+                    next_step=(
+                        "Check that the nodes reach each other; set network.interface"
+                        " in the site file to choose the interface."
+                    ),
                 )
             time.sleep(POLL_S)
         self.versions = read_json(joined)["versions"]

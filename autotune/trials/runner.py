@@ -144,7 +144,10 @@ class TrialRunner:
         if isinstance(outcome, Measured):
             return outcome
         told = f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}".rstrip()
-        next_step = f"Fix the cause and run the same command again: it resumes from {self.trial_log.directory}."
+        next_step = (
+            "Fix the cause and run the same command again: it resumes from"
+            f" {self.trial_log.directory}."
+        )
         raise Undecided(told, next_step=next_step)
 
     @property
@@ -167,17 +170,25 @@ class TrialRunner:
             )
             if left_s < usual_s:
                 raise OutOfTime(
-                    f"{max(0.0, left_s):.0f} s are left, but the next trial ({label}) takes about {usual_s:.0f} s",
-                    next_step=f"Run it again with a longer --time-limit: it resumes from {place}.",
+                    f"{max(0.0, left_s):.0f} s are left, but the next trial ({label})"
+                    f" takes about {usual_s:.0f} s",
+                    next_step=(
+                        "Run it again with a longer --time-limit: it resumes from"
+                        f" {place}."
+                    ),
                 )
         if (
             self.ends_s is not None
             and self.ends_s - now_s < trial.timeout_s + LEAVING_S
         ):
             raise StartAgain(
-                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, but the next trial ({label}) may take "
-                f"{trial.timeout_s:g} s, plus {LEAVING_S:g} s to exit; {len(self.finished)} results are in {place}",
-                next_step="Run the same command again: it resumes. A shorter --trial-timeout uses more of the job.",
+                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, but the next"
+                f" trial ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
+                f" to exit; {len(self.finished)} results are in {place}",
+                next_step=(
+                    "Run the same command again: it resumes. A shorter --trial-timeout"
+                    " uses more of the job."
+                ),
             )
 
     def _remember(self, record: TrialRecord) -> None:
@@ -266,7 +277,9 @@ def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossV
         if not isinstance(outcome, Measured):
             return LossVerdict(
                 equal=False,
-                message=f"not checked: the run with {name} failed ({describe(outcome)})",
+                message=(
+                    f"not checked: the run with {name} failed ({describe(outcome)})"
+                ),
             )
         every.append(tuple(outcome.figures["losses"]))
         if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:

@@ -112,8 +112,9 @@ class Bench:
         records, _ = trial_log.read_trial_records(directory)
         if others := len(records) - len(trial_log.own_records(records, here, None)):
             sys.stderr.write(
-                f"warning: {others} trials in {directory} are of another model, dataset, source or device, and are "
-                "ignored; to separate them, give this profile another name or another --reports\n"
+                f"warning: {others} trials in {directory} are of another model,"
+                " dataset, source or device, and are ignored; to separate them, give"
+                " this profile another name or another --reports\n"
             )
         done = 0
 
@@ -123,9 +124,11 @@ class Bench:
             told = label if outcome is None else f"{label}: {describe(outcome)}"
             update(
                 done,
-                expected_trials
-                if done + (outcome is None) <= expected_trials
-                else None,
+                (
+                    expected_trials
+                    if done + (outcome is None) <= expected_trials
+                    else None
+                ),
                 told,
             )
 
@@ -265,7 +268,10 @@ def open_bench(
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
-            what = f"a GPU was found, but torch {server.versions.get('torch')} is built without CUDA"
+            what = (
+                f"a GPU was found, but torch {server.versions.get('torch')} is built"
+                " without CUDA"
+            )
             next_step = "Install a CUDA build of torch, or use --device cpu."
             raise MachineLacks(what, next_step=next_step, docs="torch-without-cuda")
         yield Bench(site=site, server=server, machine=machine)

@@ -36,7 +36,8 @@ def tune(
         bool,
         opt.flag(
             "--explore",
-            "Also search precision, attention, checkpointing, compilation, layout, micro-batch.",
+            "Also search precision, attention, checkpointing, compilation, layout,"
+            " micro-batch.",
         ),
     ] = False,
     time_limit_s: Annotated[
@@ -79,9 +80,11 @@ def tune(
             accumulate="accumulation" not in skipped,
             traced="estimate" not in skipped,
         ),
-        minutes=15.0 * (1 + explore) * len(models)
-        if time_limit_s is None
-        else time_limit_s / 60,
+        minutes=(
+            15.0 * (1 + explore) * len(models)
+            if time_limit_s is None
+            else time_limit_s / 60
+        ),
         out=out,
         device=options.device,
         skip=left_out,
@@ -90,7 +93,10 @@ def tune(
     )
     asked = JobRequest(
         name="tune",
-        purpose=f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient synchronisation.",
+        purpose=(
+            f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient"
+            " synchronisation."
+        ),
         trial_log=str(job.reports / "*" / "trials"),
         trial_timeout_s=options.trial_timeout_s,
         ranks=options.ranks,
@@ -98,9 +104,11 @@ def tune(
         expected_minutes=1 + 1.2 * request.minutes,
         on_gpus=options.device != "cpu",
         reports=job.reports,
-        then=(lambda first: _second(asked, first, request))
-        if nodes > 1 and "network" not in skipped
-        else None,
+        then=(
+            (lambda first: _second(asked, first, request))
+            if nodes > 1 and "network" not in skipped
+            else None
+        ),
     )
     if job.submitted_or_rejected(context, asked):
         return
@@ -193,7 +201,9 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
     return replace(
         first,
         name="tune-between-nodes",
-        purpose=f"Measures the network between two nodes for the profiles of job {number}.",
+        purpose=(
+            f"Measures the network between two nodes for the profiles of job {number}."
+        ),
         expected_minutes=1 + 2 * minutes * models,
         nodes=2,
         with_srun=False,

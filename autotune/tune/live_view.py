@@ -70,7 +70,10 @@ class TuningView(Display):
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None
         if not self._live:
-            words = f"tune {1 + self.planned.index(stage)}/{len(self.planned)}: {stage.name} {stage.model}".rstrip()
+            words = (
+                f"tune {1 + self.planned.index(stage)}/{len(self.planned)}:"
+                f" {stage.name} {stage.model}".rstrip()
+            )
             sys.stderr.write(f"{words}: {stage_words(stage)}\n")
 
     def _text(self) -> str:

@@ -173,8 +173,10 @@ class Tuning:
         sys.stderr.write(f"tune: takes at least {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
-                f"warning: --time-limit {self.request.minutes:g}min is shorter: phases without time are skipped\n"
-                f"  next: use --time-limit {math.ceil(total / 60)}min, or run the same command again to continue\n"
+                f"warning: --time-limit {self.request.minutes:g}min is shorter: phases"
+                " without time are skipped\n  next: use --time-limit"
+                f" {math.ceil(total / 60)}min, or run the same command again to"
+                " continue\n"
             )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
@@ -187,7 +189,10 @@ class Tuning:
             self._why_not(stage),
         )
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
-            why = f"requires at least {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
+            why = (
+                f"requires at least {format_seconds(least)}, and"
+                f" {format_seconds(max(0.0, left_s))} of "
+            )
             why += f"--time-limit {self.request.minutes:g}min are left"
         if why:
             stage.status, stage.summary = "skipped", why
@@ -294,7 +299,10 @@ class Tuning:
             format_count(found.max_micro_batch_size),
             probe.config.seq_length_tokens,
         )
-        return f"{rows} sequences of {tokens} tokens predicted to fit {format_bytes(probe.memory_budget_bytes)}"
+        return (
+            f"{rows} sequences of {tokens} tokens predicted to fit"
+            f" {format_bytes(probe.memory_budget_bytes)}"
+        )
 
     def _probe(self, bench: Session, stage: Stage) -> str:
         path, traced = self._paths[stage.model], self._traced.get(stage.model)
@@ -312,8 +320,14 @@ class Tuning:
             if evidence.infeasible_min is None
             else f", {evidence.infeasible_min:,} run out of memory"
         )
-        batch = f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x {split.micro_batch_size:,}"
-        return f"{evidence.feasible_max:,} sequences fit{too_many}; global batch of {batch}"
+        batch = (
+            f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x"
+            f" {split.micro_batch_size:,}"
+        )
+        return (
+            f"{evidence.feasible_max:,} sequences fit{too_many}; global batch of"
+            f" {batch}"
+        )
 
     def _report(self, _: Stage) -> str:
         profiles, probe = self.tuned, self.request.probes[0]
@@ -346,7 +360,8 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         return (*steps, f"autotune train {first}")
     if network is None or network.nodes < 2:
         steps.append(
-            f"autotune network {first} --slurm  # the network between nodes was not measured"
+            f"autotune network {first} --slurm  # the network between nodes was not"
+            " measured"
         )
     steps.append(f"autotune plan {first} --nodes {nodes}")
     return (*steps, f"autotune train {first} --nodes {nodes} --slurm")

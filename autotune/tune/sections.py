@@ -36,7 +36,10 @@ def stages_text(
             if one.status in ("running", "done", "failed")
             else ""
         )
-        head = f" {_MARKS[one.status]} {one.name:<{_NAMES}}{one.model:<{models}}  {took:>{_TIMES}}  "
+        head = (
+            f" {_MARKS[one.status]} {one.name:<{_NAMES}}{one.model:<{models}} "
+            f" {took:>{_TIMES}}  "
+        )
         lines.append(head + stage_words(one))
         if one.status == "running" and one.best:
             lines.append(" " * len(head) + f"best so far: {one.best}")
@@ -81,7 +84,10 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """Return the result of a tuning, its profiles as they are now, and the next commands."""
     table = summary_table(profiles, [one.train.model.name for one in profiles])
     note = (
-        "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95 % intervals",
+        (
+            "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95"
+            " % intervals"
+        ),
     )
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]

@@ -94,7 +94,10 @@ def workers(
         max_workers=max_workers,
         replayed_step_s=step_time_s,
     )
-    purpose = f"Finds the DataLoader workers that {train.model.name} needs, and writes them into {stored.path}."
+    purpose = (
+        f"Finds the DataLoader workers that {train.model.name} needs, and writes them"
+        f" into {stored.path}."
+    )
     asked = profile_job(
         "workers", purpose, stored, request, on_gpus=step_time_s is None
     )
@@ -146,6 +149,7 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     )
     told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
-        "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
-        f"measured: {command('workers', stored.path, step_time=told)}"
+        "Run it where the profile was probed; or, on a node with the same CPU and"
+        " disk, replay the step that the probe measured:"
+        f" {command('workers', stored.path, step_time=told)}"
     )

@@ -194,7 +194,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             if max(count or 0 for count in counts) <= tried:
                 raise Undecided(
                     f"DataLoader workers died although as many ran before: {died}",
-                    next_step="Request more memory for the job, or set a smaller --max-workers.",
+                    next_step=(
+                        "Request more memory for the job, or set a smaller"
+                        " --max-workers."
+                    ),
                 ) from died
             self.limit = tried, str(died)
             return False

@@ -71,9 +71,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     )
     config = config.model_copy(
         update={
-            "global_batch_size": micro_batches
-            * config.micro_batch_size
-            * ranks.world_size,
+            "global_batch_size": (
+                micro_batches * config.micro_batch_size * ranks.world_size
+            ),
             # The window ends the training.
             "global_batch_tokens": None,
             "global_batch_samples": None,
@@ -370,9 +370,9 @@ def timed_window(
         "window_end_s": ranks.all_reduce_max(end_s)[0],
         "memory_bytes": _sum(ranks, memory),
         "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
-        "storage_bytes_per_s": None
-        if (total := _sum(ranks, read)) is None
-        else total / slowest_s,
+        "storage_bytes_per_s": (
+            None if (total := _sum(ranks, read)) is None else total / slowest_s
+        ),
     }, slowest_s
 
 

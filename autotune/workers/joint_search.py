@@ -125,7 +125,10 @@ def _verify(
 
 def _rates(sweep: Sweep, number: int, *asked: tuple[DataSettings, bool]) -> list[float]:
     """Return tokens/s including padding of consecutive windows: their settings, and True for cached batches."""
-    form = "num_workers={0.num_workers}, prefetch_factor={0.prefetch_factor}, pin_memory={0.pin_memory}".format
+    form = (
+        "num_workers={0.num_workers}, prefetch_factor={0.prefetch_factor},"
+        " pin_memory={0.pin_memory}".format
+    )
     names = ["cached batches" if cached else form(data) for data, cached in asked]
     configs = [
         (sweep.training.config.model_copy(update={"data": data}), cached)

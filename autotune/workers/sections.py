@@ -68,8 +68,13 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
             for row in found.rows
         ]
         shown = doc.Chart(
-            title="Throughput by number of DataLoader workers, relative to cached batches",
-            description=f"Throughput relative to cached batches by num_workers: {'; '.join(parts)}. Bars: 98 % CI.",
+            title=(
+                "Throughput by number of DataLoader workers, relative to cached batches"
+            ),
+            description=(
+                "Throughput relative to cached batches by num_workers:"
+                f" {'; '.join(parts)}. Bars: 98 % CI."
+            ),
             drawing=_drawing(found),
             table=table,
         )
@@ -183,16 +188,28 @@ def chosen_loader(found: WorkersEvidence) -> str:
     joint = found.joint
     if joint is None or not joint.adopted:
         return str(found.chosen)
-    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {'' if joint.pin_memory else 'not '}pinned"
+    return (
+        f"{joint.num_workers}, prefetch {joint.prefetch_factor},"
+        f" {'' if joint.pin_memory else 'not '}pinned"
+    )
 
 
 def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     """Yield the lines under the table."""
     cached = statistics.median(found.cached_padded_tokens_per_s)
-    yield f"upper bound without data loading (cached batches): {format_count(cached)} tokens/s including padding"
+    yield (
+        f"upper bound without data loading (cached batches): {format_count(cached)}"
+        " tokens/s including padding"
+    )
     ranks = plural(found.local_ranks, "rank")
-    yield f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least {found.window_s:g} s"
-    yield f"largest num_workers allowed: {found.max_workers} ({found.max_workers_because})"
+    yield (
+        f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least"
+        f" {found.window_s:g} s"
+    )
+    yield (
+        f"largest num_workers allowed: {found.max_workers}"
+        f" ({found.max_workers_because})"
+    )
     disk = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
     rates = [
         row.storage_bytes_per_s
@@ -201,17 +218,25 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     ]
     most = max(rates, default=None)
     rate = "an unknown rate" if most is None else f"up to {per_s(most)}"
-    yield f"dataset: {disk}read from {'the page cache' if most == 0 else f'storage at {rate}'}"
+    yield (
+        f"dataset: {disk}read from"
+        f" {'the page cache' if most == 0 else f'storage at {rate}'}"
+    )
     yield f"GPU: {found.gpu_source}"
     if any(row.gpu for row in found.rows):
-        yield "GPU utilisation is the share of time in which any kernel runs; it is not MFU"
+        yield (
+            "GPU utilisation is the share of time in which any kernel runs; it is"
+            " not MFU"
+        )
     if found.operating_state:
         yield f"GPU state on cached batches: {found.operating_state}"
     best = max(row.ratio_to_cached for row in found.rows)
     if found.data_on_network:
         yield (
-            f"the dataset is on a shared network file system ({found.data_filesystem}); a copy on a local disk gains "
-            f"at most {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to LOCAL"
+            f"the dataset is on a shared network file system ({found.data_filesystem});"
+            " a copy on a local disk gains at most"
+            f" {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to"
+            " LOCAL"
         )
     highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
     joint = found.joint
@@ -221,13 +246,16 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         and not (found.keeps_up or (joint and joint.adopted))
     ):
         yield (
-            f"no number of workers is sufficient: data loading costs {percent(1 - best)} of the throughput; use more "
-            "CPU cores per rank, faster storage or shorter samples"
+            "no number of workers is sufficient: data loading costs"
+            f" {percent(1 - best)} of the throughput; use more CPU cores per rank,"
+            " faster storage or shorter samples"
         )
     if joint:
         ratio = of_windows(joint.ratio, format_share)
         yield (
-            f"joint search over workers, prefetching and pinning ({joint.trials} trials): num_workers="
-            f"{joint.num_workers}, prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}: {ratio} of "
-            f"the best num_workers alone, {'adopted' if joint.adopted else 'not faster at 98 % confidence'}"
+            f"joint search over workers, prefetching and pinning ({joint.trials}"
+            f" trials): num_workers={joint.num_workers},"
+            f" prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}:"
+            f" {ratio} of the best num_workers alone,"
+            f" {'adopted' if joint.adopted else 'not faster at 98 % confidence'}"
         )

@@ -59,7 +59,8 @@ PROBE = ["probe", "--model", "m", "--data", "d"]
             ["prob"],
             2,
             [
-                "error: autotune has no command 'prob'\n  next: Did you mean autotune probe?"
+                "error: autotune has no command 'prob'\n  next: Did you mean autotune"
+                " probe?"
             ],
         ),
         (["profile", "aprove"], 2, ["next: Did you mean autotune profile approve?"]),
@@ -67,7 +68,8 @@ PROBE = ["probe", "--model", "m", "--data", "d"]
             ["probe"],
             2,
             [
-                "autotune probe requires --model\n  next: autotune probe --model bert-120m --data"
+                "autotune probe requires --model\n  next: autotune probe --model"
+                " bert-120m --data"
             ],
         ),
         (
@@ -174,7 +176,10 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
     ],
 )
 def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
-    code = f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) & set(sys.modules) or '') or 0)"
+    code = (
+        f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) &"
+        " set(sys.modules) or '') or 0)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -27,7 +27,10 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
     ],
 )
 def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
-    line = f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5 {verdict}"
+    line = (
+        f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5"
+        f" {verdict}"
+    )
     assert bar(figure, direction).line == line
 
 

@@ -18,8 +18,9 @@ def test_what_a_page_quotes_is_what_the_files_hold(path):
 def test_figures_and_rows_are_written_between_a_mark_and_its_end():
     names = {"found": [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.25}]}
     page = (
-        "At most <!-- = {found[0]['share']:.0%} --><!-- end -->.\n\n"
-        "<!-- rows found : | {name} | {share:.0%} | -->\n\n| x | y |\n|---|---|\n| old | row |\n\n<!-- end -->\n"
+        "At most <!-- = {found[0]['share']:.0%} --><!-- end -->.\n\n<!-- rows found : |"
+        " {name} | {share:.0%} | -->\n\n| x | y |\n|---|---|\n| old | row |\n\n<!-- end"
+        " -->\n"
     )
     once = quoted(page, names)
     assert "At most <!-- = {found[0]['share']:.0%} -->50 %<!-- end -->." in once

@@ -21,7 +21,10 @@ from tests.trainer.checkpoint.checkpoints import header_of
 from tests.trainer.rows import row_of
 
 NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
-HANGS = "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+HANGS = (
+    "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import"
+    " time; time.sleep(600)']); "
+)
 SLEEPS = "print(os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
 
 
@@ -45,7 +48,10 @@ def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path
 ):
     fails = stage("fails", "import sys; sys.exit('error: no such thing')")
     needs = stage("needs", "print('{}')", needs="profiles/a.toml")
-    good = f"import json; print(json.dumps([{str(tmp_path / 'data')!r}, {str(gpu.ROOT / 'x')!r}]))"
+    good = (
+        f"import json; print(json.dumps([{str(tmp_path / 'data')!r},"
+        f" {str(gpu.ROOT / 'x')!r}]))"
+    )
     statuses, stages = run(tmp_path, fails, needs, stage("good", good))
     assert statuses == {"fails": FAILED, "needs": FAILED, "good": ENDED}
     assert stages["fails"]["said"] == "exit code 1\nerror: no such thing"
@@ -54,7 +60,10 @@ def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path
 
 
 def test_what_ended_is_not_repeated_and_the_rest_is_if_there_is_time(tmp_path):
-    counts = "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
+    counts = (
+        "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if"
+        " p.exists() else 'x')"
+    )
     once, again = (
         stage("once", counts),
         stage("again", f"{counts}; raise SystemExit(1)"),
@@ -329,7 +338,10 @@ def test_every_claim_that_was_not_measured_names_stages_that_exist():
 def test_the_document_holds_what_was_kept_and_the_check_itself_imports_no_torch():
     written = gpu.PAGE.read_text()
     assert written == gpu.page(written, gpu.KEPT)
-    code = "import sys, benchmarks.gpu; sys.exit(bool({'torch', 'transformers', 'optuna'} & set(sys.modules)))"
+    code = (
+        "import sys, benchmarks.gpu; sys.exit(bool({'torch', 'transformers', 'optuna'}"
+        " & set(sys.modules)))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], cwd=gpu.ROOT, check=False

@@ -49,7 +49,9 @@ def test_imports_upwards_repeated_names_and_fragments_are_found(tmp_path):
     files = {
         "autotune/low/__init__.py": '"""Low."""',
         "autotune/high/__init__.py": '"""High."""',
-        "autotune/low/thing.py": "from autotune.high import thing\nfrom autotune.high.values import X",
+        "autotune/low/thing.py": (
+            "from autotune.high import thing\nfrom autotune.high.values import X"
+        ),
         "autotune/high/values.py": 'class X:\n    a: int\n    """Of it."""',
         "autotune/high/thing.py": "from autotune.low import thing\nclass X:\n    ...",
         "autotune/low/command.py": "from autotune.high import thing",

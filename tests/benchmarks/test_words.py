@@ -55,7 +55,10 @@ def test_good_words_pass(text):
 
 
 def test_docstrings_and_messages_are_read_and_other_strings_are_not():
-    source = 'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x} is\\nlost")\nKEY = "goes_on"\n'
+    source = (
+        'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x}'
+        ' is\\nlost")\nKEY = "goes_on"\n'
+    )
     assert [
         (line, text.strip()) for line, text in words.texts_of(ast.parse(source))
     ] == [

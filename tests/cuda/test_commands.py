@@ -79,7 +79,10 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 @pytest.mark.soak
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
-    words = "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded --activation-checkpointing full"
+    words = (
+        "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded"
+        " --activation-checkpointing full"
+    )
     words += " --no-compile"
     desk.probe(words, tmp_path / "smaller.toml")
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
@@ -93,7 +96,10 @@ def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
 def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
     null_gpu, data
 ):
-    words = "--max-micro-batch-size 4 --ranks 2 --layout bucketed --activation-checkpointing selective --no-compile"
+    words = (
+        "--max-micro-batch-size 4 --ranks 2 --layout bucketed"
+        " --activation-checkpointing selective --no-compile"
+    )
     desk = Desk(null_gpu(devices=2, driver=DRIVER), data).probe(words)
     assert 1 <= desk.tables()["train"]["micro_batch_size"] <= 4
     assert (
@@ -109,7 +115,10 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 @pytest.mark.soak  # each trial compiles
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = "--explore --time-limit 6min --trial-timeout 90s --max-micro-batch-size 4 --precision bf16 --window 0.2s"
+    words = (
+        "--explore --time-limit 6min --trial-timeout 90s --max-micro-batch-size 4"
+        " --precision bf16 --window 0.2s"
+    )
     words += " --skip workers --skip baseline"
     desk("tune", *MODEL, *QUICK, "--data", data, *words.split(), "--out", desk.profile)
     explored = desk.tables()["evidence"]["explore"]
@@ -131,7 +140,10 @@ ALL = list(
 def test_every_way_to_train_can_be_probed(
     desk, tmp_path, activation_checkpointing, precision, layout
 ):
-    words = f"--max-micro-batch-size 16 --activation-checkpointing {activation_checkpointing} --precision {precision}"
+    words = (
+        "--max-micro-batch-size 16 --activation-checkpointing"
+        f" {activation_checkpointing} --precision {precision}"
+    )
     words += f" --layout {layout}"
     desk.probe(words, tmp_path / "profile.toml")
 

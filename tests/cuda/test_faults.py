@@ -152,7 +152,10 @@ def test_heat_voids_every_trial_of_speed_and_none_of_memory(
     ended, outcomes = probe(
         machine, patterned_dataset, "--max-micro-batch-size", "8", code=8
     )
-    said = "sequences, throughput' could not be measured (contaminated):\nGPU 0 was slowed down: hw_thermal"
+    said = (
+        "sequences, throughput' could not be measured (contaminated):\nGPU 0 was slowed"
+        " down: hw_thermal"
+    )
     assert said in ended.err, ended
     assert outcomes.pop("bert-mini: 8 sequences") == "measured"
     assert set(outcomes.values()) == {"contaminated"}

@@ -41,7 +41,10 @@ card = pynvml.nvmlDeviceGetHandleByIndex(0)
 
 @pytest.mark.parametrize("name", cards())
 def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
-    program = "print(pynvml.nvmlDeviceGetName(card), memory()[1], pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
+    program = (
+        "print(pynvml.nvmlDeviceGetName(card), memory()[1],"
+        " pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
+    )
     ended = null_gpu(name=name).run("-c", CUDART + NVML + program)
     gpu_model = cards()[name]
     assert ended.out.strip().split("|") == [
@@ -55,7 +58,10 @@ def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
     "name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"]
 )
 def test_kernels_of_every_generation_run(null_gpu, name):
-    program = "import torch; print(torch.ones(10_000, device='cuda').cumsum(0).sort().values.shape[0])"
+    program = (
+        "import torch; print(torch.ones(10_000,"
+        " device='cuda').cumsum(0).sort().values.shape[0])"
+    )
     ended = null_gpu(name=name).run("-c", program)
     assert ended.out == "10000\n", ended
 
@@ -92,9 +98,15 @@ def test_memory_is_accounted_for_as_the_project_assumes_it_and_out_of_memory_is_
 
 
 MATMUL = "x = torch.ones(64, 64, device='cuda'); x @ x"
-CUDNN = "torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8, device='cuda'), torch.ones(4, 3, 3, 3, device='cuda'))"
+CUDNN = (
+    "torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8, device='cuda'), torch.ones(4, 3,"
+    " 3, 3, device='cuda'))"
+)
 WHEN_SHORT = f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}<{2 * GIB}"
-FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtype=torch.uint8, device='cuda'); "
+FILL = (
+    f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest,"
+    " dtype=torch.uint8, device='cuda'); "
+)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +183,10 @@ pynvml.nvmlDeviceGetIndex(card)
 
 def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):
     program = (
-        "import torch; p = torch.cuda.get_device_properties(0); "
-        "part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, 0); "
-        "print(p.name, p.total_memory, pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetUUID(part)[:4], sep='|')"
+        "import torch; p = torch.cuda.get_device_properties(0); part ="
+        " pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, 0); print(p.name,"
+        " p.total_memory, pynvml.nvmlDeviceGetName(card),"
+        " pynvml.nvmlDeviceGetUUID(part)[:4], sep='|')"
     )
     ended = null_gpu(faults=Faults(mig="1g.12gb", mig_memory=11 * GIB)).run(
         "-c", NVML + program
@@ -184,7 +197,10 @@ def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):
 
 
 def test_memory_outside_the_allocator_can_grow_until_nothing_is_left(null_gpu):
-    program = "free = memory()[0]; answers = [launch() for _ in range(10)]; print((free - memory()[0]) // 2**30, *answers)"
+    program = (
+        "free = memory()[0]; answers = [launch() for _ in range(10)]; print((free -"
+        " memory()[0]) // 2**30, *answers)"
+    )
     assert (
         null_gpu(faults=Faults(growth_per_launch=GIB)).run("-c", CUDART + program).out
         == f"10{' 0' * 10}\n"
@@ -195,7 +211,8 @@ def test_memory_outside_the_allocator_can_grow_until_nothing_is_left(null_gpu):
     assert full.out == f"80{' 0' * 4}{' 2' * 6}\n", full
     slow = (
         CUDART
-        + "launch(); free = memory()[0]; time.sleep(0.5); launch(); print((free - memory()[0]) // 2**29)"
+        + "launch(); free = memory()[0]; time.sleep(0.5); launch(); print((free -"
+        " memory()[0]) // 2**29)"
     )
     assert null_gpu(faults=Faults(growth_per_s=GIB)).run("-c", slow).out == "1\n"
 
@@ -214,9 +231,10 @@ def test_a_neighbour_comes_and_goes(null_gpu):
 
 def test_launches_copies_and_waits_are_counted(null_gpu):
     program = (
-        "import torch; x = torch.zeros(4, 4, device='cuda'); y = x @ x; torch.nn.functional.layer_norm(y, (4,)); "
-        "torch.arange(10).to('cuda'); torch.arange(10).pin_memory().to('cuda', non_blocking=True); y.cpu(); "
-        "torch.cuda.synchronize()"
+        "import torch; x = torch.zeros(4, 4, device='cuda'); y = x @ x;"
+        " torch.nn.functional.layer_norm(y, (4,)); torch.arange(10).to('cuda');"
+        " torch.arange(10).pin_memory().to('cuda', non_blocking=True); y.cpu();"
+        " torch.cuda.synchronize()"
     )
     counts = null_gpu().run("-c", program).counts
     assert counts.kernels("layer_norm_kernel") == 1
@@ -234,9 +252,9 @@ def test_launches_copies_and_waits_are_counted(null_gpu):
 
 def test_what_a_graph_captured_is_counted_again_by_each_replay(null_gpu):
     program = (
-        "import torch; x = torch.ones(4, 4, device='cuda'); x @ x; graph = torch.cuda.CUDAGraph()\n"
-        "with torch.cuda.graph(graph): (x @ x).sigmoid_()\n"
-        "for _ in range(5): graph.replay()"
+        "import torch; x = torch.ones(4, 4, device='cuda'); x @ x; graph ="
+        " torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph): (x @ x).sigmoid_()\nfor"
+        " _ in range(5): graph.replay()"
     )
     counts = null_gpu().run("-c", program).counts
     assert (counts.kernels("sigmoid"), counts["call", "cublasSgemm_v2"]) == (

@@ -17,7 +17,8 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
     null_gpu, tmp_path, example
 ):
     (tmp_path / "subject.py").write_text(
-        f"import torch\ntorch.backends.cudnn.enabled = False  # it is not pretended\nfrom {example} import build_step\n"
+        "import torch\ntorch.backends.cudnn.enabled = False  # it is not"
+        f" pretended\nfrom {example} import build_step\n"
     )
     machine = null_gpu(
         memory=MEMORY_BYTES,
@@ -52,13 +53,11 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
 @pytest.mark.soak
 def test_host_memory_is_not_limited_on_a_gpu_and_is_reported(null_gpu, tmp_path):
     (tmp_path / "greedy.py").write_text(
-        "import torch\n"
-        "def build_step(micro_batch_size, device):\n"
-        "    weight = torch.zeros(64, 64, device=device, requires_grad=True)\n"
-        "    optimizer, held = torch.optim.SGD([weight], lr=0.1), torch.ones(10 * 2**30, dtype=torch.uint8)\n"
-        "    def step():\n"
-        "        weight.sum().backward(); optimizer.step(); optimizer.zero_grad(); print(len(held))\n"
-        "    return step\n"
+        "import torch\ndef build_step(micro_batch_size, device):\n    weight ="
+        " torch.zeros(64, 64, device=device, requires_grad=True)\n    optimizer, held ="
+        " torch.optim.SGD([weight], lr=0.1), torch.ones(10 * 2**30,"
+        " dtype=torch.uint8)\n    def step():\n        weight.sum().backward();"
+        " optimizer.step(); optimizer.zero_grad(); print(len(held))\n    return step\n"
     )
     machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": str(tmp_path)})
     words = (
@@ -84,11 +83,10 @@ def test_workers_of_a_loader_beside_a_pretended_gpu_are_measured_with_a_replayed
     null_gpu, tmp_path
 ):
     (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "def build_loader(num_workers):\n"
-        "    return torch.utils.data.DataLoader(range(100000), batch_size=8, num_workers=num_workers)\n"
-        "def build_step(micro_batch_size, device):\n"
-        "    return lambda batch: None\n"
+        "import torch\ndef build_loader(num_workers):\n    return"
+        " torch.utils.data.DataLoader(range(100000), batch_size=8,"
+        " num_workers=num_workers)\ndef build_step(micro_batch_size, device):\n   "
+        " return lambda batch: None\n"
     )
     machine = null_gpu(variables={"PYTHONPATH": str(tmp_path)})
     words = (

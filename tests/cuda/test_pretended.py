@@ -26,7 +26,10 @@ def machine(null_gpus):
 @pytest.fixture(scope="module")
 def profile(machine, data):
     path = machine.folder / "profile.toml"
-    line = "--model bert-mini --seq-length 64 --max-micro-batch-size 8 --no-compile --json --data"
+    line = (
+        "--model bert-mini --seq-length 64 --max-micro-batch-size 8 --no-compile --json"
+        " --data"
+    )
     ended = machine.autotune("probe", *line.split(), data, "--out", path)
     assert ended.code == 0, ended
     [told] = json.loads(ended.out)["models"]

@@ -99,7 +99,8 @@ def _check(words: list[str], *, elided: bool) -> None:
             raise Wrong(f"there is no {rest[0]}")
     elif program not in OTHERS:
         raise Wrong(
-            f"{program} is no program that the documentation may name: see OTHERS in {__file__}"
+            f"{program} is no program that the documentation may name: see OTHERS in"
+            f" {__file__}"
         )
 
 
@@ -218,9 +219,9 @@ def test_what_is_left_out_is_no_slip():
 def test_blocks_are_read_as_people_read_them(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        'text `autotune doctor --json` more\n\n```sh\n# said\nautotune doctor   # why\ne="autotune estimate"\n'
-        "$e --model m \\\n  --device cpu\n```\n\n```\n$ autotune doctor\nHost\n$ make test\n```\n\n"
-        "```toml\na = 1\n```\n"
+        "text `autotune doctor --json` more\n\n```sh\n# said\nautotune doctor   #"
+        ' why\ne="autotune estimate"\n$e --model m \\\n  --device cpu\n```\n\n```\n$'
+        " autotune doctor\nHost\n$ make test\n```\n\n```toml\na = 1\n```\n"
     )
     assert [
         (one.line, " ".join(one.words), one.prints) for one in commands_of(page)

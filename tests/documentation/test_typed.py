@@ -21,7 +21,10 @@ import pytest
 
 from tests.documentation.blocks import ROOT, Command, commands_of, named_in_prose
 
-_MAKE = f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command -v python))"
+_MAKE = (
+    f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command"
+    " -v python))"
+)
 INSTALLING = re.compile(r"^(make install|\. \.venv/bin/activate)$")
 _NO_CARD = "no GPU here: a small model on the CPU"
 _QUICK = "less of the same, to be done sooner"
@@ -33,8 +36,10 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "README.md": (
         (
             r"^make demo.*",
-            f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB "
-            "DEMO_MINUTES=1 DEMO_STEPS=2",
+            (
+                f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=$PWD/tiny/config.json"
+                " DEMO_FUNCTIONS=300 DEMO_MEMORY=128MiB DEMO_MINUTES=1 DEMO_STEPS=2"
+            ),
             _QUICK,
         ),
         (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
@@ -45,7 +50,10 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
         (
             r"^(autotune tune --model tiny/config.json --data data)$",
-            r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --time-limit 2min",
+            (
+                r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens"
+                r" 512 --time-limit 2min"
+            ),
             _NO_CARD,
         ),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
@@ -110,7 +118,10 @@ class Shell:
     def run(self, text: str) -> Done:
         """Type one command."""
         state = self._state / "place"
-        script = f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p; }} > '{state}'; exit $code"
+        script = (
+            f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p;"
+            f" }} > '{state}'; exit $code"
+        )
         command, told = ["bash", "-c", script], self._environment
         return subprocess.run(
             command, env=told, capture_output=True, text=True, timeout=1800, check=False
@@ -127,7 +138,8 @@ def typed(
         if text := substituted(page, command)[0]:
             one = shell.run(text)
             assert one.returncode == 0, (
-                f"{command.where}\nas: {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+                f"{command.where}\nas:"
+                f" {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
             )
             assert "Traceback" not in one.stderr
             done.append((command, one))
@@ -209,9 +221,11 @@ def fill(page: Path, work: Path) -> None:
             told.append(
                 (
                     command,
-                    [*printed[:shown], "…"]
-                    if command.prints[-1:] == ("…",)
-                    else printed,
+                    (
+                        [*printed[:shown], "…"]
+                        if command.prints[-1:] == ("…",)
+                        else printed
+                    ),
                 )
             )
     for command, printed in reversed(told):

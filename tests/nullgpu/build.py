@@ -141,7 +141,8 @@ def _versions(metadata: Path) -> list[str]:
         match = re.search(rf"nvidia-{library}-cu13==(\d+)\.(\d+)\.(\d+)", text)
         if match is None:
             raise SystemExit(
-                f"error: {metadata} does not name nvidia-{library}-cu13; next: install a CUDA 13 build of torch"
+                f"error: {metadata} does not name nvidia-{library}-cu13; next: install"
+                " a CUDA 13 build of torch"
             )
         major, minor, patch = (int(part) for part in match.groups())
         found.append(
@@ -252,8 +253,9 @@ def _compile(
 def _asked(name: str, parameters: str, otherwise: str) -> str:
     # An array has an address of its own, by which calls are counted; equal literals share one.
     return (
-        f'NG_API long {name}({parameters}) {{ static const char name[] = "{name}"; int fault = ng_called(name); '
-        f"return fault != NG_NO_FAULT ? fault : {otherwise}; }}"
+        f'NG_API long {name}({parameters}) {{ static const char name[] = "{name}"; int'
+        " fault = ng_called(name); return fault != NG_NO_FAULT ? fault :"
+        f" {otherwise}; }}"
     )
 
 

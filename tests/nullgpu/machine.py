@@ -135,7 +135,8 @@ class Machine:
                 os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()
                 raise TimeoutError(
-                    f"{' '.join(map(str, words))} took over {timeout_s} s:\n{out[-3000:]}{err[-3000:]}"
+                    f"{' '.join(map(str, words))} took over {timeout_s}"
+                    f" s:\n{out[-3000:]}{err[-3000:]}"
                 ) from late
         return Ended(code=process.returncode, out=out, err=err, counts=self.counts())
 

@@ -141,9 +141,11 @@ def probed(case: Case) -> dict[str, Any]:
         found: dict[str, Any] = {
             "gpu": case.gpu,
             "compiled": case.compiled,
-            "predicted_rows": None
-            if search.estimate is None
-            else search.estimate.max_micro_batch_size,
+            "predicted_rows": (
+                None
+                if search.estimate is None
+                else search.estimate.max_micro_batch_size
+            ),
             "largest_micro_batch_size": state.feasible_max,
             "verified": state.infeasible_min == state.feasible_max + 1,
             "trials": [[one.micro_batch_size, one.fits] for one in search.tried],

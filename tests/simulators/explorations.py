@@ -80,7 +80,11 @@ def machine_of(
         losses = losses if trial.measured.get("losses") else []
         return Measured(
             figures=FEED
-            | {"tokens_per_s": value, "padded_tokens_per_s": value, "losses": losses}
+            | {
+                "tokens_per_s": value,
+                "padded_tokens_per_s": value,
+                "losses": losses,
+            }
         )
 
     return FakeMachine(simulate)

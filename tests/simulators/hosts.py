@@ -187,5 +187,8 @@ def _run(*words: str) -> None:
     if done.returncode:
         raise MachineLacks(
             f"{' '.join(words)}: {done.stderr.strip()}",
-            next_step="Network namespaces, veth and tc tbf must be allowed: not in most containers.",
+            next_step=(
+                "Network namespaces, veth and tc tbf must be allowed: not in most"
+                " containers."
+            ),
         )

@@ -58,7 +58,8 @@ def main() -> int:
     kind, _, amount = limit.partition("=")
     if kind not in ("delay", "cached"):
         sys.stderr.write(
-            f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n"
+            f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor"
+            " cached=BATCHES[@RANK]\n"
         )
         return 2
     if rank in ("", os.environ.get("RANK", "0")):

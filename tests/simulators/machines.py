@@ -246,9 +246,9 @@ def _host(
     return Host(
         launch_s=launches * float(kernels.seconds().mean()),
         between_s=step_s * log_interval * between,
-        save_interval_steps=interval
-        if by_saves or draw.random() < SAVES_PROBABILITY
-        else None,
+        save_interval_steps=(
+            interval if by_saves or draw.random() < SAVES_PROBABILITY else None
+        ),
         save_s=step_s * save,
     )
 
@@ -377,9 +377,11 @@ def _settings(
             "last_layer": "dense",
             "precision": "bf16" if on_gpu else "fp32",
             "device": "cuda" if on_gpu else "cpu",
-            "data": DataSettings(
-                num_workers=supply.workers, prefetch_factor=supply.prefetch
-            ).model_dump(),
+            "data": (
+                DataSettings(
+                    num_workers=supply.workers, prefetch_factor=supply.prefetch
+                ).model_dump()
+            ),
             "log_interval_steps": log_interval,
         }
     )

@@ -176,9 +176,9 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
                 data_wait_s=one.data_wait_s[0],
                 compute_s=one.compute_s[0],
                 optimizer_s=one.optimizer_s[0],
-                communication_s=one.communication_s[0]
-                if machine.world_size > 1
-                else 0.0,
+                communication_s=(
+                    one.communication_s[0] if machine.world_size > 1 else 0.0
+                ),
                 **told,
             )
         )

@@ -23,9 +23,12 @@ def played(seed: int) -> tuple[Machine, Marks]:
         micro_batches=machine.micro_batches,
         log_interval=1,
     )
-    return machine, Timeline(
-        machine, conditions, draw_events(machine, conditions, draw), REMEDIES
-    ).run()
+    return (
+        machine,
+        Timeline(
+            machine, conditions, draw_events(machine, conditions, draw), REMEDIES
+        ).run(),
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -95,9 +95,11 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
         data_wait_share=from_loader.data_wait_share,
         memory_bytes=2**31,
         storage_bytes_per_s=0.0,
-        gpu=_counters(machine, from_loader, draw)
-        if machine.device.has_counters
-        else None,
+        gpu=(
+            _counters(machine, from_loader, draw)
+            if machine.device.has_counters
+            else None
+        ),
     )
     chosen = machine.supply.workers if ratio >= 0.98 else None
     return sweep_with([row], rates["memory"], chosen, local_ranks=conditions.world_size)

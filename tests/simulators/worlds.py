@@ -163,9 +163,11 @@ def step(world: World, train: TrainConfig) -> Step:
             "straggling": 0.0 if alone else slower * compute_s,
             "waiting": micro_batches * wait_s,
             # How much longer the second rank waits for its loader, and all others for it.
-            "starving": 0.0
-            if alone
-            else micro_batches * (_wait(late, train, rows, micro_s) - wait_s),
+            "starving": (
+                0.0
+                if alone
+                else micro_batches * (_wait(late, train, rows, micro_s) - wait_s)
+            ),
             "network": _exposed(world, train, micro_s),
             "optimizer step": state_bytes / world.memory_bytes_per_s,
             "between": world.between_s / train.logged_steps,
@@ -222,9 +224,10 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     moved = BYTES_PER_ELEMENT_AND_LAYER[kind] * tokens * hidden * layers_worked
     moved *= FUSED_SHARE["memory"] if train.compile else 1.0
     moved += BYTES_PER_LOGIT * places * VOCAB_SIZE
-    return flops / (
-        PEAKS_FLOPS_PER_S[kind] * world.reached[kind]
-    ), moved / world.memory_bytes_per_s
+    return (
+        flops / (PEAKS_FLOPS_PER_S[kind] * world.reached[kind]),
+        moved / world.memory_bytes_per_s,
+    )
 
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:

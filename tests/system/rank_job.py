@@ -86,9 +86,11 @@ def run(
             for name, parameter in training.module.named_parameters()
         },
         "evaluation": (row.loss, row.masked_accuracy, row.predicted_tokens, row.rows),
-        "partial": None
-        if result.partial is None
-        else (float(result.partial.square), result.partial.share),
+        "partial": (
+            None
+            if result.partial is None
+            else (float(result.partial.square), result.partial.share)
+        ),
         "share_of_state": _state_numbers(training),
     }
 

@@ -171,8 +171,8 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
     places = json.loads(out)
     text = (work / places["markdown"]).read_text()
     assert (
-        f"| largest micro-batch, verified | {probes[0]['feasible_max']} sequences of 64 tokens |"
-        in text
+        f"| largest micro-batch, verified | {probes[0]['feasible_max']} sequences of 64"
+        " tokens |" in text
     )
     assert (
         f"| smallest micro-batch out of memory | {probes[0]['infeasible_min']} |"

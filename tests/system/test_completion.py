@@ -98,9 +98,8 @@ def test_completing_imports_nothing_heavy():
         "COMP_CWORD": "3",
     }
     code = (
-        "import sys, autotune.cli\n"
-        "sys.argv = ['autotune']\n"
-        "assert autotune.cli.run([]) == 0\n"
-        "print([name for name in ('torch', 'transformers', 'optuna', 'rich') if name in sys.modules])"
+        "import sys, autotune.cli\nsys.argv = ['autotune']\nassert autotune.cli.run([])"
+        " == 0\nprint([name for name in ('torch', 'transformers', 'optuna', 'rich') if"
+        " name in sys.modules])"
     )
     assert _ask([sys.executable, "-c", code], **asked).splitlines()[-1] == "[]"

@@ -45,8 +45,9 @@ def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_a
 def test_what_is_looked_for_would_be_found(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
-        "<!DOCTYPE html><title>t</title><body style='width:3000px' onclick='x()'><img src='https://e.example/x.png'>"
-        "<script>console.error('loud'); alert('hi'); missing()</script>"
+        "<!DOCTYPE html><title>t</title><body style='width:3000px' onclick='x()'><img"
+        " src='https://e.example/x.png'><script>console.error('loud'); alert('hi');"
+        " missing()</script>"
     )
     seen = visit(bad)
     assert seen.requests == ("https://e.example/x.png",)
@@ -72,6 +73,7 @@ def test_nothing_stands_in_the_way_of_anybody(page, width, colours):
 def test_faults_would_be_found(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
-        "<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p style='color:#ccc'>pale"
+        "<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p"
+        " style='color:#ccc'>pale"
     )
     assert {"image-alt", "color-contrast"} <= {one.rule for one in audit(bad)}

@@ -18,22 +18,26 @@ Learned = tuple[float, dict[str, torch.Tensor]]
 FAMILIES = ("bert", "roberta", "modernbert")
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2}
 SHAPES = {
-    "bert": _SMALL
-    | {
-        "model_type": "bert",
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-    "modernbert": _SMALL
-    | {
-        "model_type": "modernbert",
-        "num_hidden_layers": 4,
-        "intermediate_size": 48,
-        "local_attention": 8,
-        "global_attn_every_n_layers": 3,
-    },
+    "bert": (
+        _SMALL
+        | {
+            "model_type": "bert",
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        }
+    ),
+    "modernbert": (
+        _SMALL
+        | {
+            "model_type": "modernbert",
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 3,
+        }
+    ),
     "distilbert": {
         "model_type": "distilbert",
         "n_layers": 2,

@@ -191,7 +191,8 @@ def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weig
         )
         assert (
             ending.reason
-            == f"SIGTERM on rank 0; run the same command again to resume from {ending.checkpoint}"
+            == "SIGTERM on rank 0; run the same command again to resume from"
+            f" {ending.checkpoint}"
         )
     run, ending = _train(**changes)
     assert (ending.exit_code, ending.steps) == (0, 7)

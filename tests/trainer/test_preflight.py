@@ -44,14 +44,15 @@ def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_sl
         preflight.compare_ranks([FACTS, FACTS | {name: "z" * 64}, FACTS])
     assert (
         caught.value.message
-        == f"ranks differ in their {name}: {FACTS[name]} on ranks 0, 2; {'z' * 24} on rank 1"
+        == f"ranks differ in their {name}: {FACTS[name]} on ranks 0, 2; {'z' * 24} on"
+        " rank 1"
     )
     assert caught.value.next_step
     for slow in ("device", "device_memory_bytes", "allotted_cpus"):
         (remark,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
         assert (
-            f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every step"
-            in remark.message
+            f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every"
+            " step" in remark.message
         )
 
 
@@ -202,8 +203,8 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
     assert preflight.check_room(tmp_path, 50 * MIB, RANKS, there=0, kept=2) == []
     (remark,) = preflight.check_room(tmp_path, 51 * MIB, RANKS, there=0, kept=2)
     assert (
-        "has 150 MiB free; keeping 2 checkpoints while writing the next requires 153 MiB"
-        in remark.message
+        "has 150 MiB free; keeping 2 checkpoints while writing the next requires"
+        " 153 MiB" in remark.message
     )
     assert "keep_last" in remark.next_step
 

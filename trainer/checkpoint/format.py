@@ -320,7 +320,10 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
         return BadConfig(message, next_step="Make it readable for this user.")
-    next_step = "Run the same command again once the file system is available: it resumes from that checkpoint."
+    next_step = (
+        "Run the same command again once the file system is available: it resumes from"
+        " that checkpoint."
+    )
     return DiskTrouble(message, next_step=next_step)
 
 

@@ -190,7 +190,10 @@ class CheckpointManager:
                 torch.cuda.current_stream().synchronize()
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
-            why = f"host memory is too small for a copy of the state: {str(error).partition(chr(10))[0][:200]}"
+            why = (
+                "host memory is too small for a copy of the state:"
+                f" {str(error).partition(chr(10))[0][:200]}"
+            )
             self._end(
                 state.step,
                 name,
@@ -263,7 +266,10 @@ class CheckpointManager:
                 )
             except (OSError, TrainerError) as refused:
                 message = f"cannot remove older checkpoints: {refused}"
-                next_step = "Remove them, or grant this user permission; otherwise they fill the disk."
+                next_step = (
+                    "Remove them, or grant this user permission; otherwise they fill"
+                    " the disk."
+                )
                 self._finished.append(
                     happened(
                         step,
@@ -299,7 +305,10 @@ class CheckpointManager:
             "the disk or a quota is full",
             "the file system failed or is unreachable",
         ]
-        next_step = "Free disk space or raise the quota before the next save; a crash until then loses more work."
+        next_step = (
+            "Free disk space or raise the quota before the next save; a crash until"
+            " then loses more work."
+        )
         told_more = {"level": "error", "causes": causes, "next_step": next_step}
         self._finished.append(
             happened(step, "save_failed", message, values=values, **told_more)

@@ -159,7 +159,10 @@ def _go_on(
     over = read_exit(directory)
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
-        next_step = "Change a setting, such as --set train.learning_rate=…; or start from scratch: another --out"
+        next_step = (
+            "Change a setting, such as --set train.learning_rate=…; or start from"
+            " scratch: another --out"
+        )
         raise TrainingFailed(
             f"{directory} gave up before with the same settings: {over.reason}",
             next_step=next_step,
@@ -173,7 +176,10 @@ def _go_on(
     for path, why in corrupt:
         aside = path.with_name(f"{path.name}.corrupt-{writer.attempt}")
         path.rename(aside)
-        message = f"checkpoint {path.name} is corrupt and is skipped: {why}; kept as {aside.name}"
+        message = (
+            f"checkpoint {path.name} is corrupt and is skipped: {why}; kept as"
+            f" {aside.name}"
+        )
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
         # Checkpoints of the failed attempt, whose names would be newer than those saved from here on.
@@ -208,8 +214,14 @@ def _from_origin(
         for path in (directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*")
     ]
     if corrupt and not gave_up and origin is None:
-        what = f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept as *.corrupt-*"
-        next_step = "Check that disk. Start from scratch with another --out, or from another run: --resume PATH"
+        what = (
+            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept"
+            " as *.corrupt-*"
+        )
+        next_step = (
+            "Check that disk. Start from scratch with another --out, or from another"
+            " run: --resume PATH"
+        )
         raise BadConfig(what, next_step=next_step)
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
@@ -243,13 +255,19 @@ def _from_path(
     )
     run = path.parent.parent if is_checkpoint else root.parent
     if not is_checkpoint and not root.is_dir():
-        next_step = "Pass a run or a checkpoint, such as runs/NAME or runs/NAME/checkpoints/step-000001000"
+        next_step = (
+            "Pass a run or a checkpoint, such as runs/NAME or"
+            " runs/NAME/checkpoints/step-000001000"
+        )
         raise BadConfig(
             f"--resume {path}: no checkpoint found there", next_step=next_step
         )
     in_place = out is None or out.resolve() == run.resolve()
     if in_place and is_checkpoint and disk.list_checkpoints(path.parent)[:1] != [path]:
-        next_step = f"Start another run from it with --out DIR, or resume from the newest: --resume auto --out {run}"
+        next_step = (
+            "Start another run from it with --out DIR, or resume from the newest:"
+            f" --resume auto --out {run}"
+        )
         raise BadConfig(
             f"{run} has newer checkpoints than {path.name}", next_step=next_step
         )
@@ -307,16 +325,28 @@ def _compare(
     """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
-        what = f"dataset does not match {where}: its hash is {found[:12]}…, not {str(expected)[:12]}…"
+        what = (
+            f"dataset does not match {where}: its hash is {found[:12]}…, not"
+            f" {str(expected)[:12]}…"
+        )
         raise BadConfig(
             what,
-            next_step="Resume with that run's profile, or start from scratch with another --out.",
+            next_step=(
+                "Resume with that run's profile, or start from scratch with another"
+                " --out."
+            ),
         )
     then, now = dotted(before.config), dotted(resolved.config.model_dump(mode="json"))
     for key in _SAME_DATA:
         if then.get(key) != now.get(key):
-            shown = f"train.{key} = {now.get(key)!r} does not match {where}, trained with {then.get(key)!r}"
-            next_step = "Resume with the same settings, or start from scratch: --resume never, with another --out"
+            shown = (
+                f"train.{key} = {now.get(key)!r} does not match {where}, trained with"
+                f" {then.get(key)!r}"
+            )
+            next_step = (
+                "Resume with the same settings, or start from scratch: --resume never,"
+                " with another --out"
+            )
             raise BadConfig(
                 shown if len(shown) < 200 else f"train.{key} does not match {where}",
                 next_step=next_step,

@@ -71,7 +71,10 @@ def model_settings(name: str) -> ModelSettings:
     if path.suffix != ".json":
         match = nearest(name, list(PRESETS))
         hint = f"Did you mean {match!r}? " if match else ""
-        next_step = f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM model."
+        next_step = (
+            f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a"
+            " masked-LM model."
+        )
         raise BadConfig(f"unknown model {name!r}", next_step=next_step)
     raw = read_json(path, max_bytes=2**20)
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
@@ -80,7 +83,10 @@ def model_settings(name: str) -> ModelSettings:
             next_step="Pass a config.json.",
         )
     if "auto_map" in raw:
-        next_step = "Remove auto_map if transformers itself has this architecture; otherwise choose another model."
+        next_step = (
+            "Remove auto_map if transformers itself has this architecture; otherwise"
+            " choose another model."
+        )
         raise BadConfig(
             f"{path} requires custom code (auto_map), which is not supported",
             next_step=next_step,

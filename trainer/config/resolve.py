@@ -50,12 +50,18 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
     """Read a profile with a ``table``, ``subject`` for your own training code; raise ``BadConfig`` if it is invalid."""
     tables = read_toml(path, if_missing=_WRITE_ONE)
     if (version := tables.get("schema_version")) != PROFILE_SCHEMA_VERSION:
-        what = f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}"
+        what = (
+            f"{path} has schema version {version!r}; this program reads version"
+            f" {PROFILE_SCHEMA_VERSION}"
+        )
         raise BadConfig(what, next_step=_WRITE_ONE)
     reject_infinite(tables, str(path))
     if not isinstance(tables.get(table), dict):
         if "subject" in tables:
-            what = f"{path} is a profile of your own training code, not one of this project's trainer"
+            what = (
+                f"{path} is a profile of your own training code, not one of this"
+                " project's trainer"
+            )
             raise BadConfig(
                 what,
                 next_step=f"Use its values in your code: autotune profile show {path}",
@@ -83,8 +89,14 @@ def resolve(
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # before assignments change the tables
     if expect_sha256 not in (None, said):
-        what = f"{profile} was modified: its SHA-256 is {said[:12]}…, expected {expect_sha256[:12]}…"
-        next_step = f"Undo the change; or review it, and start again after: autotune profile approve {profile}"
+        what = (
+            f"{profile} was modified: its SHA-256 is {said[:12]}…, expected"
+            f" {expect_sha256[:12]}…"
+        )
+        next_step = (
+            "Undo the change; or review it, and start again after: autotune profile"
+            f" approve {profile}"
+        )
         raise ProfileMismatch(what, next_step=next_step, docs="profile-modified")
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
@@ -125,9 +137,10 @@ def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
         return resolved, None
     missing = missing_for_compile("cuda")
     config = config.model_copy(update={"compile": missing is None})
-    return replace(
-        resolved, config=config
-    ), missing and f"layers are not compiled, and slower: {missing}"
+    return (
+        replace(resolved, config=config),
+        missing and f"layers are not compiled, and slower: {missing}",
+    )
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:

@@ -269,7 +269,8 @@ class TrainConfig(StrictTable):
         if value == "fp16":
             use = "use bf16 on Ampere and newer GPUs, fp32 elsewhere"
             raise ValueError(
-                f"fp16 is not supported, as its gradients overflow without loss scaling; {use}"
+                "fp16 is not supported, as its gradients overflow without loss"
+                f" scaling; {use}"
             )
         return value
 
@@ -293,7 +294,8 @@ class TrainConfig(StrictTable):
             )
         if self.data.path is not None and Path(self.data.path).is_absolute():
             raise ValueError(
-                "data.path must be relative to the profile; pass an absolute path with --data"
+                "data.path must be relative to the profile; pass an absolute path with"
+                " --data"
             )
         return self
 

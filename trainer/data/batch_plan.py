@@ -89,7 +89,8 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
         and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens
     ):
         raise ValueError(
-            f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to {seq_length_tokens}"
+            f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to"
+            f" {seq_length_tokens}"
         )
     sizes = lengths.tolist()
     rows = [0] * len(sizes)

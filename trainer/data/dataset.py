@@ -159,7 +159,8 @@ class Manifest(StrictTable):
     def _vocabulary_is_complete(self) -> Self:
         if self.used_vocab_size > self.vocab_size:
             raise ValueError(
-                f"used_vocab_size {self.used_vocab_size} exceeds vocab_size {self.vocab_size}"
+                f"used_vocab_size {self.used_vocab_size} exceeds vocab_size"
+                f" {self.vocab_size}"
             )
         if max(self.special_ids.all()) >= self.used_vocab_size:
             raise ValueError(
@@ -176,7 +177,10 @@ class Manifest(StrictTable):
 def read_manifest(directory: Path) -> Manifest:
     """Read a dataset's manifest; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
     path = directory / MANIFEST_NAME
-    pass_one = "Pass your dataset with --data DIR; if you have none: autotune data prepare text:FILE --out DIR"
+    pass_one = (
+        "Pass your dataset with --data DIR; if you have none: autotune data prepare"
+        " text:FILE --out DIR"
+    )
     if directory.is_file():
         first = f"Prepare it first: autotune data prepare text:{directory} --out DIR"
         raise BadConfig(
@@ -206,10 +210,15 @@ def read_manifest(directory: Path) -> Manifest:
     raw = read_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != DATASET_SCHEMA_VERSION:
-        message = f"{path} has schema version {version!r}; this program reads version {DATASET_SCHEMA_VERSION}"
+        message = (
+            f"{path} has schema version {version!r}; this program reads version"
+            f" {DATASET_SCHEMA_VERSION}"
+        )
         raise BadConfig(
             message,
-            next_step="Prepare the dataset again: autotune data prepare SOURCE --out DIR",
+            next_step=(
+                "Prepare the dataset again: autotune data prepare SOURCE --out DIR"
+            ),
         )
     return parse_table(Manifest, raw, where=str(path))
 
@@ -383,7 +392,10 @@ class TokenDataset:
             os.close(self._fds.pop())
 
     def _corrupt(self, file: str, what: str) -> BadConfig:
-        next_step = f"The dataset is corrupt. Find all faults: autotune data verify {self.directory}"
+        next_step = (
+            "The dataset is corrupt. Find all faults: autotune data verify"
+            f" {self.directory}"
+        )
         return BadConfig(f"{self.directory / file}: {what}", next_step=next_step)
 
 

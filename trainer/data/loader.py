@@ -389,8 +389,14 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
         return
     for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
         if common := len(np.intersect1d(own, theirs)):
-            message = f"ranks {other} and {rank} received {common} samples in common in their first step"
-            next_step = "This is a bug of the trainer, or ranks were started with the same RANK: check those."
+            message = (
+                f"ranks {other} and {rank} received {common} samples in common in their"
+                " first step"
+            )
+            next_step = (
+                "This is a bug of the trainer, or ranks were started with the same"
+                " RANK: check those."
+            )
             raise BadConfig(message, next_step=next_step)
     raise BadConfig(
         "a rank received a sample twice in its first step",

@@ -181,7 +181,8 @@ class _Lane:
     ) -> None:
         if place == UNKNOWN:
             raise ValueError(
-                f"the position says nothing of lane {lane}, which holds rows of this rank"
+                f"the position says nothing of lane {lane}, which holds rows of this"
+                " rank"
             )
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
         self._block_samples = plan.block_samples
@@ -228,7 +229,8 @@ class _Lane:
             self._rows = int(self._segments.rows[-1]) + 1 if len(self._segments) else 0
             if self._row > self._rows:
                 raise ValueError(
-                    f"row {self._row} of a block of {self._rows} rows: the position is of another plan"
+                    f"row {self._row} of a block of {self._rows} rows: the position is"
+                    " of another plan"
                 )
             self._next = self._pack(self._block + 1)
             if not self._rows:

@@ -371,7 +371,10 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
         message = (
             f"process {local_rank} of this node requires a GPU, but torch sees {found}"
         )
-        next_step = "Start one process per GPU (--nproc-per-node), or use --set train.device=cpu"
+        next_step = (
+            "Start one process per GPU (--nproc-per-node), or use --set"
+            " train.device=cpu"
+        )
         raise DeviceMissing(message, next_step=next_step)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -420,9 +423,11 @@ def share_module(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         # torch makes the first bucket small, to start gradient synchronisation early, only if no size is set.
-        bucket_cap_mb=None
-        if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB
-        else parallel.bucket_cap_mib,
+        bucket_cap_mb=(
+            None
+            if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB
+            else parallel.bucket_cap_mib
+        ),
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
         **unchanged_buffers,
@@ -444,13 +449,22 @@ def _shard(
 ) -> nn.Module:
     dtype = config.parallel.gradient_dtype
     if dtype != "fp32" and gradient_accumulation_steps(config, ranks.world_size) > 1:
-        why = "cannot be used with fsdp2 and gradient accumulation, which would also be in 16 bits"
-        next_step = "Use --set train.parallel.gradient_dtype=fp32, or micro-batches large enough for one per step."
+        why = (
+            "cannot be used with fsdp2 and gradient accumulation, which would also be"
+            " in 16 bits"
+        )
+        next_step = (
+            "Use --set train.parallel.gradient_dtype=fp32, or micro-batches large"
+            " enough for one per step."
+        )
         raise BadConfig(f"gradient_dtype = {dtype!r} {why}", next_step=next_step)
     together = config.parallel.shard_ranks or ranks.world_size
     copies, left = divmod(ranks.world_size, together)
     if left:
-        message = f"parallel.shard_ranks = {together} must divide the number of ranks, {ranks.world_size}"
+        message = (
+            f"parallel.shard_ranks = {together} must divide the number of ranks,"
+            f" {ranks.world_size}"
+        )
         raise BadConfig(
             message, next_step="Use a divisor, such as the number of GPUs per node."
         )

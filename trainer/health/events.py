@@ -127,18 +127,27 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "an overflow in low precision, or in gradients synchronised in 16 bits",
             "a hardware fault, if it happens once and in no other run",
         ),
-        "If it happens again, lower train.learning_rate or increase train.warmup_steps; try train.precision = 'fp32' "
-        "and train.parallel.gradient_dtype = 'fp32' to rule out an overflow.",
+        (
+            "If it happens again, lower train.learning_rate or increase"
+            " train.warmup_steps; try train.precision = 'fp32' and"
+            " train.parallel.gradient_dtype = 'fp32' to rule out an overflow."
+        ),
     ),
     Kind.SPIKE: (
         (
             "the learning rate is too high for this phase of training",
             "a batch of unusual data: broken text, another language, long repetitions",
-            "the optimizer's second moments are stale; a lower adam_beta2 updates them faster",
+            (
+                "the optimizer's second moments are stale; a lower adam_beta2 updates"
+                " them faster"
+            ),
         ),
-        "If spikes are frequent or the loss does not recover, lower train.learning_rate, increase train.warmup_steps "
-        "or set train.adam_beta2 to 0.98; set train.health.on_spike to skip such batches ('skip') or to undo them "
-        "('rollback').",
+        (
+            "If spikes are frequent or the loss does not recover, lower"
+            " train.learning_rate, increase train.warmup_steps or set train.adam_beta2"
+            " to 0.98; set train.health.on_spike to skip such batches ('skip') or to"
+            " undo them ('rollback')."
+        ),
     ),
     Kind.EXPLOSION: (
         (
@@ -146,8 +155,12 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "a batch of unusual data",
             "train.max_grad_norm is far below ordinary gradient norms",
         ),
-        "Increase train.warmup_steps or lower train.learning_rate; raise train.max_grad_norm if ordinary norms are far "
-        "above it. Set train.health.on_explosion to skip such batches ('skip') or to undo them ('rollback').",
+        (
+            "Increase train.warmup_steps or lower train.learning_rate; raise"
+            " train.max_grad_norm if ordinary norms are far above it. Set"
+            " train.health.on_explosion to skip such batches ('skip') or to undo them"
+            " ('rollback')."
+        ),
     ),
     Kind.PLATEAU: (
         (
@@ -155,16 +168,22 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "the capacity of the model, or the data, is exhausted",
             "early in a run: only token frequencies are learned so far, which passes",
         ),
-        "Check the validation loss (train.evaluation.interval_steps). If it is flat as well, decay the learning rate "
-        "(train.schedule, train.max_steps), change train.learning_rate, or stop here.",
+        (
+            "Check the validation loss (train.evaluation.interval_steps). If it is flat"
+            " as well, decay the learning rate (train.schedule, train.max_steps),"
+            " change train.learning_rate, or stop here."
+        ),
     ),
     Kind.RISE: (
         (
             "the learning rate is too high, and training diverges slowly",
             "the data changed: another source, harder or longer samples",
         ),
-        "Resume from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = 'rollback' "
-        "does so automatically if the rise is sudden.",
+        (
+            "Resume from a checkpoint before the rise with a lower train.learning_rate;"
+            " train.health.on_spike = 'rollback' does so automatically if the rise is"
+            " sudden."
+        ),
     ),
     Kind.STARVED: (
         (
@@ -172,8 +191,11 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "slow storage, such as a shared file system under load",
             "other jobs use the CPU cores of that node",
         ),
-        "Find the number of DataLoader workers (train.data.num_workers): autotune workers PROFILE; on shared storage, "
-        "stage the dataset on each node's local disk: --set train.data.stage_to='$TMPDIR'",
+        (
+            "Find the number of DataLoader workers (train.data.num_workers): autotune"
+            " workers PROFILE; on shared storage, stage the dataset on each node's"
+            " local disk: --set train.data.stage_to='$TMPDIR'"
+        ),
     ),
     Kind.STRAGGLER: (
         (
@@ -181,10 +203,16 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "other processes use that GPU or the CPU cores of its node",
             "that GPU is a slower model than the others",
             "background services or the network slow down that node",
-            "uneven data: in layouts other than packed, some ranks get longer sequences",
+            (
+                "uneven data: in layouts other than packed, some ranks get longer"
+                " sequences"
+            ),
         ),
-        "Run nvidia-smi -q -d PERFORMANCE on that rank's node; if it stays slow, exclude the node (SLURM: "
-        "--exclude=NODE). If the slow rank varies, try train.layout = 'packed'.",
+        (
+            "Run nvidia-smi -q -d PERFORMANCE on that rank's node; if it stays slow,"
+            " exclude the node (SLURM: --exclude=NODE). If the slow rank varies, try"
+            " train.layout = 'packed'."
+        ),
     ),
 }
 """Likely causes, most likely first, and next step, by kind of finding."""

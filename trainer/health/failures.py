@@ -15,7 +15,10 @@ from trainer.errors import (
 from trainer.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
-_SMALLER = "lower train.micro_batch_size, or find the largest that fits: autotune probe --model MODEL --data DIR"
+_SMALLER = (
+    "lower train.micro_batch_size, or find the largest that fits: autotune probe"
+    " --model MODEL --data DIR"
+)
 _AGAIN = "run the same command again: it resumes from the newest checkpoint"
 
 _REFUSED = re.compile(

@@ -185,7 +185,10 @@ class HealthMonitor:
                     if math.isnan(series.median)
                     else {"median": series.median, "limit": series.limit}
                 )
-                limit = f"{series.limit:.4g}; the median of the last {len(series.window)} steps is {series.median:.4g}"
+                limit = (
+                    f"{series.limit:.4g}; the median of the last {len(series.window)}"
+                    f" steps is {series.median:.4g}"
+                )
                 limit = "the limit of an earlier step" if lagging else limit
                 message = f"the {name} of step {step} is {value:.4g}, above {limit}; "
                 message += f"the update was {'applied' if applied else 'skipped'}"
@@ -387,7 +390,10 @@ class Plateau:
         }
         smallest = SMALLEST_CHANGE_SHARE * abs(first)
         telling = max(ERRORS_THAT_TELL * error, smallest)
-        medians = f"median {first:.4g} in the first half and {second:.4g} in the second half of the last "
+        medians = (
+            f"median {first:.4g} in the first half and {second:.4g} in the second half"
+            " of the last "
+        )
         medians += f"{2 * half * self.block_steps} steps, at step {step}"
         # Join pairs; an odd first block is dropped.
         while len(self.blocks) > MOST_BLOCKS:
@@ -408,7 +414,10 @@ class Plateau:
         was_told, self.is_told = self.is_told, improvement < telling
         if was_told or not self.is_told:
             return []
-        message = f"the loss has stopped falling: {medians} (a fall of {improvement:.2g}; noise is {telling:.2g})"
+        message = (
+            f"the loss has stopped falling: {medians} (a fall of {improvement:.2g};"
+            f" noise is {telling:.2g})"
+        )
         return [
             Diagnosis(
                 kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values

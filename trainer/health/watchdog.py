@@ -128,11 +128,13 @@ class Watchdog:
         if self._first is None:
             self._first = (number, now_s)
             _say(
-                f"{name}: saving a checkpoint after this step, then exiting; a second signal exits immediately"
+                f"{name}: saving a checkpoint after this step, then exiting; a second"
+                " signal exits immediately"
             )
         elif now_s - self._first[1] >= SAME_SIGNAL_S:
             self._leave(
-                f"second signal, {name}: exited without saving; the newest checkpoint is intact"
+                f"second signal, {name}: exited without saving; the newest checkpoint"
+                " is intact"
             )
 
     def _stop(self) -> None:

@@ -79,7 +79,10 @@ def choose_attention(
     """Return the attention to use after ``prove_packing``; raise ``BadConfig`` if the configured one is impossible."""
     if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
-            what = f"{model_config.model_type!r} supports neither packed sequences nor a choice of attention: {packing}"
+            what = (
+                f"{model_config.model_type!r} supports neither packed sequences nor a"
+                f" choice of attention: {packing}"
+            )
             settings = "--set train.layout=bucketed --set train.attention=auto"
             raise BadConfig(
                 what,
@@ -134,9 +137,15 @@ def _against_varlen(
         )
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
-        next_step = "Change the recipe with --set train.attention_dropout=0, or use --set train.attention=sdpa."
+        next_step = (
+            "Change the recipe with --set train.attention_dropout=0, or use --set"
+            " train.attention=sdpa."
+        )
         return (
-            f"varlen does not support attention dropout, and the model's is {dropout:g}",
+            (
+                "varlen does not support attention dropout, and the model's is"
+                f" {dropout:g}"
+            ),
             next_step,
         )
     head_dimensions = getattr(model_config, "head_dim", None)
@@ -178,8 +187,14 @@ def pin_kernels(kind: AttentionKind) -> None:
         try:
             activate_flash_attention_impl("FA3")
         except (ImportError, OSError, RuntimeError) as error:
-            what = f"train.attention = 'fa3' requires FlashAttention 3, which cannot be loaded: {error}"
-            next_step = "Install flash_attn_interface (hopper/ in its source), or use --set train.attention=auto."
+            what = (
+                "train.attention = 'fa3' requires FlashAttention 3, which cannot be"
+                f" loaded: {error}"
+            )
+            next_step = (
+                "Install flash_attn_interface (hopper/ in its source), or use --set"
+                " train.attention=auto."
+            )
             raise BadConfig(what, next_step=next_step) from error
 
 

@@ -136,13 +136,22 @@ def build_config(
             special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0
         )
         if seq_length_tokens > usable:
-            what = f"sequence length {seq_length_tokens} exceeds the {usable} positions of this {model_type}"
-            next_step = f"Use --seq-length {usable} or less, or raise max_position_embeddings in the model's config."
+            what = (
+                f"sequence length {seq_length_tokens} exceeds the {usable} positions of"
+                f" this {model_type}"
+            )
+            next_step = (
+                f"Use --seq-length {usable} or less, or raise max_position_embeddings"
+                " in the model's config."
+            )
             raise BadConfig(what, next_step=next_step)
     if attention_dropout is not None:
         key = dropout_key(config)
         if key is None:
-            what = f"train.attention_dropout cannot be used with {model_type!r}, which has no such setting"
+            what = (
+                f"train.attention_dropout cannot be used with {model_type!r}, which has"
+                " no such setting"
+            )
             next_step = (
                 "Remove train.attention_dropout, and set dropout in the model's config."
             )

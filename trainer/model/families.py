@@ -9,8 +9,9 @@ from typing import Literal
 LayerLayout = Literal["bert", "modernbert"]
 
 _PACKED_ONLY = (
-    "albert distilbert electra esm esmc eurobert gte ibert jina_embeddings_v3 "
-    "megatron-bert nomic_bert rembert roberta-prelayernorm roc_bert roformer squeezebert tapas xlm-roberta-xl"
+    "albert distilbert electra esm esmc eurobert gte ibert jina_embeddings_v3"
+    " megatron-bert nomic_bert rembert roberta-prelayernorm roc_bert roformer"
+    " squeezebert tapas xlm-roberta-xl"
 )
 _LIKE_BERT = "bert camembert data2vec-text ernie roberta xlm-roberta"
 FAMILIES: dict[str, LayerLayout | None] = {

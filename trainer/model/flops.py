@@ -91,7 +91,10 @@ class Peak(NamedTuple):
 
 _ADA = "NVIDIA Ada architecture white paper; sums in fp32"
 _PRO = "NVIDIA RTX Blackwell PRO architecture white paper"
-_PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are sparse fp4"
+_PRO_MAX_Q = (
+    "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are"
+    " sparse fp4"
+)
 _AMPERE = {"A100", "A800", "A40", "A30", "A10"}
 _PARTS = {"MIG", "Laptop", "D"}
 """Words that name a part of a GPU, or a GPU with lower peaks than that of the same name without them."""

@@ -58,9 +58,10 @@ def _loss_and_norm(
     largest_K1 = wide_KV.amax(1, keepdim=True)
     norm_K1 = largest_K1 + (wide_KV - largest_K1).exp().sum(1, keepdim=True).log()
     losses_K1 = norm_K1 - wide_KV.gather(1, labels_K.clamp_min(0).unsqueeze(1))
-    return losses_K1.masked_fill(
-        labels_K.unsqueeze(1) == IGNORED_LABEL, 0
-    ).sum(), norm_K1
+    return (
+        losses_K1.masked_fill(labels_K.unsqueeze(1) == IGNORED_LABEL, 0).sum(),
+        norm_K1,
+    )
 
 
 def _write_gradient(

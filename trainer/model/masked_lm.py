@@ -283,9 +283,10 @@ class MaskedLM(nn.Module):
 def _loss_and_hits(
     logits_KV: torch.Tensor, labels_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return cross_entropy(logits_KV, labels_K), (
-        logits_KV.argmax(dim=1) == labels_K
-    ).sum()
+    return (
+        cross_entropy(logits_KV, labels_K),
+        (logits_KV.argmax(dim=1) == labels_K).sum(),
+    )
 
 
 def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -351,7 +352,10 @@ def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
             ),
             (
                 last,
-                f"cannot be used with {model.config.model_type!r}, whose head does not end in a linear layer",
+                (
+                    f"cannot be used with {model.config.model_type!r}, whose head does"
+                    " not end in a linear layer"
+                ),
                 "",
             ),
         ),

@@ -117,7 +117,10 @@ def check_float8(config: TrainConfig, device: torch.device, *, copies: bool) -> 
             ),
             (
                 copies,
-                f"cannot be used with {config.model.config['model_type']!r}, which has no working copies",
+                (
+                    f"cannot be used with {config.model.config['model_type']!r}, which"
+                    " has no working copies"
+                ),
                 "",
             ),
         ),

@@ -119,8 +119,10 @@ class WandbBoard:
             "resume": "allow",
             "name": os.environ.get("WANDB_NAME", directory.absolute().name),
             "settings": wandb.Settings(**unset),
-            "config": {"train": header.config}
-            | header.model_dump(mode="json", exclude={"config", "sources"}),
+            "config": (
+                {"train": header.config}
+                | header.model_dump(mode="json", exclude={"config", "sources"})
+            ),
             "reinit": "create_new",  # any other W&B run of this process stays separate
         }
         try:
@@ -131,8 +133,14 @@ class WandbBoard:
             self._run = wandb.init(mode="offline" if keyless else None, **options)
         except wandb.Error as error:
             why = str(error).partition("\n")[0]
-            message = f"cannot log to wandb online: {why}; its files are written to the run directory"
-            next_step = f"Upload them after the run: wandb sync {directory / WANDB_DIRECTORY}/offline-run-*"
+            message = (
+                f"cannot log to wandb online: {why}; its files are written to the run"
+                " directory"
+            )
+            next_step = (
+                "Upload them after the run: wandb sync"
+                f" {directory / WANDB_DIRECTORY}/offline-run-*"
+            )
             tell(
                 happened(
                     header.resumed_step,

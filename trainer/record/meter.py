@@ -128,8 +128,14 @@ class PaceMonitor:
             return []
         slowest = max(told, key=ratios.__getitem__)
         others = ", ".join(str(rank) for rank in told if rank != slowest)
-        message = f"{self._named(slowest)} takes {ratios[slowest]:.2f} times the compute time of the median rank: "
-        message += f"{known_s[slowest]:.4g} instead of {median_s:.4g} s per step; all others wait for it"
+        message = (
+            f"{self._named(slowest)} takes {ratios[slowest]:.2f} times the compute time"
+            " of the median rank: "
+        )
+        message += (
+            f"{known_s[slowest]:.4g} instead of {median_s:.4g} s per step; all others"
+            " wait for it"
+        )
         message += f" (also slow: {others})" if others else ""
         values = {
             "rank": float(slowest),

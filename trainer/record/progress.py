@@ -116,7 +116,10 @@ def show_row(
     if isinstance(row, StepRow):
         mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
         loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-        note = f"step {row.step}/{steps} loss {loss} {row.tokens_per_s:,.0f} non-padding tokens/s{mfu}"
+        note = (
+            f"step {row.step}/{steps} loss {loss} {row.tokens_per_s:,.0f} non-padding"
+            f" tokens/s{mfu}"
+        )
         update(row.step, steps, note)
         return
     if isinstance(row, RunHeader):
@@ -128,7 +131,10 @@ def show_row(
             )
         lines += [f"train: recipe change: {change}" for change in row.recipe_changes]
     elif isinstance(row, EvaluationRow):
-        said = f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
+        said = (
+            f"loss {row.loss:.3f} perplexity {row.perplexity:,.1f} masked accuracy"
+            f" {row.masked_accuracy:.1%}"
+        )
         lines = [f"validation: step {row.step} {said}"]
     elif row.level == "info":
         lines = [f"train: {row.message}"]

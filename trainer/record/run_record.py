@@ -289,7 +289,10 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
             why = error.errors(
                 include_url=False, include_context=False, include_input=False
             )[0]["msg"]
-            next_step = "The run record is corrupt. Restore the file, or remove the lines from there on."
+            next_step = (
+                "The run record is corrupt. Restore the file, or remove the lines from"
+                " there on."
+            )
             raise BadConfig(
                 f"{path}, line {number}: {why}", next_step=next_step
             ) from error

@@ -146,7 +146,10 @@ class RunWriter:
             except OSError as error:
                 self.trouble = error.strerror or str(error)
         if self.trouble not in (None, self._told_trouble):
-            message = f"cannot write to {self.directory}: {self.trouble}; training continues with metrics in memory"
+            message = (
+                f"cannot write to {self.directory}: {self.trouble}; training continues"
+                " with metrics in memory"
+            )
             next_step = (
                 "Free disk space or raise the quota; the metrics are then written."
             )

@@ -273,5 +273,8 @@ def seconds_per_sample(directory: Path) -> float | None:
 
 
 def _corrupt(source: Path, name: str, what: str) -> BadConfig:
-    next_step = f"The source is corrupt or was modified meanwhile. Find all faults: autotune data verify {source}"
+    next_step = (
+        "The source is corrupt or was modified meanwhile. Find all faults: autotune"
+        f" data verify {source}"
+    )
     return BadConfig(f"{source / name}: {what}", next_step=next_step)

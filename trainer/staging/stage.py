@@ -106,15 +106,23 @@ class CacheDirectory:
                 if missing_bytes > 0
                 else "There is space again: try again,"
             )
-            needs = f"the dataset requires {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to spare"
+            needs = (
+                f"the dataset requires {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to"
+                " spare"
+            )
             what = f"{self._local} has {_mib(free_bytes)} free; {needs}"
             raise BadConfig(what, next_step=f"{told} or pass another disk.")
         missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
         if disk.f_files and missing_inodes > 0:
-            what = f"{self._local} has inodes for {disk.f_favail:,} more files; the dataset has {len(files):,}"
+            what = (
+                f"{self._local} has inodes for {disk.f_favail:,} more files; the"
+                f" dataset has {len(files):,}"
+            )
             raise BadConfig(
                 what,
-                next_step=f"Remove {missing_inodes:,} files there, or pass another disk.",
+                next_step=(
+                    f"Remove {missing_inodes:,} files there, or pass another disk."
+                ),
             )
 
     @contextlib.contextmanager
@@ -129,7 +137,10 @@ class CacheDirectory:
             next_step = "Free disk space, check permissions, or pass another directory."
             if files and error.errno == errno.EDQUOT:
                 size_bytes = sum(file.size_bytes for file in files)
-                message = f"the dataset ({_mib(size_bytes)}) exceeds your quota in {self._local}"
+                message = (
+                    f"the dataset ({_mib(size_bytes)}) exceeds your quota in"
+                    f" {self._local}"
+                )
                 next_step = "Remove files there, or pass another disk."
             raise BadConfig(message, next_step=next_step) from error
 
@@ -199,7 +210,10 @@ def stage(
                     else _copy(place, source, found, update)
                 )
         except LockHeld as error:
-            what = f"another process is still copying this dataset to {place.root} after {timeout_s:g} s"
+            what = (
+                f"another process is still copying this dataset to {place.root} after"
+                f" {timeout_s:g} s"
+            )
             raise BadConfig(
                 what, next_step="Check that process, or wait longer."
             ) from error

@@ -50,8 +50,11 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
     known = now.profile.fingerprint.bytes_known
     return Advice(
         severity="error",
-        claim=f"micro-batch size {rows} {'runs out of memory' if oom else 'was not verified to fit'}: "
-        f"{probe.feasible_max} is the largest that ran",
+        claim=(
+            f"micro-batch size {rows}"
+            f" {'runs out of memory' if oom else 'was not verified to fit'}:"
+            f" {probe.feasible_max} is the largest that ran"
+        ),
         evidence=(
             figure(
                 "largest micro-batch that ran", probe.feasible_max, "sequences", _PROBE
@@ -64,7 +67,10 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
                 known=known,
             ),
         ),
-        cost="none: the global batch stays the same, with more gradient accumulation steps",
+        cost=(
+            "none: the global batch stays the same, with more gradient accumulation"
+            " steps"
+        ),
         changes=(
             SettingChange(
                 key="micro_batch_size",
@@ -103,14 +109,25 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     name = f"tokens/s with {chosen} sequences relative to {rows}"
     return Advice(
-        claim=f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput no longer grows",
+        claim=(
+            f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput"
+            " no longer grows"
+        ),
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
-        gain=Gain(of="GPU memory", ratio=after / before, known="measured")
-        if before and after
-        else None,
-        cost="none measured; the freed memory has room for longer sequences or a larger model",
+        gain=(
+            Gain(of="GPU memory", ratio=after / before, known="measured")
+            if before and after
+            else None
+        ),
+        cost=(
+            "none measured; the freed memory has room for longer sequences or a larger"
+            " model"
+        ),
         changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
-        would_change="a slow network: the last micro-batch overlaps more of the synchronisation if it is larger",
+        would_change=(
+            "a slow network: the last micro-batch overlaps more of the synchronisation"
+            " if it is larger"
+        ),
         safe=now.nodes == 1,
     )
 
@@ -143,7 +160,10 @@ def below_knee(now: TrainingContext) -> Advice | None:
     if now.global_batch_size > rows * now.ranks and shared is not None:
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
-        claim=f"micro-batch size {rows} leaves the device partly idle: {chosen} fits and is faster",
+        claim=(
+            f"micro-batch size {rows} leaves the device partly idle: {chosen} fits and"
+            " is faster"
+        ),
         evidence=(
             figure(f"tokens/s with {rows} sequences", here, "tokens/s", _PROBE),
             figure(
@@ -155,9 +175,15 @@ def below_knee(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=gain,
-        cost="memory, verified to suffice; the global batch stays the same, with fewer accumulation steps",
+        cost=(
+            "memory, verified to suffice; the global batch stays the same, with fewer"
+            " accumulation steps"
+        ),
         changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
-        would_change="less memory than on the probed machine, or a global batch too small for such micro-batches",
+        would_change=(
+            "less memory than on the probed machine, or a global batch too small for"
+            " such micro-batches"
+        ),
         safe=True,
     )
 
@@ -231,8 +257,10 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
         )
     scale = Interval(value=noise, low=low, high=high)
     return Advice(
-        claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
-        "its tokens hardly improve the gradient",
+        claim=(
+            f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the"
+            " gradient noise scale: most of its tokens hardly improve the gradient"
+        ),
         evidence=(
             figure(
                 "global batch",
@@ -250,10 +278,15 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=Gain(of="tokens to the same loss", ratio=needed, low=least, high=most),
-        cost=f"a change of recipe: more and smaller steps, the learning rate times {math.sqrt(smaller / batch):.2f} "
-        "(square-root rule), and less compute per step to overlap with gradient synchronisation",
+        cost=(
+            "a change of recipe: more and smaller steps, the learning rate times"
+            f" {math.sqrt(smaller / batch):.2f} (square-root rule), and less compute"
+            " per step to overlap with gradient synchronisation"
+        ),
         changes=(change,),
-        would_change="a later stage of training: the noise scale grows as the loss falls",
+        would_change=(
+            "a later stage of training: the noise scale grows as the loss falls"
+        ),
     )
 
 
@@ -269,8 +302,10 @@ def padding(now: TrainingContext) -> Advice | None:
     evidence = (now.part_figure(lost, "compute on padding"),)
     if train.layout == "packed":
         return Advice(
-            claim=f"padding takes {percent(lost.share)} of the step although sequences are packed: they are too "
-            "long for this dataset",
+            claim=(
+                f"padding takes {percent(lost.share)} of the step although sequences"
+                " are packed: they are too long for this dataset"
+            ),
             evidence=evidence,
             gain=without(lost, (0.0, 0.5, 1.0)),
             cost="samples longer than a sequence are cut",
@@ -314,7 +349,9 @@ def padding(now: TrainingContext) -> Advice | None:
             )
         )
     return Advice(
-        claim=f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
+        claim=(
+            f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
+        )
         + (
             "documents without cross-document attention"
             if layout == "packed"
@@ -322,11 +359,16 @@ def padding(now: TrainingContext) -> Advice | None:
         ),
         evidence=evidence,
         gain=gain,
-        cost="another probe of the micro-batch, as attention needs different memory; the global batch keeps its "
-        "non-padding tokens and has fewer sequences",
+        cost=(
+            "another probe of the micro-batch, as attention needs different memory; the"
+            " global batch keeps its non-padding tokens and has fewer sequences"
+        ),
         changes=tuple(changes),
         command=now.probe_command(layout=layout),
-        would_change="samples that all fill a sequence, or a global batch of few sequences per rank",
+        would_change=(
+            "samples that all fill a sequence, or a global batch of few sequences per"
+            " rank"
+        ),
     )
 
 
@@ -342,15 +384,20 @@ def empty_rows(now: TrainingContext) -> Advice | None:
         return None
     nearest = min(split.without_empty, key=lambda count: abs(count - rows))
     return Advice(
-        claim=f"{percent(empty)} of the sequences are empty: {rows} do not divide by {now.ranks} ranks in "
-        f"micro-batches of at most {micro_batch}",
+        claim=(
+            f"{percent(empty)} of the sequences are empty: {rows} do not divide by"
+            f" {now.ranks} ranks in micro-batches of at most {micro_batch}"
+        ),
         evidence=(
             figure("empty sequences", empty, "share", "batch split", known="predicted"),
             now.part_figure(part, "compute on empty sequences"),
         ),
         # The head also computes positions of empty sequences, which padding within sequences does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
-        cost=f"a small change of recipe: a global batch of {nearest} sequences instead of {rows}",
+        cost=(
+            f"a small change of recipe: a global batch of {nearest} sequences instead"
+            f" of {rows}"
+        ),
         changes=(SettingChange(key="global_batch_size", old=rows, new=nearest),),
         would_change="another number of ranks",
     )
@@ -401,9 +448,9 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     layer_bytes = state.parameters_bytes // 8
     row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)
     taken = {
-        name: zero_share(
-            state, stage, ranks, largest_layer_bytes=layer_bytes
-        ).total_bytes
+        name: (
+            zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
+        )
         for name, stage in (("ddp", 0), ("zero1", 1), ("fsdp2", 3))
     }
     rows = {
@@ -417,8 +464,12 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
         gain = Gain.between(min(1.0, speed[0]), speed[1], speed[2])
     sizes = taken | {"two tensor-parallel ranks": model_share(state, 2, 1).total_bytes}
     return Advice(
-        claim=f"weights, gradients and optimizer state take {percent(state_bytes / budget_bytes)} of each rank's "
-        f"memory: {best} over {ranks} ranks allows micro-batches of {rows[best]} sequences instead of {rows['ddp']}",
+        claim=(
+            "weights, gradients and optimizer state take"
+            f" {percent(state_bytes / budget_bytes)} of each rank's memory: {best} over"
+            f" {ranks} ranks allows micro-batches of {rows[best]} sequences instead of"
+            f" {rows['ddp']}"
+        ),
         evidence=tuple(
             figure(
                 f"memory of {fit} sequences with {name}",
@@ -430,8 +481,10 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
             for name, size in sizes.items()
         ),
         gain=gain,
-        cost="weights are communicated as well as gradients: cheap within a node, perhaps slower between nodes; this "
-        "trainer has no tensor parallelism",
+        cost=(
+            "weights are communicated as well as gradients: cheap within a node,"
+            " perhaps slower between nodes; this trainer has no tensor parallelism"
+        ),
         changes=(SettingChange(key="parallel.strategy", old="ddp", new=best),),
         command=now.command("network"),
         would_change="throughput that no longer grows with the micro-batch size",

@@ -54,7 +54,8 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     launching, untold = 0.0, []
     if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
         untold.append(
-            "gradient synchronisation (counted as compute, because this strategy hides it)"
+            "gradient synchronisation (counted as compute, because this strategy"
+            " hides it)"
         )
     mfus = [row.mfu for row in rows if row.mfu is not None]
     if counters is not None:
@@ -109,7 +110,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
     untold = [
-        "optimizer step and time between steps (counted as compute; a training run measures them)"
+        "optimizer step and time between steps (counted as compute; a training run"
+        " measures them)"
     ]
     gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
@@ -143,7 +145,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         )
     elif train.device == "cuda":
         untold.append(
-            "kernel launches and GPU memory bandwidth (this GPU has no hardware counters)"
+            "kernel launches and GPU memory bandwidth (this GPU has no hardware"
+            " counters)"
         )
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         # Steps without synchronisation were shorter: launches were not late.

@@ -55,7 +55,10 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
         return None
     settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _KEYS]
     return Advice(
-        claim=f"gradient synchronisation is faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
+        claim=(
+            f"gradient synchronisation is faster with {best.strategy} and buckets of"
+            f" {best.bucket_cap_mib} MiB"
+        ),
         evidence=(
             _gradient_sync_figure(mine, "current"),
             _gradient_sync_figure(best, "fastest at 98 % confidence"),
@@ -85,9 +88,15 @@ def network_bound(now: TrainingContext) -> Advice | None:
         claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
         evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
-        cost="15 minutes on two nodes; 16-bit gradients change the recipe and are used only if the loss stays equal",
+        cost=(
+            "15 minutes on two nodes; 16-bit gradients change the recipe and are used"
+            " only if the loss stays equal"
+        ),
         command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
-        would_change="a larger global batch, which needs fewer synchronisations but changes the recipe",
+        would_change=(
+            "a larger global batch, which needs fewer synchronisations but changes the"
+            " recipe"
+        ),
     )
 
 
@@ -99,8 +108,10 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
     known, useful = spread.efficiency, spread.useful_efficiency
     ratio = known.scaled(1 / useful)
     return Advice(
-        claim=f"{spread.nodes} nodes reach {percent(known.value)} efficiency with this global batch; "
-        f"{spread.useful_nodes} are the most with at least 90 %",
+        claim=(
+            f"{spread.nodes} nodes reach {percent(known.value)} efficiency with this"
+            f" global batch; {spread.useful_nodes} are the most with at least 90 %"
+        ),
         evidence=(
             figure(
                 f"efficiency of {spread.nodes} nodes",
@@ -128,7 +139,10 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
         command=now.command(
             "network", "--predict", "--nodes", f"{spread.useful_nodes},{spread.nodes}"
         ),
-        would_change="a deadline that is worth the GPU-hours, a faster network, or a larger global batch",
+        would_change=(
+            "a deadline that is worth the GPU-hours, a faster network, or a larger"
+            " global batch"
+        ),
     )
 
 
@@ -143,8 +157,11 @@ def below_t_min(now: TrainingContext) -> Advice | None:
     if spread.tokens_per_rank >= wanted or gain < WORTH_RATIO:
         return None
     return Advice(
-        claim=f"each GPU has {spread.tokens_per_rank:,.0f} non-padding tokens of a step on {spread.nodes} nodes, and "
-        f"needs about {wanted:,.0f} (twice T_min) to overlap gradient synchronisation with compute",
+        claim=(
+            f"each GPU has {spread.tokens_per_rank:,.0f} non-padding tokens of a step"
+            f" on {spread.nodes} nodes, and needs about {wanted:,.0f} (twice T_min) to"
+            " overlap gradient synchronisation with compute"
+        ),
         evidence=(
             figure(
                 "T_min",
@@ -162,8 +179,11 @@ def below_t_min(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=Gain(ratio=gain),
-        cost="a change of recipe: twice the global batch, the learning rate times 1.41 (square-root rule for Adam), "
-        "the same warm-up in tokens, half the steps; only useful below the gradient noise scale, which runs report",
+        cost=(
+            "a change of recipe: twice the global batch, the learning rate times 1.41"
+            " (square-root rule for Adam), the same warm-up in tokens, half the steps;"
+            " only useful below the gradient noise scale, which runs report"
+        ),
         command=now.command("network", "--predict", "--nodes", str(spread.nodes)),
         would_change="16-bit gradients, a faster network, or fewer nodes",
     )
@@ -190,7 +210,10 @@ def slow_rank(now: TrainingContext) -> Advice | None:
         f"run {now.run.directory.name}",
     )
     return Advice(
-        claim=f"{slow} computes {ratio:.2f} times as long as the median rank and delays every step",
+        claim=(
+            f"{slow} computes {ratio:.2f} times as long as the median rank and delays"
+            " every step"
+        ),
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(rows)),
             figure(
@@ -202,9 +225,15 @@ def slow_rank(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=without(lost),
-        cost=f"{_OTHER_NODE}; first check its present node for heat, a power cap, or other jobs",
+        cost=(
+            f"{_OTHER_NODE}; first check its present node for heat, a power cap, or"
+            " other jobs"
+        ),
         command="autotune doctor",
-        would_change="another slowest rank in the next run: then its sequences were longer by chance",
+        would_change=(
+            "another slowest rank in the next run: then its sequences were longer by"
+            " chance"
+        ),
     )
 
 
@@ -220,7 +249,10 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
         return None
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
-        claim=f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed and would delay every step",
+        claim=(
+            f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed"
+            " and would delay every step"
+        ),
         evidence=(
             figure(
                 "matmul speed relative to the median",
@@ -251,17 +283,28 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     packs = now.knows_the_model and layout != "packed"
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
-        claim=f"ranks wait {percent(lost.share)} of the step for the slowest one, which changes from step to step",
+        claim=(
+            f"ranks wait {percent(lost.share)} of the step for the slowest one, which"
+            " changes from step to step"
+        ),
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(now.run.steps)),
         ),
         gain=times(without(lost, (0.0, 0.1, 1.0)), (1.0, 1.05, 1.2)),
-        cost="another probe of the micro-batch; packed sequences have equal lengths and no padding"
-        if changes
-        else "no remedy is known: look for other jobs on the nodes, and for checkpoints and logs on shared disks",
+        cost=(
+            "another probe of the micro-batch; packed sequences have equal lengths and"
+            " no padding"
+            if changes
+            else (
+                "no remedy is known: look for other jobs on the nodes, and for"
+                " checkpoints and logs on shared disks"
+            )
+        ),
         changes=changes,
         command=now.probe_command(layout="packed") if changes else "autotune doctor",
-        would_change="more gradient accumulation steps, over which differences average out",
+        would_change=(
+            "more gradient accumulation steps, over which differences average out"
+        ),
     )
 
 
@@ -284,7 +327,10 @@ def slow_link(now: TrainingContext) -> Advice | None:
     share = rates[name] / max(rates.values())
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
-        claim=f"the link from node {name} has {percent(share)} of the fastest link's speed and delays every all-reduce",
+        claim=(
+            f"the link from node {name} has {percent(share)} of the fastest link's"
+            " speed and delays every all-reduce"
+        ),
         evidence=(
             figure(
                 "speed relative to the fastest link",
@@ -298,12 +344,18 @@ def slow_link(now: TrainingContext) -> Advice | None:
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
         command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),
-        would_change="traffic of other jobs during the measurement: measure again before you exclude a node",
+        would_change=(
+            "traffic of other jobs during the measurement: measure again before you"
+            " exclude a node"
+        ),
     )
 
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
-    way = f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of {row.micro_batch_size} sequences"
+    way = (
+        f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of"
+        f" {row.micro_batch_size} sequences"
+    )
     return figure(
         f"{name}: {way}",
         row.tokens_per_s or math.nan,

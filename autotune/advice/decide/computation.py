@@ -21,7 +21,10 @@ COMPILED_GAIN = (1.0, 1.1, 1.3)
 """Speed ratio of kernel fusion besides fewer launches, from less memory traffic: least, usual, most."""
 LOG_INTERVAL_STEPS = 10
 _COMPILE = (SettingChange(key="compile", old=False, new=True),)
-_COST_OF_COMPILING = "minutes at the start of every run, different rounding, and another probe of the micro-batch"
+_COST_OF_COMPILING = (
+    "minutes at the start of every run, different rounding, and another probe of the"
+    " micro-batch"
+)
 
 
 def full_precision(now: TrainingContext) -> Advice | None:
@@ -50,7 +53,9 @@ def full_precision(now: TrainingContext) -> Advice | None:
         for matmuls, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
-        claim=f"matmuls run in {now_in}: {gpu} is {fast / slow:.1f} times as fast in bf16",
+        claim=(
+            f"matmuls run in {now_in}: {gpu} is {fast / slow:.1f} times as fast in bf16"
+        ),
         evidence=(
             figure(
                 "peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"
@@ -64,11 +69,17 @@ def full_precision(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=now.predicted_gain("precision") or Gain.between(*ratios),
-        cost="matmul inputs are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in fp32; "
-        "activations take less memory, so probe the micro-batch again",
+        cost=(
+            "matmul inputs are rounded to 8 bits of mantissa; weights, sums and the"
+            " optimizer stay in fp32; activations take less memory, so probe the"
+            " micro-batch again"
+        ),
         changes=(SettingChange(key="precision", old="fp32", new="bf16"),),
         command=now.probe_command(precision="bf16"),
-        would_change="a step that mostly waits for data or gradients, which faster matmuls cannot shorten",
+        would_change=(
+            "a step that mostly waits for data or gradients, which faster matmuls"
+            " cannot shorten"
+        ),
     )
 
 
@@ -81,8 +92,10 @@ def half_precision(now: TrainingContext) -> Advice | None:
     ):
         return None
     return Advice(
-        claim="gradients are synchronised in fp16, which overflows above 65,504 and underflows below 6e-8; bf16 is as "
-        "fast and has the range of fp32",
+        claim=(
+            "gradients are synchronised in fp16, which overflows above 65,504 and"
+            " underflows below 6e-8; bf16 is as fast and has the range of fp32"
+        ),
         evidence=(
             figure(
                 "largest number of fp16",
@@ -121,7 +134,10 @@ def dense_head(now: TrainingContext) -> Advice | None:
             )
         )
     return Advice(
-        claim=f"the MLM head computes logits at all positions, but the loss uses {percent(masked)} of them",
+        claim=(
+            "the MLM head computes logits at all positions, but the loss uses"
+            f" {percent(masked)} of them"
+        ),
         evidence=(
             figure(
                 "positions that the loss uses",
@@ -156,8 +172,10 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
-        claim=f"the last of {layers} layers computes all positions, but the loss uses "
-        f"{percent(train.masking_probability)} of them",
+        claim=(
+            f"the last of {layers} layers computes all positions, but the loss uses "
+            f"{percent(train.masking_probability)} of them"
+        ),
         evidence=(figure("layers", layers, "count", "model config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
@@ -186,21 +204,29 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     )
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
-        claim=f"attention dropout of {percent(dropout)} rules out varlen attention, the fastest kernel "
-        "for packed sequences",
+        claim=(
+            f"attention dropout of {percent(dropout)} rules out varlen attention, the"
+            " fastest kernel for packed sequences"
+        ),
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
         gain=now.predicted_gain("attention_dropout")
         or Gain.between(
             *(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))
         ),
-        cost="a change of recipe: BERT was trained with 10 %, newer encoders such as ModernBERT with none",
+        cost=(
+            "a change of recipe: BERT was trained with 10 %, newer encoders such as"
+            " ModernBERT with none"
+        ),
         changes=(
             SettingChange(
                 key="attention_dropout", old=train.attention_dropout, new=0.0
             ),
         ),
         command=now.probe_command(attention_dropout=0),
-        would_change="a small dataset that is repeated many times, for which dropout prevents overfitting",
+        would_change=(
+            "a small dataset that is repeated many times, for which dropout prevents"
+            " overfitting"
+        ),
     )
 
 
@@ -223,13 +249,19 @@ def compute_bound(now: TrainingContext) -> Advice | None:
         )
     return Advice(
         severity="info",
-        claim=f"compute on non-padding tokens takes {percent(part.share)} of the step{reached}",
+        claim=(
+            f"compute on non-padding tokens takes {percent(part.share)} of the"
+            f" step{reached}"
+        ),
         evidence=(
             now.part_figure(part, "compute on non-padding tokens"),
             *(() if mfu is None else (mfu,)),
         ),
         cost="more GPUs, or a smaller model",
-        would_change="faster kernels or less to compute; data loading and the network cannot shorten this step",
+        would_change=(
+            "faster kernels or less to compute; data loading and the network cannot"
+            " shorten this step"
+        ),
     )
 
 
@@ -241,13 +273,18 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     inside = "counters" in gaps.source
     if inside and not now.train.compiled:
         return Advice(
-            claim=f"SMs are idle {percent(gaps.share)} of the step: kernels are launched late, or are too small",
+            claim=(
+                f"SMs are idle {percent(gaps.share)} of the step: kernels are launched"
+                " late, or are too small"
+            ),
             evidence=(now.part_figure(gaps, "SMs without work"),),
             gain=now.predicted_gain("compile")
             or times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost=_COST_OF_COMPILING,
             changes=_COMPILE,
-            would_change="larger micro-batches, whose kernels run longer than their launches",
+            would_change=(
+                "larger micro-batches, whose kernels run longer than their launches"
+            ),
         )
     events, steps = (
         (now.run.events, len(now.run.steps)) if now.run is not None else ((), 0)
@@ -259,7 +296,10 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     if inside or now.train.logged_steps > 1 or saves > 0.05 * max(1, steps):
         return None
     return Advice(
-        claim=f"{percent(gaps.share)} of the time passes between steps, and every step is logged",
+        claim=(
+            f"{percent(gaps.share)} of the time passes between steps, and every step is"
+            " logged"
+        ),
         evidence=(now.part_figure(gaps, "time between steps"),),
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
         cost=f"the run's record has means over {LOG_INTERVAL_STEPS} steps",
@@ -277,12 +317,17 @@ def memory_bound(now: TrainingContext) -> Advice | None:
     if now.train is None or waits is None or now.train.compiled:
         return None
     return Advice(
-        claim=f"kernels wait for GPU memory about {percent(waits.share)} of the step; Tensor Cores idle meanwhile",
+        claim=(
+            f"kernels wait for GPU memory about {percent(waits.share)} of the step;"
+            " Tensor Cores idle meanwhile"
+        ),
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
         gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
         cost=_COST_OF_COMPILING,
         changes=_COMPILE,
-        would_change="fp32 matmuls: then change to bf16 first, which halves the traffic",
+        would_change=(
+            "fp32 matmuls: then change to bf16 first, which halves the traffic"
+        ),
     )
 
 
@@ -297,7 +342,10 @@ def eager_layers(now: TrainingContext) -> Advice | None:
     ):
         return None
     return Advice(
-        claim="layers run eagerly: compiled, they move fewer bytes and launch fewer kernels",
+        claim=(
+            "layers run eagerly: compiled, they move fewer bytes and launch fewer"
+            " kernels"
+        ),
         gain=gain,
         cost=_COST_OF_COMPILING,
         changes=_COMPILE,
@@ -313,7 +361,9 @@ def recomputation(now: TrainingContext) -> Advice | None:
         return None
     old = now.train.activation_checkpointing
     return Advice(
-        claim=f"{old} activation checkpointing recomputes layers in every backward pass",
+        claim=(
+            f"{old} activation checkpointing recomputes layers in every backward pass"
+        ),
         gain=gain,
         cost="more memory: the largest micro-batch shrinks, so probe it again",
         changes=(SettingChange(key="activation_checkpointing", old=old, new="none"),),
@@ -331,17 +381,26 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     evidence = (now.part_figure(updating, "gradient clipping and optimizer step"),)
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
-            claim=f"the optimizer step takes {percent(updating.share)} of the step, repeated on each of {ranks} ranks",
+            claim=(
+                f"the optimizer step takes {percent(updating.share)} of the step,"
+                f" repeated on each of {ranks} ranks"
+            ),
             evidence=evidence,
             gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
             cost="an all-gather of the updated weights in every step",
             changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),),
             command=now.command("network"),
-            would_change="a slow network, on which the all-gather may cost more than it saves: measure both",
+            would_change=(
+                "a slow network, on which the all-gather may cost more than it saves:"
+                " measure both"
+            ),
         )
     return Advice(
         severity="info",
-        claim=f"the optimizer step takes {percent(updating.share)} of the step: the batch is small for this model",
+        claim=(
+            f"the optimizer step takes {percent(updating.share)} of the step: the batch"
+            " is small for this model"
+        ),
         evidence=evidence,
         cost="a change of recipe: a larger global batch with fewer optimizer steps",
         would_change="a larger global batch",

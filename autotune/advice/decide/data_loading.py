@@ -40,7 +40,10 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
     low, usual, high = TOKENS_PER_RAW[kind]
     ratio = Interval(value=usual, low=low, high=high)
     return Advice(
-        claim=f"{data.path} holds raw data ({', '.join(data.kinds)}): pre-tokenise it once and train from token ids",
+        claim=(
+            f"{data.path} holds raw data ({', '.join(data.kinds)}): pre-tokenise it"
+            " once and train from token ids"
+        ),
         evidence=(
             figure("raw files", data.raw_bytes, "bytes", data.path),
             figure(
@@ -56,7 +59,9 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
         command=shlex.join(
             ["autotune", "data", "prepare", f"{kind}:{data.path}", "--out", "DATASET"]
         ),
-        would_change="samples that differ in every epoch, such as random parts of longer texts",
+        would_change=(
+            "samples that differ in every epoch, such as random parts of longer texts"
+        ),
     )
 
 
@@ -84,7 +89,10 @@ def staging(now: TrainingContext) -> Advice | None:
     if data is not None and data.token_bytes is not None:
         evidence.append(figure("dataset", data.token_bytes, "bytes", data.path))
     return Advice(
-        claim=f"the dataset is on a shared file system ({kind}): copy it to each node's local disk",
+        claim=(
+            f"the dataset is on a shared file system ({kind}): copy it to each node's"
+            " local disk"
+        ),
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
         cost="time to copy before the first step, and space on the local disks",
@@ -116,8 +124,10 @@ def more_workers(now: TrainingContext) -> Advice | None:
         and workers.chosen > count
     ):
         return Advice(
-            claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}; "
-            f"{workers.chosen} are verified to be sufficient",
+            claim=(
+                f"training waits for data {percent(waits.share)} of the step with"
+                f" num_workers={count}; {workers.chosen} are verified to be sufficient"
+            ),
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(count), chosen)
             or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
@@ -125,7 +135,9 @@ def more_workers(now: TrainingContext) -> Advice | None:
             changes=(
                 SettingChange(key="data.num_workers", old=count, new=workers.chosen),
             ),
-            would_change="fewer CPU cores or slower storage than on the measured machine",
+            would_change=(
+                "fewer CPU cores or slower storage than on the measured machine"
+            ),
             safe=True,
         )
     if (
@@ -136,12 +148,18 @@ def more_workers(now: TrainingContext) -> Advice | None:
     ):
         return None
     return Advice(
-        claim=f"training waits for data {percent(waits.share)} of the step with num_workers={count}",
+        claim=(
+            f"training waits for data {percent(waits.share)} of the step with"
+            f" num_workers={count}"
+        ),
         evidence=(evidence,),
         gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
         cost="a few minutes on this machine; more workers take CPU cores and memory",
         command=now.command("workers"),
-        would_change="storage that is already at its limit: then copy the dataset to a local disk instead",
+        would_change=(
+            "storage that is already at its limit: then copy the dataset to a local"
+            " disk instead"
+        ),
     )
 
 
@@ -167,8 +185,11 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < 2 * own_s:
         return None
     return Advice(
-        claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest_s)} per step for data, "
-        f"rank 0 only {format_seconds(own_s)}, and all ranks wait for the slowest",
+        claim=(
+            f"rank {rank}{on_host(now.run.header.hosts, rank)} waits"
+            f" {format_seconds(longest_s)} per step for data, rank 0 only"
+            f" {format_seconds(own_s)}, and all ranks wait for the slowest"
+        ),
         evidence=(
             now.part_figure(lost, "wait for data", len(rows)),
             figure(
@@ -187,8 +208,10 @@ def starved_rank(now: TrainingContext) -> Advice | None:
             ),
         ),
         gain=without(lost, (0.0, own_s / longest_s, 1.0)),
-        cost="another node if its disk or CPU stays slow (exclude this one in the SLURM site file); more workers would "
-        "help that rank only",
+        cost=(
+            "another node if its disk or CPU stays slow (exclude this one in the SLURM"
+            " site file); more workers would help that rank only"
+        ),
         command="autotune doctor",
         would_change="another rank that is nearly as slow, which runs do not record",
     )
@@ -217,9 +240,11 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
         evidence=(_ratio_figure(chosen),),
-        gain=Gain(of="host memory", ratio=after / before, known="measured")
-        if before and after
-        else None,
+        gain=(
+            Gain(of="host memory", ratio=after / before, known="measured")
+            if before and after
+            else None
+        ),
         cost="none measured; the evidence has the confidence bounds",
         changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
         would_change="slower storage or CPU than on the measured machine",
@@ -236,7 +261,10 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     minutes = max(10, round(4 * workers.seconds / 60))
     return Advice(
         severity="info",
-        claim=f"num_workers is undecided between {low} and {high}: the measurements are too noisy",
+        claim=(
+            f"num_workers is undecided between {low} and {high}: the measurements are"
+            " too noisy"
+        ),
         evidence=tuple(
             _ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high
         ),

@@ -48,9 +48,11 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
     return Counters(
         busy_share=min(1.0, gpu.gpm_sm_share / keeps_up),
         # Without matmuls on Tensor Cores, their counter does not measure compute.
-        tensor_share=when_fed(gpu.gpm_tensor_share)
-        if train.precision == "bf16" or train.tf32
-        else None,
+        tensor_share=(
+            when_fed(gpu.gpm_tensor_share)
+            if train.precision == "bf16" or train.tf32
+            else None
+        ),
         memory_share=when_fed(gpu.gpm_dram_share),
         source=f"hardware counters, windows with num_workers={row.num_workers}",
     )

@@ -32,14 +32,18 @@ def thermal(now: TrainingContext) -> Advice | None:
     lost_s = sum(trial.seconds for trial in hot)
     return Advice(
         severity="error",
-        claim=f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}",
+        claim=(
+            f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}"
+        ),
         evidence=(
             discarded,
             figure("time lost in these trials", lost_s, "s", "trial log"),
         ),
         cost="another node, or better cooling of this one",
         command="autotune doctor",
-        would_change="throttling by the power cap only, which is normal under full load",
+        would_change=(
+            "throttling by the power cap only, which is normal under full load"
+        ),
     )
 
 
@@ -70,11 +74,16 @@ def utilisation(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         severity="info",
-        claim=f"GPU utilisation is {percent(busy)} although MFU is {percent(mfu.value)}: utilisation counts the time "
-        "in which any kernel runs, and not how much it computes",
+        claim=(
+            f"GPU utilisation is {percent(busy)} although MFU is {percent(mfu.value)}:"
+            " utilisation counts the time in which any kernel runs, and not how much"
+            " it computes"
+        ),
         evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
         cost="none",
-        would_change="an MFU above a third, which is near the best for encoders of this size",
+        would_change=(
+            "an MFU above a third, which is near the best for encoders of this size"
+        ),
     )
 
 
@@ -84,7 +93,10 @@ def edited(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         severity="error",
-        claim="the profile was modified after it was measured: its figures and this advice are for the old settings",
+        claim=(
+            "the profile was modified after it was measured: its figures and this"
+            " advice are for the old settings"
+        ),
         cost="another tuning",
         command=shlex.join(["autotune", "profile", "verify", now.profile_path]),
         would_change="nothing: measure the new settings",
@@ -203,7 +215,10 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
             claim="the bottleneck is not known: too little was measured",
             cost="minutes on this machine",
             command=now.command("workers") if now.run is None else None,
-            would_change="a sweep of DataLoader workers or a longer run: both measure the parts of a step",
+            would_change=(
+                "a sweep of DataLoader workers or a longer run: both measure the parts"
+                " of a step"
+            ),
         )
     largest = now.bottleneck.parts[0]
     return Advice(

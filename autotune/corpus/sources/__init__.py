@@ -147,7 +147,10 @@ def open_source(spec: str) -> tuple[RawSource, str]:
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
         suffix = Path(spec).suffix.removeprefix(".")
-        next_step = f"Did you mean {suffix if suffix in SOURCES else 'text'}:{spec}? Source types: {known}"
+        next_step = (
+            f"Did you mean {suffix if suffix in SOURCES else 'text'}:{spec}? Source"
+            f" types: {known}"
+        )
         raise BadInput(f"{spec!r} has no source type", next_step=next_step)
     if kind not in SOURCES:
         match = nearest(kind, list(SOURCES))
@@ -223,8 +226,14 @@ def find_files(
             f"Pass another path, such as {source.example}",
         )
         if unreadable:
-            what = f"none of the {len(unreadable) + other_files} files at {place} is a readable {source.kind} file"
-            next_step = f"You lack permission to read {len(unreadable)}: change it, or pass another directory."
+            what = (
+                f"none of the {len(unreadable) + other_files} files at {place} is a"
+                f" readable {source.kind} file"
+            )
+            next_step = (
+                f"You lack permission to read {len(unreadable)}: change it, or pass"
+                " another directory."
+            )
         elif other_files:
             what = f"none of the {other_files} files at {place} is a {source.kind} file"
         raise BadInput(what, next_step=next_step)

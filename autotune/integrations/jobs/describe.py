@@ -55,7 +55,9 @@ def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
     return [_ADDRESS.sub("", repr(value))]
 
 
-def _parts_of_source(value: Any) -> list[Any]:  # noqa: ANN401 - a function, a class or a module
+def _parts_of_source(
+    value: Any,
+) -> list[Any]:  # noqa: ANN401 - a function, a class or a module
     """Return the parts of source of yours; what is installed counts by its name alone."""
     module = (
         value

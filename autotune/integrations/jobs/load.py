@@ -139,13 +139,22 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
         if isinstance(error, ImportError) and (
             taken := [one for one in _TOOL if one in _names_in(directory)]
         ):
-            step = f"Rename your {taken[0]!r} in {directory}: this tool has a package of that name."
+            step = (
+                f"Rename your {taken[0]!r} in {directory}: this tool has a package of"
+                " that name."
+            )
         if (
             isinstance(error, ModuleNotFoundError)
             and error.name == module_name.partition(".")[0]
         ):
-            what = f"module {module_name!r} not found in {directory} or among the installed packages"
-            step = "Run the command in the directory of the module, or add that directory to PYTHONPATH."
+            what = (
+                f"module {module_name!r} not found in {directory} or among the"
+                " installed packages"
+            )
+            step = (
+                "Run the command in the directory of the module, or add that directory"
+                " to PYTHONPATH."
+            )
         raise BadConfig(what, next_step=step) from error
     found: Any = module
     for part in path.split("."):
@@ -156,7 +165,10 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
             near = ", ".join(
                 [one for one in known if callable(getattr(found, one, None))][:8]
             )
-            what = f"{module_name!r} ({getattr(module, '__file__', None) or 'built in'}) has no function {path!r}"
+            what = (
+                f"{module_name!r} ({getattr(module, '__file__', None) or 'built in'})"
+                f" has no function {path!r}"
+            )
             raise BadConfig(
                 what, next_step=f"Name one of its functions: {near or 'it has none'}."
             )

@@ -50,7 +50,10 @@ class Epochs:
                     if self.epoch_batches is None
                     else f" after {self.epoch_batches} batches"
                 )
-                next_step = "Return an iterable that can be iterated again, such as a DataLoader, or an endless one."
+                next_step = (
+                    "Return an iterable that can be iterated again, such as a"
+                    " DataLoader, or an endless one."
+                )
                 raise BadConfig(
                     f"the loader of {self._name} has no batches{after}",
                     next_step=next_step,
@@ -75,7 +78,10 @@ class OwnStep:
             what = f"the function for the step returned {type(step).__name__}"
             raise BadConfig(
                 what,
-                next_step="Return a function that takes one optimizer step; or use --step-time.",
+                next_step=(
+                    "Return a function that takes one optimizer step; or use"
+                    " --step-time."
+                ),
             )
         self._step: Callable[..., object] = step
         self._takes_batch = _takes_batch(step)
@@ -98,10 +104,15 @@ class OwnStep:
             self._optimizer_steps.get(id(optimizer), 0) + 1
         )
         if steps >= LOOP_STEPS:
-            what = f"the step took {steps} optimizer steps in one call: it is a training loop, which has its data"
+            what = (
+                f"the step took {steps} optimizer steps in one call: it is a training"
+                " loop, which has its data"
+            )
             raise BadConfig(
                 what,
-                next_step="Let it take one step; or replay its duration with --step-time.",
+                next_step=(
+                    "Let it take one step; or replay its duration with --step-time."
+                ),
             )
 
     def finish(self) -> None:

@@ -77,7 +77,10 @@ class StepMeter:
             self._accumulated += 1
             if self._accumulated >= MOST_CALLS:
                 what = f"the step took no optimizer step in {self._accumulated} calls"
-                next_step = "Let a call take one; if your step catches OutOfMemoryError, let it raise in trials."
+                next_step = (
+                    "Let a call take one; if your step catches OutOfMemoryError, let it"
+                    " raise in trials."
+                )
                 raise BadConfig(what, next_step=next_step)
             return
         self._accumulated = 0
@@ -202,10 +205,15 @@ def take_steps(
             )
             if callable(step):
                 if any((load.parameters_of(step) or {}).values()):
-                    what = f"the step of {asked.step} requires an argument, which a probe does not have"
+                    what = (
+                        f"the step of {asked.step} requires an argument, which a probe"
+                        " does not have"
+                    )
                     raise BadConfig(
                         what,
-                        next_step="Give it a default: the largest batch that can occur.",
+                        next_step=(
+                            "Give it a default: the largest batch that can occur."
+                        ),
                     )
                 meter.restart(
                     asked.steps if hasattr(step, LOOP) else max(asked.steps, LOOP_STEPS)
@@ -213,8 +221,14 @@ def take_steps(
                 while not meter.done:
                     meter.call(step)
             elif len(meter.step_s) < STEPS:
-                what = f"{asked.step} returned {type(step).__name__} after {len(meter.step_s)} optimizer steps"
-                next_step = f"Return a function that takes one optimizer step, or train for {STEPS} steps."
+                what = (
+                    f"{asked.step} returned {type(step).__name__} after"
+                    f" {len(meter.step_s)} optimizer steps"
+                )
+                next_step = (
+                    "Return a function that takes one optimizer step, or train for"
+                    f" {STEPS} steps."
+                )
                 raise BadConfig(what, next_step=next_step)
             else:
                 meter.trains = True

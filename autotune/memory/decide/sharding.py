@@ -131,7 +131,10 @@ def fewest_that_share(
                 state, stage, ranks, largest_layer_bytes=largest_layer_bytes
             ).total_bytes
             if size <= budget_bytes:
-                return f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted: {format_bytes(size)} per rank)"
+                return (
+                    f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted:"
+                    f" {format_bytes(size)} per rank)"
+                )
     return None
 
 

@@ -256,7 +256,9 @@ def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a su
     return alike and _references(one) == _references_of_gradient()
 
 
-def _references(tensor: Any) -> tuple[int, int]:  # noqa: ANN401 - torch does not declare the counts of a tensor
+def _references(
+    tensor: Any,
+) -> tuple[int, int]:  # noqa: ANN401 - torch does not declare the counts of a tensor
     return tensor._use_count(), torch._C._storage_Use_Count(
         tensor.untyped_storage()._cdata
     )

@@ -144,9 +144,11 @@ class Compiled:
             leaves = [next(rest) if other is _TENSOR else other for other in others]
             args, opened = pytree.tree_unflatten(leaves, spec)
             kwargs = {
-                name: value.pop(_CLASS)(**value)
-                if isinstance(value, dict) and _CLASS in value
-                else value
+                name: (
+                    value.pop(_CLASS)(**value)
+                    if isinstance(value, dict) and _CLASS in value
+                    else value
+                )
                 for name, value in opened.items()
             }
             if self._module is None:
@@ -421,9 +423,9 @@ def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
     """Return the operator and the arguments of a call of a library; None for other nodes."""
     if not _is_library(node):
         return None
-    return _operator(node), node.args[
-        _WRAPPED[node.target] + 1 :
-    ] if node.target in _WRAPPED else node.args
+    return _operator(node), (
+        node.args[_WRAPPED[node.target] + 1 :] if node.target in _WRAPPED else node.args
+    )
 
 
 def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node

@@ -22,26 +22,35 @@ from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term
 
 _LOWER_BOTH = (
-    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul mm "
-    "vecdot linear addbmm baddbmm bmm __matmul__"
+    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
+    " prelu addmm matmul mm vecdot linear addbmm baddbmm bmm __matmul__"
 )
 _LOWER: dict[Kind, str] = {
-    "cuda": f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot gru_cell lstm_cell rnn_relu_cell "
-    "rnn_tanh_cell",
+    "cuda": (
+        f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot"
+        " gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell"
+    ),
     "cpu": _LOWER_BOTH,
 }
 _WIDER: dict[Kind, str] = {
-    "cuda": "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ softplus "
-    "layer_norm native_layer_norm rms_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss "
-    "nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
-    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits "
-    "dist pdist cdist renorm logsumexp cross_entropy frobenius_norm nuclear_norm nll_loss2d upsample_nearest1d "
-    "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
-    "upsample_bicubic2d",
-    "cpu": "avg_pool3d binary_cross_entropy grid_sampler polar prod quantile nanquantile stft cdist trace "
-    "cholesky_inverse nll_loss poisson_nll_loss cosine_embedding_loss hinge_embedding_loss l1_loss smooth_l1_loss "
-    "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
-    "multi_margin_loss binary_cross_entropy_with_logits",
+    "cuda": (
+        "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan"
+        " pow __pow__ softplus layer_norm native_layer_norm rms_norm group_norm"
+        " cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss"
+        " hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss"
+        " margin_ranking_loss multilabel_margin_loss soft_margin_loss"
+        " triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist"
+        " pdist cdist renorm logsumexp cross_entropy frobenius_norm nuclear_norm"
+        " nll_loss2d upsample_nearest1d upsample_nearest2d upsample_nearest3d"
+        " upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"
+    ),
+    "cpu": (
+        "avg_pool3d binary_cross_entropy grid_sampler polar prod quantile nanquantile"
+        " stft cdist trace cholesky_inverse nll_loss poisson_nll_loss"
+        " cosine_embedding_loss hinge_embedding_loss l1_loss smooth_l1_loss huber_loss"
+        " mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss"
+        " triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits"
+    ),
 }
 _WIDER_RESULT: dict[Kind, str] = {
     "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",

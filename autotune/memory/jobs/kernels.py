@@ -106,7 +106,9 @@ def within_kernels(kind: Kind, attention: Attention = "auto") -> dict[Any, Withi
     found: dict[Any, Within] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten.sum.dim_IntList: _sum,
-        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+        aten._scaled_dot_product_efficient_attention_backward.default: (
+            _efficient_backward
+        ),
         aten.embedding_dense_backward.default: _embedding_backward,
         aten.native_layer_norm_backward.default: _layer_norm_backward,
     }

@@ -146,9 +146,11 @@ def _of_all(
         "step_s": ranks.all_reduce_max(*step_s),
         "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
-        "non_pytorch_bytes": None
-        if non_pytorch_bytes is None
-        else round(ranks.all_reduce_max(non_pytorch_bytes)[0]),
+        "non_pytorch_bytes": (
+            None
+            if non_pytorch_bytes is None
+            else round(ranks.all_reduce_max(non_pytorch_bytes)[0])
+        ),
         "local_ranks": ranks.local_world_size,
         "loss": loss,
     }

@@ -63,12 +63,14 @@ def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, 
         "all": everyone,
         # With one node, or one rank per node, these are all ranks.
         "within": everyone if nodes == 1 else times(within, size, takes_part=True),
-        "between": everyone
-        if size == 1
-        else times(between, nodes, takes_part=ranks.local_rank == 0),
-        "neighbours_bytes_per_s": _neighbours(ranks, nodes, asked.seconds)
-        if nodes > 1
-        else [],
+        "between": (
+            everyone
+            if size == 1
+            else times(between, nodes, takes_part=ranks.local_rank == 0)
+        ),
+        "neighbours_bytes_per_s": (
+            _neighbours(ranks, nodes, asked.seconds) if nodes > 1 else []
+        ),
         "matmul_flops_per_s": ranks.all_gather_float(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,

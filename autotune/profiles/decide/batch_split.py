@@ -88,7 +88,10 @@ def choose_micro_batch(
         return MicroBatchChoice(
             micro_batch_size=rows, reason=f"{feasible_max} fit; {need}"
         )
-    words = f"micro-batch size {rows} x {split.gradient_accumulation_steps} accumulation steps"
+    words = (
+        f"micro-batch size {rows} x {split.gradient_accumulation_steps} accumulation"
+        " steps"
+    )
     fit = f"{feasible_max} is the largest that fits"
     if rows == limit:
         free = "" if limit == feasible_max else ", but leaves no headroom"
@@ -98,7 +101,10 @@ def choose_micro_batch(
         )
     whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
     more = _step_s(points, whole) / step_s[rows] - 1
-    words += f" is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest predicted step"
+    words += (
+        f" is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest predicted"
+        " step"
+    )
     more_or_less = f"{abs(more):.1%} {'more' if more > 0 else 'less'} time"
     other = f"{limit} x {whole.gradient_accumulation_steps} would take {more_or_less}"
     return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {other}; {fit}")
@@ -158,7 +164,10 @@ def split_global_batch(
 ) -> GlobalBatchSplit:
     """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
     if global_batch_size < ranks:
-        next_step = f"Use at least {ranks} sequences per global batch, or at most {global_batch_size} ranks."
+        next_step = (
+            f"Use at least {ranks} sequences per global batch, or at most"
+            f" {global_batch_size} ranks."
+        )
         raise BadInput(
             f"global batch size {global_batch_size} is too small for {ranks} ranks",
             next_step=next_step,

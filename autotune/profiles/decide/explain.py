@@ -176,14 +176,23 @@ def _best_with(
         return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
     name = max(ratios, key=lambda one: ratios[one])
     if name == starting.name:
-        return f"{said}: no configuration with it was faster than the starting one, which has it"
-    return f"{said}: at best {ratios[name]:.3f} times the starting configuration, with {name}"
+        return (
+            f"{said}: no configuration with it was faster than the starting one, which"
+            " has it"
+        )
+    return (
+        f"{said}: at best {ratios[name]:.3f} times the starting configuration, with"
+        f" {name}"
+    )
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
     decides = profile.evidence.probe is not None and key in _PROBED_WITH
     origin: Origin = "changed"
-    because = f"set by hand or by autotune advise; the default is {default}, and no measurement decides it"
+    because = (
+        f"set by hand or by autotune advise; the default is {default}, and no"
+        " measurement decides it"
+    )
     if key in _ASKED_FOR:
         origin, because = (
             "constraint",
@@ -194,7 +203,10 @@ def _given(profile: Profile, key: str, value: object, default: object) -> Explan
         origin, because = "default", f"the trainer's default{measured_with}"
     elif decides:
         origin = "requested"
-        because = "an option of the probe, or its default for this device; all figures hold only for it"
+        because = (
+            "an option of the probe, or its default for this device; all figures hold"
+            " only for it"
+        )
     return Explanation(origin=origin, because=because)
 
 
@@ -236,7 +248,10 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rejected = []
     for point in probe.curve:
         if point.micro_batch_size != rows and best is not None:
-            share = f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the rate at {best.micro_batch_size}"
+            share = (
+                f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the"
+                f" rate at {best.micro_batch_size}"
+            )
             said = (
                 "the highest rate"
                 if point.micro_batch_size == best.micro_batch_size
@@ -254,7 +269,10 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         )
         origin, chosen = "measured", choice.micro_batch_size
     if rows != chosen and _is_split(profile):
-        because = f"split of the global batch by the chosen gradient synchronisation; the probe chose {chosen}"
+        because = (
+            "split of the global batch by the chosen gradient synchronisation; the"
+            f" probe chose {chosen}"
+        )
     elif rows != chosen:
         origin, because = (
             "changed",
@@ -337,9 +355,11 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
         origin="measured" if kept else "changed",
         evidence=tuple(figures),
         rejected=tuple(rejected),
-        because=because
-        if kept
-        else f"{expected} was measured to be the best choice: {because}",
+        because=(
+            because
+            if kept
+            else f"{expected} was measured to be the best choice: {because}"
+        ),
     )
 
 
@@ -360,7 +380,8 @@ def _gradient_sync(
             getattr(row, one) != getattr(parallel, one) for one in _OF_GRADIENT_SYNC
         ):
             rejected.append(
-                f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} non-padding tokens/s, {row.outcome}"
+                f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} non-padding"
+                f" tokens/s, {row.outcome}"
             )
             continue
         origin = "measured"
@@ -376,7 +397,10 @@ def _gradient_sync(
                 )
             )
     if origin == "changed":
-        because = f"no measured configuration has {key} = {value} with the other settings; chosen was: {found.choice}"
+        because = (
+            f"no measured configuration has {key} = {value} with the other settings;"
+            f" chosen was: {found.choice}"
+        )
     return Explanation(
         origin=origin,
         because=because,

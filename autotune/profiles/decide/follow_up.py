@@ -73,16 +73,18 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
         "memory": limits and exact_bytes(limits.memory_budget_bytes),
         "seq_length": train.seq_length_tokens,
         "layout": None if train.layout == default_layout(train.model) else train.layout,
-        "precision": None
-        if train.precision == default_precision(train.device)
-        else train.precision,
+        "precision": (
+            None
+            if train.precision == default_precision(train.device)
+            else train.precision
+        ),
         "global_batch_tokens": limits and limits.global_batch_tokens,
         "headroom": limits and limits.headroom_share,
         "attention_dropout": train.attention_dropout,
         "activation_checkpointing": train.activation_checkpointing,
-        "compile": None
-        if train.compiled == (train.device == "cuda")
-        else train.compiled,
+        "compile": (
+            None if train.compiled == (train.device == "cuda") else train.compiled
+        ),
         "accumulate": probe and probe.gradient_accumulation_steps > 1,
         "strategy": train.parallel.strategy,
         "ranks": probe and probe.local_ranks,

@@ -346,7 +346,10 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
         verdict = "as expected"
     else:
         verdict = f"drift: {'more' if ratio > 1 else 'less'} than in the trial"
-    source = f"{'measured: trials' if alike else 'no trial'} with these settings at micro-batch size {rows}"
+    source = (
+        f"{'measured: trials' if alike else 'no trial'} with these settings at"
+        f" micro-batch size {rows}"
+    )
     return Drift(
         quantity="peak memory",
         expected=None if expected is None else Interval(value=expected),

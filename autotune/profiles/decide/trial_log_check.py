@@ -70,19 +70,25 @@ def check_trial_log(
     )
     is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
     return TrialLogCheck(
-        found="no trials"
-        if not own
-        else "not recomputable"
-        if until is None
-        else "same"
-        if is_same
-        else "differs",
+        found=(
+            "no trials"
+            if not own
+            else (
+                "not recomputable"
+                if until is None
+                else "same"
+                if is_same
+                else "differs"
+            )
+        ),
         trials=len(behind),
         added=len(own) - len(behind),
         others=len(records) - len(own),
-        unfounded=tuple(_unfounded(profile, behind))
-        if own and isinstance(profile, Profile)
-        else (),
+        unfounded=(
+            tuple(_unfounded(profile, behind))
+            if own and isinstance(profile, Profile)
+            else ()
+        ),
     )
 
 
@@ -118,7 +124,9 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
                 if step_s
             ]
             if not _is_among(point.padded_tokens_per_s, rates):
-                yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
+                yield (
+                    f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
+                )
     if workers is not None:
         windows = [
             TrainingFigures.of(one)

@@ -62,7 +62,10 @@ def describe_growth(
 ) -> str:
     """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
     before = f"{_shown(baseline_bytes)} before the first trial ({_named(holders)})"
-    return f"{gpu} still holds {_shown(used_bytes)} after a wait of {format_seconds(waited_s)}, up from {before}"
+    return (
+        f"{gpu} still holds {_shown(used_bytes)} after a wait of"
+        f" {format_seconds(waited_s)}, up from {before}"
+    )
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
@@ -96,7 +99,10 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
         sample.process_count for sample in samples if sample.process_count is not None
     ]
     shared = sum(count > 1 for count in counts)
-    told = f"another process used {gpu}: {max(counts, default=0)} processes in {shared} of {len(counts)} samples"
+    told = (
+        f"another process used {gpu}: {max(counts, default=0)} processes in {shared} of"
+        f" {len(counts)} samples"
+    )
     return told if shared else None
 
 
@@ -164,9 +170,11 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         gpm_pcie_rx_bytes_per_s=of_known(
             statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)
         ),
-        gpm_lacking=None
-        if counted
-        else series.gpm_lacking or "no counter interval fell into the window",
+        gpm_lacking=(
+            None
+            if counted
+            else series.gpm_lacking or "no counter interval fell into the window"
+        ),
     )
 
 

@@ -27,7 +27,10 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
     if last < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
     fall = f"from {losses[0]:.4f} to {last:.4f} in {len(losses)} steps"
-    told = f"not checked: with {name} the loss went {fall}, too little to show a difference"
+    told = (
+        f"not checked: with {name} the loss went {fall}, too little to show a"
+        " difference"
+    )
     return LossVerdict(equal=False, message=told)
 
 
@@ -39,8 +42,9 @@ def compare_losses(
     apart = abs(second / first - 1)
     equal = apart <= EQUAL_LOSS_SHARE
     told = (
-        f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and {first:.4f} with {names[0]}: "
-        f"{apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
+        f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and"
+        f" {first:.4f} with {names[0]}: {apart:.2%} apart,"
+        f" {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
     )
     return LossVerdict(equal=equal, message=told)
 

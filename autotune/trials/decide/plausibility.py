@@ -43,9 +43,13 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
         unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
             raise Undecided(
-                f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name} exceeds its peak of "
-                f"{limit / 1e12:,.4g}: the measurement is wrong and is discarded",
-                next_step="Check the driver and the clocks (nvidia-smi -q -d CLOCK), then measure again.",
+                f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}"
+                f" exceeds its peak of {limit / 1e12:,.4g}: the measurement is wrong"
+                " and is discarded",
+                next_step=(
+                    "Check the driver and the clocks (nvidia-smi -q -d CLOCK), then"
+                    " measure again."
+                ),
             )
 
 
@@ -61,8 +65,14 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
     """Raise ``MachineLacks`` if a rate is to be of a pretended GPU, whose kernels do nothing."""
     if is_pretended(driver):
-        told = f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}): its kernels do nothing"
-        next_step = "Measure on a real GPU. On this one only memory can be measured: autotune probe"
+        told = (
+            f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}):"
+            " its kernels do nothing"
+        )
+        next_step = (
+            "Measure on a real GPU. On this one only memory can be measured: autotune"
+            " probe"
+        )
         raise MachineLacks(told, next_step=next_step)
 
 

@@ -61,9 +61,12 @@ def enforce(
     # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
         raise DeviceMissing(
-            f"{ranks.device_name!r} is a MIG slice, but NVML reports the memory of the whole GPU",
-            next_step="Select a GPU without MIG (CUDA_VISIBLE_DEVICES), disable MIG (nvidia-smi -i INDEX -mig 0), or "
-            "use --device cpu.",
+            f"{ranks.device_name!r} is a MIG slice, but NVML reports the memory of the"
+            " whole GPU",
+            next_step=(
+                "Select a GPU without MIG (CUDA_VISIBLE_DEVICES), disable MIG"
+                " (nvidia-smi -i INDEX -mig 0), or use --device cpu."
+            ),
         )
     open_libraries(ranks)  # what they take is not counted as the model's
     if ranks.device.type == "cuda":
@@ -258,9 +261,9 @@ class CudaBudget:
             and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0
         ):
             raise torch.OutOfMemoryError(
-                f"the peak exceeds the budget by {format_bytes(beyond_bytes)}: "
-                f"{format_bytes(self._most_reserved_bytes())} in PyTorch's allocator and "
-                f"{format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
+                f"the peak exceeds the budget by {format_bytes(beyond_bytes)}:"
+                f" {format_bytes(self._most_reserved_bytes())} in PyTorch's allocator"
+                f" and {format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
             )
 
     def _outside_now_bytes(self) -> int:
@@ -288,5 +291,6 @@ def hold_device_memory(size_bytes: int) -> None:
         )
         if code:
             raise RuntimeError(
-                f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}"
+                f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc"
+                f" returned {code}"
             )

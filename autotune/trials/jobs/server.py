@@ -285,7 +285,8 @@ def serve(preload: dict[str, Any] | None = None) -> None:
 
 # gloo's and NCCL's texts for another rank that is gone.
 _LOST_PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote"
+    r"Connection closed by peer|Connection reset by peer|Broken"
+    r" pipe|gloo/transport|ncclRemote"
 )
 
 
@@ -332,9 +333,9 @@ def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:
         return {"status": "refused", **told}
     if (refusal := out_of_memory(error)) is not None:
         return {
-            "status": "crashed"
-            if first_attempt and is_vague(refusal)
-            else "out_of_memory",
+            "status": (
+                "crashed" if first_attempt and is_vague(refusal) else "out_of_memory"
+            ),
             "detail": refusal,
         }
     # Not this rank's failure: that of the rank which it has lost.

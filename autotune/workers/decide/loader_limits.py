@@ -43,7 +43,10 @@ class LoaderLimits:
         )
         if needed > USABLE_SHARE * there:
             source = "measured" if worker_bytes else "assumed"
-            free = f"only {format_bytes(there)} of memory are free ({self.host.ram_limit_source})"
+            free = (
+                f"only {format_bytes(there)} of memory are free"
+                f" ({self.host.ram_limit_source})"
+            )
             return f"{need} about {format_bytes(needed)} ({source}), but {free}"
         # Each worker's prefetched batches, and the one that it prepares.
         shared = (
@@ -51,7 +54,10 @@ class LoaderLimits:
         )
         room = self.host.shm_free_bytes
         if room is not None and shared > USABLE_SHARE * room:
-            return f"{need} {format_bytes(shared)} of /dev/shm, but only {format_bytes(room)} are free"
+            return (
+                f"{need} {format_bytes(shared)} of /dev/shm, but only"
+                f" {format_bytes(room)} are free"
+            )
         return None
 
     def most(self) -> tuple[int, str]:
@@ -67,7 +73,10 @@ class LoaderLimits:
             return wanted, because
         fitting = self.fitting(wanted)
         if self.asked is not None:
-            next_step = f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory for the job."
+            next_step = (
+                f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory"
+                " for the job."
+            )
             raise ExceedsMemory(refusal, next_step=next_step)
         return fitting, refusal
 
@@ -85,8 +94,8 @@ class LoaderLimits:
         if self.asked is None or self.asked <= self.cpus_per_rank:
             return None
         return (
-            f"--max-workers {self.asked} exceeds the {self.cpus_per_rank} CPU cores of each of {self.local_ranks} "
-            "ranks: workers will compete for them"
+            f"--max-workers {self.asked} exceeds the {self.cpus_per_rank} CPU cores of"
+            f" each of {self.local_ranks} ranks: workers will compete for them"
         )
 
 

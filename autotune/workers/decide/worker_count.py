@@ -377,10 +377,16 @@ class WorkersRule:
         """Return the reason why the chosen count is sufficient, or the evidence so far."""
         low = self._low(chosen)
         if low >= ENOUGH_SHARE:
-            return f"at least {format_share(low)} of the throughput on cached batches, the upper bound"
+            return (
+                f"at least {format_share(low)} of the throughput on cached batches, the"
+                " upper bound"
+            )
         if self._waits_too_little(chosen):
             most = self._longest_wait(chosen)
-            return f"the data wait is at most {100 * max(most, 0.0):.2f} % of the time, so more workers cannot help"
+            return (
+                f"the data wait is at most {100 * max(most, 0.0):.2f} % of the time, so"
+                " more workers cannot help"
+            )
         rival = self._larger_rival(chosen)
         verified = self.verdict(chosen) == "verified"
         if verified and rival is None:
@@ -401,11 +407,17 @@ class WorkersRule:
             return None
         if self._is_refuted(below):
             high = self._about(self._to_larger(below)).high or math.nan
-            return f"num_workers={below} is too few: at most {format_share(high)} of the throughput of larger counts"
+            return (
+                f"num_workers={below} is too few: at most {format_share(high)} of the"
+                " throughput of larger counts"
+            )
         if below <= self._refuted:
             return f"num_workers={below} is too few, because {self._refuted} is"
         shown = _shown(self.interval(below, None))
-        return f"num_workers={below} may be sufficient: {shown} of the throughput with cached batches"
+        return (
+            f"num_workers={below} may be sufficient: {shown} of the throughput with"
+            " cached batches"
+        )
 
 
 def _shown(one: Interval) -> str:

@@ -66,8 +66,9 @@ def test_any_environment_is_readable(environment):
 
 
 SAID = (
-    "JobId=12 JobName=train NodeList=x UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:0 "
-    "ReqNodeList=(null) ExcNodeList=(null) NodeList=lab[1-2] Command=/a b/JobState=FAILED"
+    "JobId=12 JobName=train NodeList=x UserId=root(0) JobState=RUNNING Reason=None"
+    " Dependency=(null) ExitCode=0:0 ReqNodeList=(null) ExcNodeList=(null)"
+    " NodeList=lab[1-2] Command=/a b/JobState=FAILED"
 )
 
 

@@ -90,7 +90,8 @@ def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put
 ):
     put(
         "squeue",
-        f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo RUNNING',
+        f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo'
+        " RUNNING",
     )
     assert trained(tmp_path).returncode == 75
     assert (tmp_path / "scontrol.said").read_text() == "requeue 12\n"

@@ -326,7 +326,8 @@ def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and
 )
 def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
     process = job(
-        "print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep 100'))"
+        "print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep"
+        " 100'))"
     )
     asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
     while not (

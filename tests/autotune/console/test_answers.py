@@ -46,13 +46,19 @@ QUICK = [
 ]
 MADE = ["data prepare text:text --out made", "data verify made"]
 SUBMITTED = ["workers p.toml --slurm", "train p.toml --out runs/c --slurm"]
-_SHAPE = "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32 --max-micro-batch-size 4"
+_SHAPE = (
+    "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32"
+    " --max-micro-batch-size 4"
+)
 _BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 0.2min"
 MEASURED = [
     f"probe {_SHAPE} --out tiny.toml",
     f"workers {_BRIEFLY}",
     f"baseline {_BRIEFLY}",
-    f"tune {_SHAPE} --window 0.2s --time-limit 0.2min --skip network --skip baseline --out tuned",
+    (
+        f"tune {_SHAPE} --window 0.2s --time-limit 0.2min --skip network --skip"
+        " baseline --out tuned"
+    ),
 ]
 
 

@@ -14,8 +14,8 @@ __attribute__((noinline)) int shared(int x) { counter += x; helper(counter); ret
 """
 FIRST = SHARED + "int main(int argc, char **argv) { return shared(argc); }\n"
 SECOND = (
-    "static long table[4096] = {1};\n"
-    "__attribute__((noinline)) long before(long x) { return table[x & 4095] * x + x / 7; }\n"
+    "static long table[4096] = {1};\n__attribute__((noinline)) long before(long x) {"
+    " return table[x & 4095] * x + x / 7; }\n"
     + SHARED
     + "int main(int argc, char **argv) { return shared((int)before(argc)) - 2; }\n"
 )

@@ -262,7 +262,8 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
 
 def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
     code = (
-        "import signal; from autotune.corpus.engine import _slurm_cluster\n"
-        "_slurm_cluster(); assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+        "import signal; from autotune.corpus.engine import"
+        " _slurm_cluster\n_slurm_cluster(); assert signal.getsignal(signal.SIGINT) is"
+        " signal.default_int_handler"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -129,7 +129,7 @@ def test_byte_pairs_know_every_text_and_give_it_back(texts):
 def test_byte_pairs_learned_from_the_same_texts_are_the_same():
     rng = np.random.default_rng(0)
     texts = [" ".join(f"w{number}" for number in rng.zipf(1.3, 40)) for _ in range(300)]
-    (tokenizer, *others) = (learn_bpe(texts, vocab_size=640) for _ in range(3))
+    tokenizer, *others = (learn_bpe(texts, vocab_size=640) for _ in range(3))
     assert {one.content for one in others} == {tokenizer.content}
     assert tokenizer.vocab_size == 640
     few = learn_bpe(["ab"], vocab_size=640)

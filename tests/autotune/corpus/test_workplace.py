@@ -76,8 +76,10 @@ def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_d
 
 def test_two_processes_cannot_take_it_and_a_killed_one_lets_go(tmp_path):
     code = (
-        "import sys, os, signal; from pathlib import Path; from autotune.corpus.workplace import open_workplace\n"
-        "with open_workplace(Path(sys.argv[1]), 'k'):\n    print('taken', flush=True); signal.pause()"
+        "import sys, os, signal; from pathlib import Path; from"
+        " autotune.corpus.workplace import open_workplace\nwith"
+        " open_workplace(Path(sys.argv[1]), 'k'):\n    print('taken', flush=True);"
+        " signal.pause()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "data")],

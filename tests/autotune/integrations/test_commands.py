@@ -55,8 +55,8 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
     )
     told = says(*probe)
     assert (
-        "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml --loader"
-        in told
+        "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml"
+        " --loader" in told
     )
     short, long = (
         Path(f"profiles/hostile-behaves-seq_length-{length}-cpu.toml")
@@ -110,16 +110,14 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
 
 def test_a_model_of_your_own_is_traced_before_trials(says, here):
     (here / "modelled.py").write_text(
-        "import torch\n"
-        "def build_model(micro_batch_size):\n"
-        "    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))\n"
-        "    return model, torch.ones(64 * micro_batch_size, 512)\n"
-        "def build_step(micro_batch_size, device):\n"
-        "    model, batch = build_model(micro_batch_size)\n"
-        "    optimizer = torch.optim.AdamW(model.parameters())\n"
-        "    def step():\n"
-        "        model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
-        "    return step\n"
+        "import torch\ndef build_model(micro_batch_size):\n    model ="
+        " torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))\n   "
+        " return model, torch.ones(64 * micro_batch_size, 512)\ndef"
+        " build_step(micro_batch_size, device):\n    model, batch ="
+        " build_model(micro_batch_size)\n    optimizer ="
+        " torch.optim.AdamW(model.parameters())\n    def step():\n       "
+        " model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n   "
+        " return step\n"
     )
     told = json.loads(
         says(

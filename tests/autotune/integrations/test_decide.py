@@ -113,7 +113,10 @@ def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
 
 
 def test_the_first_line_of_the_last_error_is_shown():
-    inner = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nKeyError: 1\n\nDuring it:\n\n'
+    inner = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n   '
+        " g()\nKeyError: 1\n\nDuring it:\n\n"
+    )
     again = inner.partition("KeyError")[0]
     assert (
         error_line(f"{inner}{again}TypeError: failed:\n * one\n * two")
@@ -124,9 +127,10 @@ def test_the_first_line_of_the_last_error_is_shown():
 
 def test_stacks_are_shown_without_frames_of_this_project():
     stack = (
-        'Traceback (most recent call last):\n  File "/x/autotune/integrations/jobs/step.py", line 1, in run\n'
-        '    take()\n    ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 / 0\n'
-        "ZeroDivisionError: division by zero"
+        "Traceback (most recent call last):\n  File"
+        ' "/x/autotune/integrations/jobs/step.py", line 1, in run\n    take()\n   '
+        ' ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 /'
+        " 0\nZeroDivisionError: division by zero"
     )
     said = crash_words(stack, " at n=4")
     assert said.startswith("failed at n=4: ZeroDivisionError: division by zero\n")

@@ -25,7 +25,10 @@ BUILD = "def build_step(micro_batch_size): ..."
 def test_only_threads_that_a_fork_breaks_are_unsafe(tmp_path, ending, unsafe):
     # OpenBLAS ends its pool like this.
     (tmp_path / "mine.py").write_text(f"{POOL}\n{ending}\n{BUILD}\n")
-    code = "import json; from autotune.integrations.jobs.load import preload; print(json.dumps(preload({functions})))"
+    code = (
+        "import json; from autotune.integrations.jobs.load import preload;"
+        " print(json.dumps(preload({functions})))"
+    )
     given = f"{{'step': 'mine:build_step'}}, {str(tmp_path)!r}, 60"
     words = [sys.executable, "-c", code.replace("{functions}", given)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -78,7 +78,10 @@ def test_what_is_imported_late_does_not_count_as_memory(own):
         (
             "hangs",
             Undecided,
-            r"did not end within its time limit at micro_batch_size=4: killed after 4 s:\n.*hostile.py",
+            (
+                r"did not end within its time limit at micro_batch_size=4: killed after"
+                r" 4 s:\n.*hostile.py"
+            ),
         ),
         ("exits", BadInput, r"ended its process: sys.exit\(3\)"),
         (
@@ -116,7 +119,10 @@ def test_what_is_imported_late_does_not_count_as_memory(own):
         (
             "skips",
             BadInput,
-            r"took \d optimizer steps in 3 calls at .*, and one in each at micro_batch_size=4",
+            (
+                r"took \d optimizer steps in 3 calls at .*, and one in each at"
+                r" micro_batch_size=4"
+            ),
         ),
         ("never_steps", BadInput, r"took no optimizer step in 64 calls"),
         (

@@ -194,7 +194,10 @@ def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_j
         run_child, lambda command, environment: started.append(command) or 1
     )
     monkeypatch.setattr("autotune.launch.run_end.PATIENCE_HERE_S", 0.0)
-    site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
+    site = (
+        f"require_approved = {str(required).lower()}\npython ="
+        ' "/there/python"\nnode_local_path = "/local"\n'
+    )
     (here / "site.toml").write_text(site)
     assert run(APPROVE) == 0
     assert run(["train", *HERE]) == 1

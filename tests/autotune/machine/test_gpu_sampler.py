@@ -47,10 +47,12 @@ def started(sampler: GpuSampler) -> Iterator[GpuSampler]:
 
 SCRIPTED = [
     "-c",
-    "from autotune.machine import gpu_sampler\n"
-    "from tests.autotune.machine.test_gpu_sampler import scripted_monitor\n"
-    "gpu_sampler.GPM_WINDOW_S = 0.1\n"
-    "gpu_sampler.main(scripted_monitor())",
+    (
+        "from autotune.machine import gpu_sampler\n"
+        "from tests.autotune.machine.test_gpu_sampler import scripted_monitor\n"
+        "gpu_sampler.GPM_WINDOW_S = 0.1\n"
+        "gpu_sampler.main(scripted_monitor())"
+    ),
 ]
 
 

@@ -66,7 +66,10 @@ def test_versions_of_known_libraries_are_found_without_importing(host, monkeypat
 
 
 MIB = 2**20
-MEMINFO = "MemTotal:       1048576 kB\nMemFree:  100 kB\nMemAvailable:    524288 kB\nHugePages_Total:       0\n"
+MEMINFO = (
+    "MemTotal:       1048576 kB\nMemFree:  100 kB\nMemAvailable:    524288"
+    " kB\nHugePages_Total:       0\n"
+)
 ROOT_MOUNT = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 V2_MOUNT = "30 20 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 
@@ -74,7 +77,10 @@ V2_MOUNT = "30 20 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 def lay(root: Path, files: dict[str, str]) -> SystemHost:
     tree = {
         "proc/meminfo": MEMINFO,
-        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Test CPU @ 2GHz\nprocessor\t: 1\nmodel name\t: Test CPU\n",
+        "proc/cpuinfo": (
+            "processor\t: 0\nmodel name\t: Test CPU @ 2GHz\nprocessor\t: 1\nmodel"
+            " name\t: Test CPU\n"
+        ),
         "proc/self/cgroup": "0::/\n",
         "proc/self/mountinfo": ROOT_MOUNT,
     }
@@ -120,9 +126,13 @@ def version_1(
     """Files of control groups, and the limit, the use and the quota of some levels of them."""
     files = {
         "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
-        "proc/self/mountinfo": ROOT_MOUNT
-        + f"35 20 0:31 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-        + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
+        "proc/self/mountinfo": (
+            ROOT_MOUNT
+            + f"35 20 0:31 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup"
+            " rw,memory\n"
+            + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup"
+            " rw,cpu,cpuacct\n"
+        ),
     }
     for level, (limit, used, quota) in levels.items():
         memory, cpu = (
@@ -177,7 +187,8 @@ def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
     mounts = (
         ROOT_MOUNT
         + "40 20 0:40 / /data rw - nfs4 server:/x rw\n"
-        + "41 40 0:41 / /data/fast\\040disk rw,relatime shared:1 - xfs /dev/nvme0n1 rw\n"
+        + "41 40 0:41 / /data/fast\\040disk rw,relatime shared:1 - xfs /dev/nvme0n1"
+        " rw\n"
         + "42 20 0:42 / /home rw - autofs systemd rw\n"
         + "43 20 0:43 / /home rw - lustre mds:/home rw\n"
         + "a torn line\n"

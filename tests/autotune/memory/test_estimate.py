@@ -53,8 +53,8 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_
     text = estimate(*words, "--memory", "20GB", "--mlm-head", "dense")
     assert "at least 8" in text
     assert (
-        "--memory 20GB --seq-length 64 --no-compile --max-micro-batch-size 8  # measures the sparse head"
-        in text
+        "--memory 20GB --seq-length 64 --no-compile --max-micro-batch-size 8  #"
+        " measures the sparse head" in text
     )
 
 
@@ -179,7 +179,10 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     )
     assert done.returncode == 7
     assert "the memory of 'longformer' cannot be predicted" in done.stderr
-    probe = f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128"
+    probe = (
+        f"autotune probe --model {longformer} --model bert-mini --data DIR --memory"
+        " 1800MB --seq-length 128"
+    )
     probe += " --no-compile"
     assert probe in done.stderr
     assert (

@@ -73,7 +73,11 @@ def simulate(trial):
     step_s = [(rows + 2) / 100] * timed
     return Measured(
         figures=STEP
-        | {"step_s": step_s, "padded_tokens_per_step": rows * 64, "peak_bytes": peak}
+        | {
+            "step_s": step_s,
+            "padded_tokens_per_step": rows * 64,
+            "peak_bytes": peak,
+        }
     )
 
 
@@ -243,7 +247,10 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     [
         (
             Crashed(detail="a bus error"),
-            r".33 sequences, throughput. could not be measured \(crashed\):\na bus error",
+            (
+                r".33 sequences, throughput. could not be measured \(crashed\):\na bus"
+                r" error"
+            ),
             "resumes from",
             3,
         ),

@@ -201,8 +201,13 @@ def test_further_steps_end_with_what_they_began_with_and_nothing_is_released_tha
 def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and_leaves_torch_as_it_was():
     supported = optimizer._get_fused_kernels_supported_devices
     measured = {
-        "config": BASE.config.model_dump(mode="json")
-        | {"device": "cuda", "precision": "bf16"},
+        "config": (
+            BASE.config.model_dump(mode="json")
+            | {
+                "device": "cuda",
+                "precision": "bf16",
+            }
+        ),
         "vocab_size": 512,
         "special_ids": SPECIAL_IDS.model_dump(),
         "sizes": [2, 5],

@@ -30,7 +30,10 @@ def test_a_price_becomes_a_cost_with_bounds(here, says):
 @pytest.mark.system
 @pytest.mark.usefixtures("warm_server")
 def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
-    words = "--model bert-120m --gpu h100-nvl-94gb --nodes 128 --ranks 2 --tokens 45.2B --price-per-gpu-hour 2.5"
+    words = (
+        "--model bert-120m --gpu h100-nvl-94gb --nodes 128 --ranks 2 --tokens 45.2B"
+        " --price-per-gpu-hour 2.5"
+    )
     text = says("plan", *words.split())
     lines = text.splitlines()
     assert len(lines) <= 45

@@ -176,8 +176,11 @@ NO_WAY, BY_FORMULA = (
         ({"amount": 41e9}, "Muennighoff et al. 2023"),
         (
             {"ranks": SLOW | {"useful_nodes": 2}},
-            "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most "
-            "2 reach 90 %. For changes that help, run autotune network PROFILE --predict.",
+            (
+                "4 nodes reach 50.0 % efficiency (assumed). With this batch, at most 2"
+                " reach 90 %. For changes that help, run autotune network PROFILE"
+                " --predict."
+            ),
         ),
         ({"ranks": SLOW}, "at most 1 reaches 90 %"),
         ({"ranks": QUICK}, ""),

@@ -8,7 +8,10 @@ from autotune.plan.sections import WIDTH, plan_text
 from autotune.plan.values import Fleet, PlanFigure
 from tests.autotune.plan.test_decide import NOTHING_HELD, known, memory
 
-SOURCE = "a source that takes a good part of a line, with its date and whatever else has to be said of it"
+SOURCE = (
+    "a source that takes a good part of a line, with its date and whatever else has to"
+    " be said of it"
+)
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
 
 

@@ -38,8 +38,11 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
             800,
             1,
             4,
-            "micro-batch size 4 x 200 accumulation steps is the smallest split within 2% of the "
-            "shortest predicted step; 8 x 100 would take 1.5% less time; 8 is the largest that fits",
+            (
+                "micro-batch size 4 x 200 accumulation steps is the smallest split"
+                " within 2% of the shortest predicted step; 8 x 100 would take 1.5%"
+                " less time; 8 is the largest that fits"
+            ),
         ),
         (
             RISING,
@@ -55,7 +58,10 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
             64,
             1,
             8,
-            "8 x 8 accumulation steps has the shortest predicted step; 8 is the largest that fits",
+            (
+                "8 x 8 accumulation steps has the shortest predicted step; 8 is the"
+                " largest that fits"
+            ),
         ),
         (LEVEL, 9, 65, 1, 5, ""),  # empty rows of the last micro-batch count
         ({1: 10.0, 8: 90.0, 9: 100.0}, 9, 65, 1, 9, ""),

@@ -60,8 +60,8 @@ def test_what_a_joint_search_found_has_its_proof():
         adopted=True,
     )
     evidence = {
-        "workers": example_profile().evidence.workers.model_copy(
-            update={"joint": joint}
+        "workers": (
+            example_profile().evidence.workers.model_copy(update={"joint": joint})
         )
     }
     found = _asked("data.prefetch_factor", evidence)
@@ -112,7 +112,10 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
         "measured",
         profile.evidence.network.choice,
     )
-    default = "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s, the default"
+    default = (
+        "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s,"
+        " the default"
+    )
     assert found.rejected == (default,)
     profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
     assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"

@@ -23,11 +23,13 @@ SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}
 BUCKETED = {"layout": "bucketed", "activation_checkpointing": "selective"}
 VARIANTS = {
-    "fsdp2": CUDA
-    | {
-        "parallel": ParallelSettings(strategy="fsdp2"),
-        "activation_checkpointing": "full",
-    },
+    "fsdp2": (
+        CUDA
+        | {
+            "parallel": ParallelSettings(strategy="fsdp2"),
+            "activation_checkpointing": "full",
+        }
+    ),
     "zero1": {
         "parallel": ParallelSettings(
             strategy="zero1", bucket_cap_mib=100, static_graph=True
@@ -126,10 +128,13 @@ print(json.dumps(found))
 LAUNCHED = {
     "alone": {},
     "compile": {"compile": True, "activation_checkpointing": "full"},
-    "fsdp2": VARIANTS["fsdp2"]
-    | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)},
-    "ddp": CUDA
-    | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)},
+    "fsdp2": (
+        VARIANTS["fsdp2"]
+        | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)}
+    ),
+    "ddp": (
+        CUDA | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)}
+    ),
 }
 
 

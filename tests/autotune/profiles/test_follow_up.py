@@ -26,9 +26,10 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
         command("train", "my p.toml", slurm=True)
         == "autotune train 'my p.toml' --slurm"
     )
-    assert again({"layout": "packed"}, model="tiny.json", out="p.toml") == (
-        "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
-        "--no-accumulate --ranks 1 --out p.toml"
+    assert (
+        again({"layout": "packed"}, model="tiny.json", out="p.toml")
+        == "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB"
+        " --global-batch-tokens 4096 --no-accumulate --ranks 1 --out p.toml"
     )
 
 

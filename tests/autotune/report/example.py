@@ -155,7 +155,10 @@ def _probe(note: str) -> ProbeEvidence:
         mean_tokens_per_sequence=FILL * ROW_TOKENS,
         curve=curve,
         knee_micro_batch_sizes=[32, 128],
-        choice=f"it has 99.1% of the best tokens/s (128 rows); smaller ones are under 98%{note}",
+        choice=(
+            "it has 99.1% of the best tokens/s (128 rows); smaller ones are under"
+            f" 98%{note}"
+        ),
     )
 
 
@@ -204,7 +207,9 @@ def _explore(note: str) -> ExploreEvidence:
         ratio_high=1.031,
         adopted=False,
         choice=f"{compiled.name} was not verified to be faster{note}",
-        stopped_because=f"the largest expected improvement, 0.2%, is below the noise{note}",
+        stopped_because=(
+            f"the largest expected improvement, 0.2%, is below the noise{note}"
+        ),
         equal_loss=f"not checked{note}",
         left_out=[f"precision: you set bf16{note}"],
         rows=rows,
@@ -517,7 +522,10 @@ def example_bottleneck(source: str, note: str = "") -> Bottleneck:
         source=f"{source}{note}",
         mfu=Interval(value=0.351, low=0.348, high=0.354, confidence=0.95),
         untold=(
-            f"how much of computing waits for the device's memory: GPM would tell{note}",
+            (
+                "how much of computing waits for the device's memory: GPM would"
+                f" tell{note}"
+            ),
         ),
     )
 

@@ -136,7 +136,7 @@ def test_the_answer_for_a_pull_request_has_five_lines():
 
 def test_the_headline_says_what_could_not_be_compared_and_where_a_rate_is_from():
     def headline(**evidence):
-        (words, _) = pull_request(
+        words, _ = pull_request(
             reported(profile=but(example_profile("d"), evidence=evidence)), ()
         )
         return markdown_text((words,))

@@ -199,8 +199,8 @@ def test_what_is_of_a_pretended_gpu_is_not_called_measured():
     for others, measured in (((), False), ((reported(),), True)):
         said = report_document((*others, of_gpu(NULL)), ()).subtitle
         assert (
-            "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator"
-            in said
+            "was measured on a GPU: it is a pretended one, and memory is that of"
+            " torch's allocator" in said
         )
         assert ("Measured, unless called predicted." in said) == measured
 

@@ -87,8 +87,8 @@ def test_the_policy_allows_this_very_style_and_nothing_else(full):
         value for value in Page(full).values("content") if "default-src" in value
     )
     assert (
-        policy
-        == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none';"
+        " form-action 'none'"
     )
 
 

@@ -131,7 +131,10 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
             32,
             15,
             1,
-            "11 x 3 accumulation steps; 1 sequence empty, none with a global batch of 30 or 33",
+            (
+                "11 x 3 accumulation steps; 1 sequence empty, none with a global batch"
+                " of 30 or 33"
+            ),
         ),
     ],
 )
@@ -347,9 +350,11 @@ def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
     def block_of(rates):
         baseline = full_profile("d").evidence.baseline
         rows = [
-            row.model_copy(update={"tokens_per_s": rates})
-            if row.name == "tuned"
-            else row
+            (
+                row.model_copy(update={"tokens_per_s": rates})
+                if row.name == "tuned"
+                else row
+            )
             for row in baseline.rows
         ]
         profile = but(
@@ -373,11 +378,19 @@ def explored(**changes):
 
 def test_every_fact_of_an_exploration_has_its_line():
     assert exploration_text(explored()).splitlines() == [
-        "Configuration of the step: 64 packed sequences, bf16, compiled was not verified to be faster.",
-        "64 packed sequences, bf16, compiled has 1.01 (0.99 to 1.03, 98 %) times the non-padding tokens/s of 64 packed "
-        "sequences, bf16.",
+        (
+            "Configuration of the step: 64 packed sequences, bf16, compiled was not"
+            " verified to be faster."
+        ),
+        (
+            "64 packed sequences, bf16, compiled has 1.01 (0.99 to 1.03, 98 %) times"
+            " the non-padding tokens/s of 64 packed sequences, bf16."
+        ),
         "Loss: not checked.",
-        "Tried 4 of 107 other configurations, 1 of them in one short window; 30 windows in 6 min 52 s.",
+        (
+            "Tried 4 of 107 other configurations, 1 of them in one short window; 30"
+            " windows in 6 min 52 s."
+        ),
         "Reason to stop: the largest expected improvement, 0.2%, is below the noise.",
         "Not searched: precision: you set bf16.",
     ]
@@ -430,7 +443,10 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
                 "step measured",
                 "between nodes",
                 "qual loss: after 48 steps",
-                "ax. nodes at 90 % efficiency or more with this global batch (predicted):",
+                (
+                    "ax. nodes at 90 % efficiency or more with this global batch"
+                    " (predicted):"
+                ),
             ),
             "next: autotune network p.toml --predict, or autotune train p.toml --slurm",
         ),
@@ -441,7 +457,10 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
                 "max_micro_batch_size": 4,
             },
             (
-                "radient synchronisation: the default: no candidate is faster at 98 % confidence",
+                (
+                    "radient synchronisation: the default: no candidate is faster at 98"
+                    " % confidence"
+                ),
             ),
             "next: ",
         ),

@@ -101,7 +101,10 @@ def test_what_fits_the_budget_only_by_its_first_reading_or_by_a_second_try_does_
         limited.check()
 
 
-HOLDS = "import sys\nheld = bytearray(b'x' * 40 * 2**20)\nprint(flush=True)\nsys.stdin.read()"
+HOLDS = (
+    "import sys\nheld = bytearray(b'x' * 40 *"
+    " 2**20)\nprint(flush=True)\nsys.stdin.read()"
+)
 
 
 def test_children_count_towards_the_memory_and_are_told_apart():

@@ -63,11 +63,10 @@ def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_tol
     assert not is_above_baseline(UNKNOWN, baseline)
     assert not is_above_baseline(baseline, UNKNOWN)
     holders = (HOLDER, GpuProcess(pid=7, used_bytes=None))
-    assert contamination.describe_growth(
-        "GPU 3", int(3.5 * GIB), holders, GIB // 2, 30.0
-    ) == (
-        "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the first trial "
-        "(pid 42: 256 MiB, pid 7: n/a)"
+    assert (
+        contamination.describe_growth("GPU 3", int(3.5 * GIB), holders, GIB // 2, 30.0)
+        == "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the"
+        " first trial (pid 42: 256 MiB, pid 7: n/a)"
     )
 
 
@@ -167,7 +166,10 @@ def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(ki
         ),
         (
             {"used_bytes": 3 * GIB, "holders": UNKNOWN},
-            "3 GiB allocated (processes cannot be listed: NVML: Insufficient Permissions)",
+            (
+                "3 GiB allocated (processes cannot be listed: NVML: Insufficient"
+                " Permissions)"
+            ),
         ),
         ({}, None),
         ({"used_bytes": UNKNOWN}, None),

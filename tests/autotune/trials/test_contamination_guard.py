@@ -267,7 +267,10 @@ def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
         ]
     )
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
-        "GPU 1 is already in use: 4 GiB allocated (no visible process, perhaps another user's)",
+        (
+            "GPU 1 is already in use: 4 GiB allocated (no visible process, perhaps"
+            " another user's)"
+        ),
         "GPU 2 is already in use: 512 MiB allocated (pid 42: 3 GiB)",
     )
     assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()  # it cannot be described

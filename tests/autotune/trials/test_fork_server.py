@@ -118,7 +118,10 @@ def status_of(file, text, **place):
     ("text", "status"),
     [
         (
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            (
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"
+                " `cublasCreate(handle)`"
+            ),
             "out_of_memory",
         ),
         (

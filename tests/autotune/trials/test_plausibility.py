@@ -32,7 +32,10 @@ CONFIG = {"precision": "bf16"}
         (
             8.6e15,
             "bf16",
-            r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds its peak of 835",
+            (
+                r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds"
+                r" its peak of 835"
+            ),
         ),
         (500e12, "tf32", "in tf32"),
     ],

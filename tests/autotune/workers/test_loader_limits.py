@@ -77,8 +77,10 @@ def test_ranks_share_the_allotted_cpus_and_a_measured_worker_takes_the_place_of_
 def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyond_memory():
     asked = replace(LIMITS, asked=12, local_ranks=2)
     assert asked.most() == (12, "--max-workers")
-    assert asked.warning() == (
-        "--max-workers 12 exceeds the 4 CPU cores of each of 2 ranks: workers will compete for them"
+    assert (
+        asked.warning()
+        == "--max-workers 12 exceeds the 4 CPU cores of each of 2 ranks: workers will"
+        " compete for them"
     )
     assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [
         None

@@ -52,8 +52,9 @@ LOOPS = (
         10,
         "SIGKILL of its process group, or of the process alone, in each stage from the "
         "probe to the report",
-        "goes on to its end, no finished probe trial runs twice, profile and report always "
-        "whole, nothing left behind; on its trial log alone the same is decided without a trial",
+        "goes on to its end, no finished probe trial runs twice, profile and report"
+        " always whole, nothing left behind; on its trial log alone the same is decided"
+        " without a trial",
         kind="tuning",
     ),
     *train.LOOPS,

@@ -112,7 +112,8 @@ READ = {
     ],
     "model config": ["estimate --model {config} --device cpu --memory 1GiB"],
     "tokenizer": [
-        "data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared --workers 1"
+        "data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared"
+        " --workers 1"
     ],
 }
 SHARES = {
@@ -132,19 +133,26 @@ def write_originals(place: Path) -> None:
     place.mkdir(parents=True)
     lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
     (place / "text.txt").write_text("".join(lines))
-    prepare = f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256"
+    prepare = (
+        f"autotune data prepare text:{place}/text.txt --out {place}/data"
+        " --vocab-size 256"
+    )
     run_program([sys.executable, "-m", *prepare.split()], cwd=ROOT)
     tuned = PROFILE.read_text(encoding="utf-8")
     of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
     tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
     (place / "profile.toml").write_text(tuned, encoding="utf-8")
     shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-    few = "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set train.seq_length_tokens=32"
+    few = (
+        "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set"
+        " train.seq_length_tokens=32"
+    )
     train = f"trainer {place}/profile.toml --data {place}/data --out {place}/run {few}"
     run_program([sys.executable, "-m", *train.split()], cwd=ROOT)
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
     (place / "site.toml").write_text(
-        'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
+        'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module'
+        ' load cuda"]\n'
     )
     shutil.copy(ROOT / "docs/assets/modernbert-tiny/config.json", place)
     shutil.copy(place / "data" / "tokenizer.json", place)
@@ -340,7 +348,8 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
         kinds[kind] += 1
         if "Traceback" in why or code == EXIT_BUG:
             tracebacks.append(
-                f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}"
+                f"case {number} of seed {seed}: {target}: autotune"
+                f" {' '.join(arguments)}\n{why}"
             )
     return {
         "cases": points,

@@ -426,10 +426,10 @@ LOOPS = (
         "full disk",
         by.fill,
         3,
-        "the disk of the checkpoints, or of the whole run, is filled for a while; one that is too small at the "
-        "start",
-        "training goes on, the old checkpoint is whole, the next save works, no row is lost; refused "
-        "with code 3",
+        "the disk of the checkpoints, or of the whole run, is filled for a while; one"
+        " that is too small at the start",
+        "training goes on, the old checkpoint is whole, the next save works, no row is"
+        " lost; refused with code 3",
         needs_mount=True,
     ),
     _training(
@@ -451,7 +451,8 @@ LOOPS = (
         roll_back,
         3,
         "one loss times 20 on one rank, `on_spike = rollback`; SIGKILL soon after",
-        "the data since the checkpoint is left out, the rate eased; killed or not, the same weights",
+        "the data since the checkpoint is left out, the rate eased; killed or not, the"
+        " same weights",
     ),
     _training(
         "sick for ever",

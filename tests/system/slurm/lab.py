@@ -218,8 +218,8 @@ def _configuration(place: Path) -> str:
     host, user = socket.gethostname(), pwd.getpwuid(os.getuid()).pw_name
     ports = _free_ports(1 + len(NODES))
     nodes = "\n".join(
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()} RealMemory=100000 "
-        "State=UNKNOWN"
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+        f" CPUs={os.cpu_count()} RealMemory=100000 State=UNKNOWN"
         for node, port in zip(NODES, ports[1:], strict=True)
     )
     return f"""\

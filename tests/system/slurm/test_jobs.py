@@ -36,8 +36,9 @@ TINY = {
     "max_position_embeddings": 64,
 }
 PROBE_LINE = (
-    "probe --model tiny/config.json --data data --device cpu --memory 64MiB --seq-length 64 --max-micro-batch-size 8 "
-    "--global-batch-tokens 1024 --trial-timeout 60s"
+    "probe --model tiny/config.json --data data --device cpu --memory 64MiB"
+    " --seq-length 64 --max-micro-batch-size 8 --global-batch-tokens 1024"
+    " --trial-timeout 60s"
 )
 PROBE = PROBE_LINE.split()
 CPUS = min(2, os.cpu_count() or 1)
@@ -76,7 +77,8 @@ def work(tmp_path_factory, patterned_dataset) -> Path:
     (directory / "tiny").mkdir()
     (directory / "tiny" / "config.json").write_text(json.dumps(TINY))
     (directory / "site.toml").write_text(
-        f'prologue = ["export OMP_NUM_THREADS=1"]\n[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\n'
+        'prologue = ["export OMP_NUM_THREADS=1"]\n[slurm]\ntime ='
+        f' "00:10:00"\ncpus_per_task = {CPUS}\n'
     )
     return directory
 
@@ -224,7 +226,10 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
 def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(
     tuned, work, autotune
 ):
-    line = "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout 120s"
+    line = (
+        "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout"
+        " 120s"
+    )
     asked = line.split()
     predicted = json.loads(autotune(*asked).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]

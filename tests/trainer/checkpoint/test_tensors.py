@@ -114,7 +114,10 @@ def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
     [
         (
             {"intermediate_size": 96},
-            r"does not match the model: weights\.\S*intermediate.* is F32 \[64.*expected F32 \[96",
+            (
+                r"does not match the model: weights\.\S*intermediate.* is F32"
+                r" \[64.*expected F32 \[96"
+            ),
         ),
         ({"num_hidden_layers": 3}, r"weights\.\S*layer\.2\.\S* is missing"),
     ],

@@ -17,7 +17,10 @@ OUTRIGHT = [
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "Cuda failure 2 'out of memory'",
-    "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    (
+        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate"
+        " memory: you tried to allocate 8 bytes."
+    ),
     "std::bad_alloc",
     "could not create a memory object",
     "could not create a primitive",
@@ -50,7 +53,8 @@ def cuda_with(monkeypatch, free_bytes):
         ),
         (
             RuntimeError(
-                "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"
+                "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of"
+                " memory'\nmore"
             ),
             "Cuda failure 2 'out of memory'",
         ),
@@ -90,7 +94,8 @@ def test_everything_else_is_none_even_on_a_full_gpu(error, monkeypatch):
 
 def nccl(code, last=""):
     return DistBackendError(
-        f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast error:\n{last}"
+        f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast"
+        f" error:\n{last}"
     )
 
 
@@ -130,7 +135,8 @@ def nccl(code, last=""):
         ),
         (
             RuntimeError(
-                "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3333"
+                "[gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+                " [127.0.0.1]:3333"
             ),
             True,
             True,

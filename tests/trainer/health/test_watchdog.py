@@ -77,7 +77,8 @@ def test_signals_that_come_within_a_second_are_one_request_that_is_noted_and_the
     process, tmp_path
 ):
     one = process(
-        "time.sleep(0.7)\nprint(watching.asked_by, watching.step)\nwatching.stop()\nsys.exit(9)"
+        "time.sleep(0.7)\nprint(watching.asked_by,"
+        " watching.step)\nwatching.stop()\nsys.exit(9)"
     )
     one.send_signal(signal.SIGUSR1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
@@ -99,7 +100,8 @@ def test_a_terminal_that_goes_asks_to_leave_but_not_under_nohup(
     process, handler, heard
 ):
     one = process(
-        "while watching.asked_by is None: time.sleep(0.01)\nprint(watching.asked_by)\nwatching.stop()",
+        "while watching.asked_by is None:"
+        " time.sleep(0.01)\nprint(watching.asked_by)\nwatching.stop()",
         before=f"import signal; signal.signal(signal.SIGHUP, signal.SIG_{handler})\n",
     )
     one.send_signal(signal.SIGHUP)
@@ -137,7 +139,10 @@ ENDS = {
         "no progress for 1 s after step 7: this rank hangs or waits",
     ),
     "hangs, and no disk takes a record": (
-        "place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()",
+        (
+            "place = Path('/proc/nowhere')\nwatching.traceback_file = place /"
+            " 'x'\nsleep_in_c()"
+        ),
         0.5,
         REQUEUE,
         "",
@@ -151,14 +156,20 @@ ENDS = {
         "in keep_the_interpreter",
     ),
     "shows signs of life": (
-        "for step in range(8, 24): time.sleep(0.1); watching.heartbeat(step)\nwatching.stop()\nprint(watching.step)",
+        (
+            "for step in range(8, 24): time.sleep(0.1);"
+            " watching.heartbeat(step)\nwatching.stop()\nprint(watching.step)"
+        ),
         1.0,
         0,
         "23\n",
         "",
     ),
     "takes long after it stopped watching": (
-        "watching.stop()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(2)\nprint('end')",
+        (
+            "watching.stop()\nos.kill(os.getpid(),"
+            " signal.SIGTERM)\ntime.sleep(2)\nprint('end')"
+        ),
         0.5,
         0,
         "end\n",
@@ -188,7 +199,8 @@ def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_no
     process, tmp_path
 ):
     one = process(
-        "watchdog._STOPPED_S, watchdog._LAST_RESORT_S = 1.2, 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
+        "watchdog._STOPPED_S, watchdog._LAST_RESORT_S = 1.2,"
+        " 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
         "watching.heartbeat()\nsys.stdin.readline()\nwatching.stop()\nprint('end')",
         timeout_s=1.5,
     )

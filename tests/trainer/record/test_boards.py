@@ -108,12 +108,16 @@ def test_a_logger_gets_all_numbers_of_a_run_and_of_its_next_start(
 )
 def test_wandb_without_a_key_or_a_server_writes_files(tmp_path, how):
     pytest.importorskip("wandb")
-    key = f"WANDB_BASE_URL=http://127.0.0.1:9 WANDB_INIT_TIMEOUT=1 WANDB_API_KEY={'a' * 40}"
+    key = (
+        "WANDB_BASE_URL=http://127.0.0.1:9 WANDB_INIT_TIMEOUT=1"
+        f" WANDB_API_KEY={'a' * 40}"
+    )
     code = (
-        "import pathlib, sys; from trainer.record.boards import open_boards; "
-        "from tests.trainer.checkpoint.checkpoints import header_of; told = []; "
-        "(board,) = open_boards(['wandb'], pathlib.Path(sys.argv[1]), header_of(), 1, told.append); "
-        "board.add(1, {'train/loss': 2.5}); board.close(); print([one.message for one in told])"
+        "import pathlib, sys; from trainer.record.boards import open_boards; from"
+        " tests.trainer.checkpoint.checkpoints import header_of; told = []; (board,) ="
+        " open_boards(['wandb'], pathlib.Path(sys.argv[1]), header_of(), 1,"
+        " told.append); board.add(1, {'train/loss': 2.5}); board.close();"
+        " print([one.message for one in told])"
     )
     settings = [f"HOME={tmp_path}", *(key.split() if how == "no server" else ())]
     command = [
@@ -187,8 +191,9 @@ def test_a_logger_that_is_not_installed_or_unknown_is_refused(monkeypatch, tmp_p
 
 def test_loggers_that_are_not_used_are_not_imported(tmp_path):
     code = (
-        "import pathlib, sys; import trainer.__main__, trainer.loop; from trainer.record.boards import open_boards; "
-        "assert open_boards([], pathlib.Path(sys.argv[1]), None, 1, print) == []; "
-        "assert not {'tensorboard', 'torch.utils.tensorboard', 'wandb'} & sys.modules.keys()"
+        "import pathlib, sys; import trainer.__main__, trainer.loop; from"
+        " trainer.record.boards import open_boards; assert open_boards([],"
+        " pathlib.Path(sys.argv[1]), None, 1, print) == []; assert not {'tensorboard',"
+        " 'torch.utils.tensorboard', 'wandb'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -16,10 +16,21 @@ CALLS = {
     "InitProcessGroupKwargs": "group = InitProcessGroupKwargs({})",
     "ProjectConfiguration": "project = ProjectConfiguration({})",
     "Accelerator": "accelerator = Accelerator(project_config=project, {})",
-    "prepare": "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # not the schedule",
-    "range": "for step in range({}): ...  # with the lines below, for each optimizer step",
-    "accumulate": "with accelerator.accumulate(model): ...  # micro-batch: backward, clip as below, optimizer.step()",
-    "clip_grad_norm_": "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), {})",
+    "prepare": (
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  #"
+        " not the schedule"
+    ),
+    "range": (
+        "for step in range({}): ...  # with the lines below, for each optimizer step"
+    ),
+    "accumulate": (
+        "with accelerator.accumulate(model): ...  # micro-batch: backward, clip as"
+        " below, optimizer.step()"
+    ),
+    "clip_grad_norm_": (
+        "if accelerator.sync_gradients:"
+        " accelerator.clip_grad_norm_(model.parameters(), {})"
+    ),
     "step": "if accelerator.sync_gradients: schedule.step()",
     "save_state": "if (step + 1) % {} == 0: accelerator.save_state()",
 }
@@ -155,9 +166,11 @@ def _loop(
         row("checkpoint.interval_s", "save_state()", every if on else None, near=how),
         row(
             "evaluation",
-            lost=f"your loop evaluates, every {interval} steps"
-            if interval
-            else "no evaluation",
+            lost=(
+                f"your loop evaluates, every {interval} steps"
+                if interval
+                else "no evaluation"
+            ),
         ),
         row("log_interval_steps", lost="your loop logs"),
         row(

@@ -8,18 +8,27 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "lightning 2.6 and transformers 5.23"
-_LAYERS = "layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]"
+_LAYERS = (
+    "layers = [one for one in model.modules() if isinstance(one,"
+    " GradientCheckpointingLayer)]"
+)
 CALLS = {
     "compile": f"{_LAYERS}\nfor layer in layers: layer.compile({{}})",
     "schedules": (
         'schedules = [{"scheduler": schedule, "interval": "step"}]'
         "  # configure_optimizers() returns [optimizer], schedules"
     ),
-    "clip_grad_norm_": "self.trainer.model.clip_grad_norm_({})  # in configure_gradient_clipping()",
+    "clip_grad_norm_": (
+        "self.trainer.model.clip_grad_norm_({})  # in configure_gradient_clipping()"
+    ),
     "DDPStrategy": "strategy = DDPStrategy({})",
-    "FSDPStrategy": f"{_LAYERS}\nkinds = set(map(type, layers))\nstrategy = FSDPStrategy({{}})",
+    "FSDPStrategy": (
+        f"{_LAYERS}\nkinds = set(map(type, layers))\nstrategy = FSDPStrategy({{}})"
+    ),
     "ModelCheckpoint": "checkpoint = ModelCheckpoint({})",
-    "Trainer": "trainer = Trainer(**(arguments | dict({})))  # arguments: those of the file",
+    "Trainer": (
+        "trainer = Trainer(**(arguments | dict({})))  # arguments: those of the file"
+    ),
 }
 _SAVE = "ModelCheckpoint"
 NAMES = {

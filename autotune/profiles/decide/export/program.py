@@ -28,10 +28,19 @@ PROGRAM = {
     "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
     "AdamW": "\n".join(
         (
-            'bare = {name for name, _ in model.named_parameters() if name.lower().endswith(("bias", "norm.weight"))}',
-            "decayed = [one for name, one in model.named_parameters() if name not in bare]",
+            (
+                "bare = {name for name, _ in model.named_parameters() if"
+                ' name.lower().endswith(("bias", "norm.weight"))}'
+            ),
+            (
+                "decayed = [one for name, one in model.named_parameters() if name not"
+                " in bare]"
+            ),
             "others = [one for name, one in model.named_parameters() if name in bare]",
-            'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], {})',
+            (
+                'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
+                ' "weight_decay": 0.0}], {})'
+            ),
         )
     ),
     "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
@@ -54,7 +63,9 @@ PROGRAM_NAMES: Mapping[str, str] = {
     "tf32": "matmul_precision(precision)",
     "steps of the schedule": "get_scheduler(num_training_steps)",
     "final_learning_rate_share": "get_scheduler(scheduler_specific_kwargs)",
-    "activation_checkpointing": "activation_checkpointing_enable(activation_checkpointing_kwargs)",
+    "activation_checkpointing": (
+        "activation_checkpointing_enable(activation_checkpointing_kwargs)"
+    ),
 }
 NO_RECORD, OTHER_ORDER = (
     "without run record, steps and events",
@@ -257,7 +268,10 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
         row("checkpoint.keep_every_steps", lost=keeps and "older ones are deleted"),
         row(
             "health",
-            lost="a loss that is not finite, spikes or explodes is neither skipped nor rolled back",
+            lost=(
+                "a loss that is not finite, spikes or explodes is neither skipped nor"
+                " rolled back"
+            ),
         ),
     )
 
@@ -278,11 +292,16 @@ def model_calls(train: TrainConfig) -> tuple[str, ...]:
         )
         given += f", {key}={train.attention_dropout:g}"
     return (
-        f"model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**CONFIG{given}))"
-        "  # CONFIG: [train.model.config] with the dataset's vocab_size",
+        (
+            "model ="
+            f" AutoModelForMaskedLM.from_config(AutoConfig.for_model(**CONFIG{given})) "
+            " # CONFIG: [train.model.config] with the dataset's vocab_size"
+        ),
         f"tokenizer(texts, truncation=True, max_length={train.seq_length_tokens})",
-        "collator = DataCollatorForLanguageModeling("
-        f"tokenizer, mlm=True, mlm_probability={train.masking_probability:g})",
+        (
+            "collator = DataCollatorForLanguageModeling("
+            f"tokenizer, mlm=True, mlm_probability={train.masking_probability:g})"
+        ),
     )
 
 
@@ -325,16 +344,22 @@ def remarks(train: TrainConfig, *, fsdp: bool) -> dict[str, str | bool]:
     )
     replaced = train.parallel.strategy != "ddp" and not fsdp
     return {
-        "activation_checkpointing": train.activation_checkpointing == "selective"
-        and "recomputes matmuls as well",
+        "activation_checkpointing": (
+            train.activation_checkpointing == "selective"
+            and "recomputes matmuls as well"
+        ),
         "layout": train.layout == "packed" and packed,
-        "parallel.strategy": replaced
-        and "plain DDP: every rank holds the whole optimizer state",
+        "parallel.strategy": (
+            replaced and "plain DDP: every rank holds the whole optimizer state"
+        ),
         "parallel.gradient_dtype": gradients,  # without a hook
-        "stop_after_s": train.stop_after_s is not None
-        and "does not save and exit before the time limit",
-        "weights": gathered
-        and "with bf16 it gathers weights and reduces gradients in bf16",
+        "stop_after_s": (
+            train.stop_after_s is not None
+            and "does not save and exit before the time limit"
+        ),
+        "weights": (
+            gathered and "with bf16 it gathers weights and reduces gradients in bf16"
+        ),
     }
 
 
@@ -394,9 +419,10 @@ def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
         return tokens / rate.value, f"{rate.known}: {rate.source}"
     if tokens is None or tuned is None:
         return None
-    return tokens / (
-        tuned.value * batch.ranks / tuned.ranks
-    ), f"assumed: per rank as fast as in {tuned.source}"
+    return (
+        tokens / (tuned.value * batch.ranks / tuned.ranks),
+        f"assumed: per rank as fast as in {tuned.source}",
+    )
 
 
 def batch_warnings(
@@ -406,19 +432,25 @@ def batch_warnings(
     each, rows, found = batch.per_device_batch_size, train.micro_batch_size, []
     if train.layout == "packed" and batch.samples_per_sequence is None:
         found.append(
-            f"The number of samples per packed sequence is unknown ({means.source}): the export assumes one, so its "
-            "optimizer step has fewer tokens. Pass the dataset: --data DIR."
+            f"The number of samples per packed sequence is unknown ({means.source}):"
+            " the export assumes one, so its optimizer step has fewer tokens. Pass the"
+            " dataset: --data DIR."
         )
     elif train.layout == "packed":
         found.append(
-            f"{rows} packed sequences are not {rows} samples: each holds {batch.samples_per_sequence:.2f} on average. "
-            "The export accumulates gradients up to the same number of non-padding tokens."
+            f"{rows} packed sequences are not {rows} samples: each holds"
+            f" {batch.samples_per_sequence:.2f} on average. The export accumulates"
+            " gradients up to the same number of non-padding tokens."
         )
     if each < rows:
         found.append(
-            f"Micro-batch size {each} instead of {rows}, to come closest to the global batch."
+            f"Micro-batch size {each} instead of {rows}, to come closest to the global"
+            " batch."
         )
     return [
         *found,
-        "The micro-batch was measured to fit with this project's trainer; the other may need more memory.",
+        (
+            "The micro-batch was measured to fit with this project's trainer; the other"
+            " may need more memory."
+        ),
     ]
