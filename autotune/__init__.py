@@ -1,4 +1,7 @@
-"""Advisor and autotuner for pretraining. Importing this package does not import torch."""
+"""Advisor and autotuner for pretraining.
+
+Importing this package does not import torch.
+"""
 
 from typing import TYPE_CHECKING, Any
 

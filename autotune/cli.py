@@ -66,7 +66,10 @@ def options(
         bool, typer.Option("--version", help="Show the version.")
     ] = False,
 ) -> None:
-    """Declare the options that stand before a command; ``run`` answers ``--version``."""
+    """Declare the options that stand before a command.
+
+    ``run`` answers ``--version``.
+    """
 
 
 def main() -> None:
@@ -75,7 +78,10 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; every code but 0 has a message on standard error."""
+    """Run one command line and return its exit code.
+
+    Every code but 0 has a message on standard error.
+    """
     if arguments == ["--version"]:
         print(f"autotune {importlib.metadata.version('encoder-autotune')}")
         return 0

@@ -52,7 +52,10 @@ class Undecided(AutotuneError, exit_code=8, docs="noisy-measurements"):
 
 
 class OutOfTime(Undecided):
-    """The next trial would exceed the time budget; results so far are in the trial log."""
+    """The next trial would exceed the time budget.
+
+    Results so far are in the trial log.
+    """
 
 
 class Slower(AutotuneError, exit_code=9):
@@ -64,7 +67,10 @@ class InternalError(AutotuneError, exit_code=70):
 
 
 class StartAgain(AutotuneError, exit_code=75, docs="resume"):
-    """Time ran out, or a node was lost; finished work is saved, and the same command continues."""
+    """Time ran out, or a node was lost.
+
+    Finished work is saved, and the same command continues.
+    """
 
 
 class StoppedWaiting(AutotuneError, exit_code=130):

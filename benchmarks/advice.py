@@ -1,9 +1,11 @@
 """Whether judgements and advice hold: ``python -m benchmarks.advice [--json FILE] [--only PART …]``.
 
-- ``simulated``: what limits 400 simulated runs and their profiles, known from what each remedy saves there, and what
-  advice delivers in simulated trainings.
-- ``limits``: real trainings on this machine, each limited by one thing, two of them over a slow network (needs root).
-- ``followed``: real trainings in which advice is followed; the delivered gain is compared with the predicted one.
+- ``simulated``: what limits 400 simulated runs and their profiles, known from what each
+  remedy saves there, and what advice delivers in simulated trainings.
+- ``limits``: real trainings on this machine, each limited by one thing, two of them
+  over a slow network (needs root).
+- ``followed``: real trainings in which advice is followed; the delivered gain is
+  compared with the predicted one.
 - ``sizes``: advice that promises storage or memory, followed for real.
 """
 
@@ -67,7 +69,8 @@ LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (
         "data loading",
         lambda place: train(place, "behind", limit="delay=0.01@1", ranks=2),
     ),
-    # More layers, as padding costs layers and no head: one head on two layers is half of their work.
+    # More layers, as padding costs layers and no head: one head on two layers is half
+    # of their work.
     (
         "one sample to a row",
         "padding",
@@ -86,15 +89,20 @@ FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
     ("padding", {"layout": "padded"}, {}, None),
     ("dense-head", {"mlm_head": "dense", "last_layer": "dense"}, {}, None),
     ("dense-last-layer", {"last_layer": "dense"}, {}, None),
-    # What `autotune workers` would find: reading sleeps, so workers sleep beside each other.
+    # What `autotune workers` would find: reading sleeps, so workers sleep beside each
+    # other.
     ("more-workers", {}, {"data__num_workers": 4}, "delay=0.004"),
 )
-"""Rule, settings before, what its command would find beside its changes, and the limit of both runs."""
+"""Rule, settings before, what its command would find beside its changes, and the limit
+of both runs."""
 
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
-    """Measure, print bars, keep figures; the file keeps the parts that are not measured."""
+    """Measure, print bars, keep figures.
+
+    The file keeps the parts that are not measured.
+    """
     options_of = parser("advice", __doc__ or "")
     options_of.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options = options_of.parse_args(arguments)
@@ -201,7 +209,8 @@ def _promise(scenario: Scenario) -> dict[str, Any]:
 def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
     """Whether what was delivered lies within what was promised, or so little beside it, and is about as much.
 
-    Wide intervals promise nothing: what is likeliest must be delivered at least by half, and at most twice.
+    Wide intervals promise nothing: what is likeliest must be delivered at least by
+    half, and at most twice.
     """
     low = gain.ratio * (1 - WITHOUT_INTERVAL) if gain.low is None else gain.low
     high = gain.ratio * (1 + WITHOUT_INTERVAL) if gain.high is None else gain.high

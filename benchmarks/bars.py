@@ -1,4 +1,7 @@
-"""Bars: figures with a target, one line each; every benchmark shows and keeps them, and ends, the same way."""
+"""Bars: figures with a target, one line each.
+
+Every benchmark shows and keeps them, and ends, the same way.
+"""
 
 import argparse
 import functools
@@ -148,7 +151,10 @@ def measuring(main: Main) -> Main:
 
 
 def run(main: Main) -> NoReturn:
-    """Run a benchmark as a program; SIGTERM unwinds it like Ctrl-C, so that what it has made is removed."""
+    """Run a benchmark as a program.
+
+    SIGTERM unwinds it like Ctrl-C, so that what it has made is removed.
+    """
     warnings.filterwarnings("ignore", category=UserWarning)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(None))

@@ -1,7 +1,8 @@
 """``python -m benchmarks.cli``: how long ``autotune --help`` takes as a whole process, and what it must not import.
 
-The median of five runs after one that warms the file cache must stay below half a second, which is about what a person
-waits without noticing. The program that answers must not import torch: that alone takes seconds.
+The median of five runs after one that warms the file cache must stay below half a
+second, which is about what a person waits without noticing. The program that answers
+must not import torch: that alone takes seconds.
 """
 
 import os

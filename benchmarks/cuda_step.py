@@ -1,12 +1,14 @@
 """``python -m benchmarks.cuda_step --json FILE``: kernels, matmuls, copies and waits of one steady optimizer step.
 
-The trainer's whole loop runs on a pretended GPU, on packed sequences of documents of real lengths: torch's CUDA build,
-autograd, Inductor and Triton are real, only kernels do nothing. Steps 21 to 30 are counted by name, with the kernels of
-replayed CUDA graphs; a call of cuBLAS counts as one launch. ``--set`` counts other settings of the trainer, such as one
-of several optimisations alone.
+The trainer's whole loop runs on a pretended GPU, on packed sequences of documents of
+real lengths: torch's CUDA build, autograd, Inductor and Triton are real, only kernels
+do nothing. Steps 21 to 30 are counted by name, with the kernels of replayed CUDA
+graphs; a call of cuBLAS counts as one launch. ``--set`` counts other settings of the
+trainer, such as one of several optimisations alone.
 
-Bytes, memory and MFU are predicted from traces of larger steps, with compiled layers: 512 tokens in 2.1 documents, on
-an H100 SXM; the largest micro-batch is that of an H100 NVL.
+Bytes, memory and MFU are predicted from traces of larger steps, with compiled layers:
+512 tokens in 2.1 documents, on an H100 SXM; the largest micro-batch is that of an H100
+NVL.
 """
 
 import contextlib
@@ -68,8 +70,8 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-120m_predicted_mfu_float8_%": ("%", ">=", 45),
     "bert-350m_predicted_mfu_float8_%": ("%", ">=", 50),
 }
-"""Launches are those of compiled layers; of all other counts, the largest of any case. Activations are compared with
-eager layers and weights cast in every micro-batch."""
+"""Launches are those of compiled layers; of all other counts, the largest of any case.
+Activations are compared with eager layers and weights cast in every micro-batch."""
 ELEMENTWISE: tuple[KernelKind, ...] = ("copy", "math", "norm", "softmax", "random")
 FASTER = ("bert-120m", "bert-350m")
 """Models whose MFU is also predicted with FlashAttention 3 and float8."""
@@ -103,7 +105,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "with a residual stream in bf16, float8, CUDA graphs": (NARROW, FLOAT8, GRAPHS),
     "with FlashAttention 3, a residual stream in bf16, float8": (FA3, NARROW, FLOAT8),
 }
-"""Ablation of bert-120m: settings, or what is left out. No stand-in for FlashAttention 3 runs: it is not counted."""
+"""Ablation of bert-120m: settings, or what is left out. No stand-in for FlashAttention
+3 runs: it is not counted."""
 SHOWN_NAMES = 15
 FAMILIES = {
     "triton": "triton_",
@@ -261,14 +264,20 @@ def _variant(name: str) -> dict[str, float | None]:
 
 
 def changes_of(settings: Sequence[str]) -> dict[str, Any]:
-    """Return ``train.KEY=VALUE`` settings as values; nested keys are for the counted steps only."""
+    """Return ``train.KEY=VALUE`` settings as values.
+
+    Nested keys are for the counted steps only.
+    """
     split = (setting.removeprefix("train.").split("=", 1) for setting in settings)
     plain = {"true": True, "false": False}
     return {key: plain.get(value, value) for key, value in split if "." not in key}
 
 
 def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a case, which are the columns of the table; a bar is taken of those named in ``BARS``."""
+    """Return the figures of a case, which are the columns of the table.
+
+    A bar is taken of those named in ``BARS``.
+    """
     total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
     memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
     others = [
@@ -320,7 +329,10 @@ def make_bars(
 
 
 def _readable(one: dict[str, Any]) -> dict[str, Any]:
-    """Name kernels as their source does, shortened, and add their numbers by family; library calls are left out."""
+    """Name kernels as their source does, shortened, and add their numbers by family.
+
+    Library calls are left out.
+    """
     if "error" in one:
         return one
     kernels = one["counts"]["kernel"]
@@ -353,7 +365,10 @@ def _readable(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """Return a kernel's name without namespaces and its arguments; what a general kernel computes is in the name."""
+    """Return a kernel's name without namespaces and its arguments.
+
+    What a general kernel computes is in the name.
+    """
     for noise, instead in _NOISE.items():
         name = re.sub(noise, instead, name)
     return name[:110]

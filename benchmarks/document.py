@@ -1,8 +1,10 @@
 """``python -m benchmarks.document``: update the figures and charts of README and docs from the committed files.
 
-A mark names the figure and its source; the text between a mark and its end is written here:
+A mark names the figure and its source; the text between a mark and its end is written
+here:
 ``<!-- = {cli['bars'][0]['figure']:.2f} -->0.17<!-- end -->`` is a figure, and ``<!-- rows bars : | {name} | -->`` says
-how each element becomes a row of the table that follows. Both are f-strings over ``names_of``.
+how each element becomes a row of the table that follows. Both are f-strings over
+``names_of``.
 """
 
 import functools

@@ -1,15 +1,21 @@
 """``python -m benchmarks.estimate``: time and accuracy of a memory prediction, and the trials that it saves.
 
-* speed: the memory model of BERT-base (sequences of 512, fp32, dropout 0.1 on both sides, AdamW, two steps) from traces
-  of three micro-batches. The reference is torch's ``MemTracker`` under ``FakeTensorMode`` on transformers' model, run
-  at the same three; one process, imports and first calls excluded, interleaved, medians. It runs on the device
-  "cpu", as fake CUDA tensors fail in backward if torch has no CUDA; ours predicts for CUDA.
-* cold: seconds of the whole process ``autotune estimate``, for one model and for two; the larger median counts.
-* accuracy: the predicted peak against the CPU allocator's peak in real steps, for the worst configuration.
-* simulated: trials until the largest micro-batch is verified, on machines drawn from a seed, today's date by default.
-  The bars apply to the first 300, and a wrong answer anywhere counts; two times 300 more are shown, as
-  the largest number of trials on one machine is a matter of luck.
-* fork: from the request of a trial that does nothing to its outcome, against a new interpreter that imports the same.
+* speed: the memory model of BERT-base (sequences of 512, fp32, dropout 0.1 on both
+  sides, AdamW, two steps) from traces of three micro-batches. The reference is torch's
+  ``MemTracker`` under ``FakeTensorMode`` on transformers' model, run at the same three;
+  one process, imports and first calls excluded, interleaved, medians. It runs on the
+  device "cpu", as fake CUDA tensors fail in backward if torch has no CUDA; ours
+  predicts for CUDA.
+* cold: seconds of the whole process ``autotune estimate``, for one model and for two;
+  the larger median counts.
+* accuracy: the predicted peak against the CPU allocator's peak in real steps, for the
+  worst configuration.
+* simulated: trials until the largest micro-batch is verified, on machines drawn from a
+  seed, today's date by default. The bars apply to the first 300, and a wrong answer
+  anywhere counts; two times 300 more are shown, as the largest number of trials on one
+  machine is a matter of luck.
+* fork: from the request of a trial that does nothing to its outcome, against a new
+  interpreter that imports the same.
 """
 
 import datetime
@@ -171,7 +177,10 @@ def fit_memory_model(
     micro_batches: int = 1,
     rows: int | None = None,
 ) -> MemoryModel:
-    """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
+    """What ``autotune estimate`` finds, computed in this process.
+
+    With rows, what it finds if they are its answer.
+    """
     from autotune.memory.jobs import trace
 
     def run(trial: Trial) -> Outcome:
@@ -265,7 +274,10 @@ def simulated(seed: int) -> Figures:
 
 
 def fork(_: int) -> Figures:
-    """Seconds of a trial that does nothing, after the first; and of a new interpreter that does the same."""
+    """Seconds of a trial that does nothing, after the first.
+
+    And of a new interpreter that does the same.
+    """
     forked_s, fresh_s = [], []
     job: Any = "tests.failing_job"
     nothing = Trial(job=job, measured={"fault": "none"}, timeout_s=TIMEOUT_S)

@@ -2,13 +2,16 @@
 
 References, from PyPI, in the same process and the same minute:
 
-* plain: a ``datasets`` table of ids and attention masks padded to the row, shuffled, through torch's loader and
-  ``DataCollatorForLanguageModeling`` of transformers, which is how the recipes of that library feed an encoder;
-* by hand: the same tuned: ids only, numpy format, and the collator's own mask function called directly on the batch.
+* plain: a ``datasets`` table of ids and attention masks padded to the row, shuffled,
+  through torch's loader and ``DataCollatorForLanguageModeling`` of transformers, which
+  is how the recipes of that library feed an encoder;
+* by hand: the same tuned: ids only, numpy format, and the collator's own mask function
+  called directly on the batch.
 
-Sequences of 512 in batches of 64, ``num_workers=0``. For samples/s, every sample fills a sequence, so all do the same
-work; for non-padding tokens/s, samples have lengths of real functions, which the plain way pads and ours packs.
-Repeats are interleaved; figures are medians.
+Sequences of 512 in batches of 64, ``num_workers=0``. For samples/s, every sample fills
+a sequence, so all do the same work; for non-padding tokens/s, samples have lengths of
+real functions, which the plain way pads and ours packs. Repeats are interleaved;
+figures are medians.
 """
 
 import statistics

@@ -1,10 +1,13 @@
 """The largest micro-batch as two common tools find it: the same step, the same memory limit, one process for each.
 
-* Lightning's ``BatchSizeFinder`` (by way of its ``Tuner``): doubles from 2, then halves the gap, three steps each;
-* accelerate's ``find_executable_batch_size``: from 1,024 down, a tenth less after each refusal.
+* Lightning's ``BatchSizeFinder`` (by way of its ``Tuner``): doubles from 2, then halves
+  the gap, three steps each;
+* accelerate's ``find_executable_batch_size``: from 1,024 down, a tenth less after each
+  refusal.
 
-Both try one size after the other in one process. The limit counts from the end of the imports, and so do the seconds.
-What a user would have to add to get a right answer is added here, and each such place says so.
+Both try one size after the other in one process. The limit counts from the end of the
+imports, and so do the seconds. What a user would have to add to get a right answer is
+added here, and each such place says so.
 """
 
 import contextlib
@@ -36,15 +39,16 @@ STEPS_PER_TRIAL = 3
 _TIMEOUT_S = 900.0
 _MOST_ROWS = 8192
 """Lightning's own limit."""
-# In the server that processes are forked from, so that each starts at once; as autotune's own server has them.
+# In the server that processes are forked from, so that each starts at once; as
+# autotune's own server has them.
 _PRELOADED = [
     "accelerate.utils",
     "lightning.pytorch.tuner.tuning",
     "trainer.loop",
     "torch._dynamo",
 ]
-# To the favour of both: oneDNN keeps its last 1,024 compiled kernels, which is all of every size that was tried, up to
-# 20 MiB for each. So many are enough for one size.
+# To the favour of both: oneDNN keeps its last 1,024 compiled kernels, which is all of
+# every size that was tried, up to 20 MiB for each. So many are enough for one size.
 _ONEDNN_KERNELS = "32"
 _KNOWN_REFUSAL = "DefaultCPUAllocator: can't allocate memory"
 """The one that both tools know."""
@@ -83,7 +87,10 @@ class Found:
 
 
 def find_with_lightning(case: Case, margin: float) -> Found:
-    """Lightning's binary search; the margin is the part that it takes off what it found (its default is 0.05)."""
+    """Lightning's binary search.
+
+    The margin is the part that it takes off what it found (its default is 0.05).
+    """
     return _in_child(partial(_lightning, margin=margin), case)
 
 
@@ -106,8 +113,8 @@ class _Trials:
     def refusals(self) -> Iterator[None]:
         """Count an allocator's refusal, and hand it on in words that both tools know.
 
-        To the favour of both: they know torch's own allocator only. A refusal of oneDNN's, of the C++ library's or of
-        Python's would end their search.
+        To the favour of both: they know torch's own allocator only. A refusal of
+        oneDNN's, of the C++ library's or of Python's would end their search.
         """
         from trainer.health.failures import out_of_memory
 
@@ -146,7 +153,10 @@ class _Bench:
         enforce(case.memory_budget_bytes, self.ranks, None)
 
     def build(self) -> Any:  # noqa: ANN401 - a Training, which needs torch
-        """The model, its optimizer and its step; on a CPU they are the same for every number of rows."""
+        """The model, its optimizer and its step.
+
+        On a CPU they are the same for every number of rows.
+        """
         from trainer.build import build_training
 
         return build_training(
@@ -215,7 +225,8 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
         def training_step(self, batch: Any, number: int) -> None:  # noqa: ANN401 - a MicroBatch
             # Lightning counts the steps of its own optimizer, which wraps ours.
             optimizer: Any = self.optimizers()
-            # To its favour, and as its automatic optimization does: a refused step leaves gradients behind.
+            # To its favour, and as its automatic optimization does: a refused step
+            # leaves gradients behind.
             optimizer.zero_grad()
             parts = self.training_parts
             changed = parts.module.weights_changed
@@ -259,7 +270,8 @@ def _accelerate(bench: _Bench, trials: _Trials) -> int:
     from accelerate.utils import find_executable_batch_size
 
     def train(batch_size: int) -> int:
-        # To its favour: it collects while the refusal still holds on to the refused trial's memory.
+        # To its favour: it collects while the refusal still holds on to the refused
+        # trial's memory.
         gc.collect()
         trials.begin()
         with trials.refusals():

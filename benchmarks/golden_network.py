@@ -1,7 +1,8 @@
 """Cases of the paper's cluster whose efficiency follows from arithmetic: 128 nodes of two GPUs at 25 GbE.
 
-Assumed, not measured: 2.5 GB/s per NIC (80 % of the line), 36 TFLOP/s in fp32 and 292 in bf16 (60 % and 35 % of the
-peak of an H100), no latency, no update. Efficiency is against one node with the same rows on every GPU.
+Assumed, not measured: 2.5 GB/s per NIC (80 % of the line), 36 TFLOP/s in fp32 and 292
+in bf16 (60 % and 35 % of the peak of an H100), no latency, no update. Efficiency is
+against one node with the same rows on every GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +48,10 @@ def network(nodes: int) -> Network:
 
 
 def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
-    """6 N T operations; gradients of layers evenly over backward, the embedding's last."""
+    """6 N T operations.
+
+    Gradients of layers evenly over backward, the embedding's last.
+    """
     parts = encoder.layers * PARTS_PER_LAYER
     each = (encoder.elements - encoder.embedding_elements) // parts
     gradients = [

@@ -1,13 +1,16 @@
 """``python -m benchmarks.gpu --out DIR``: run autotune's own commands on a GPU, and keep their answers.
 
-The most valuable stages run first, within ``--minutes``; each answer is written to ``DIR/check.json`` as soon as its
-stage ends. Run the same command again to continue: stages that ended are not repeated. ``--keep`` copies answers and
-profiles into ``reports/gpu/GPU/DATE``, with predictions beside measured values, and writes ``docs/reference/gpu.md``.
+The most valuable stages run first, within ``--minutes``; each answer is written to
+``DIR/check.json`` as soon as its stage ends. Run the same command again to continue:
+stages that ended are not repeated. ``--keep`` copies answers and profiles into
+``reports/gpu/GPU/DATE``, with predictions beside measured values, and writes
+``docs/reference/gpu.md``.
 
-Nothing is kept of a pretended GPU, of one whose peak is not known, or if a rate exceeds what the GPU can do.
+Nothing is kept of a pretended GPU, of one whose peak is not known, or if a rate exceeds
+what the GPU can do.
 
-Exit codes: 0 if all stages ended and no bar is short, 1 if one failed, had no time or is short, 2 if nothing could be
-measured or nothing may be kept, 130 after Ctrl-C.
+Exit codes: 0 if all stages ended and no bar is short, 1 if one failed, had no time or
+is short, 2 if nothing could be measured or nothing may be kept, 130 after Ctrl-C.
 """
 
 import argparse
@@ -108,7 +111,8 @@ MEMORY = {
     ),
     "modernbert-large": "--model modernbert-large",
 }
-"""Further configurations whose memory is predicted and measured: options of estimate and probe."""
+"""Further configurations whose memory is predicted and measured: options of estimate
+and probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -766,7 +770,9 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
 
 
 def claims_of(figures: Mapping[str, Any]) -> list[tuple[Bar, str, str]]:
-    """Compare figures with their bars, set before anything was measured; returns meanings and measuring stages as well.
+    """Compare figures with their bars, set before anything was measured.
+
+    Returns meanings and measuring stages as well.
 
     A bar stays open if its figure was not measured.
     """
@@ -912,7 +918,10 @@ def _over(combine: Callable[[list[float]], float], values: list[float]) -> float
 
 
 def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
-    """Copy answers, figures and profiles to ``kept/GPU/DATE``; they replace those of that date."""
+    """Copy answers, figures and profiles to ``kept/GPU/DATE``.
+
+    They replace those of that date.
+    """
     place: Path = kept / check["name"] / check["started_utc"][:10]
     shutil.rmtree(place / PROFILES, ignore_errors=True)
     shutil.copytree(out / PROFILES, place / PROFILES)
@@ -933,7 +942,10 @@ def write_page() -> None:
 
 
 def results(checks: Sequence[Mapping[str, Any]]) -> str:
-    """Return every claim with its bar, per GPU, and the tables behind it; without a check, what would measure it."""
+    """Return every claim with its bar, per GPU, and the tables behind it.
+
+    Without a check, what would measure it.
+    """
     blocks = [] if checks else [_claims({})]
     for check in checks:
         found, made_with = check["figures"], check["made_with"]

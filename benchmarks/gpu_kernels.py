@@ -1,7 +1,8 @@
 """``python -m benchmarks.gpu_kernels --json FILE``: measure a GPU's constants, and the kernels of a training step.
 
-The constants are those that a roofline needs: bandwidth, matmul and attention rates by shape, the host's cost of a
-launch. Steps are profiled on random full sequences in bf16; the host waits after each, as the trainer does not.
+The constants are those that a roofline needs: bandwidth, matmul and attention rates by
+shape, the host's cost of a launch. Steps are profiled on random full sequences in bf16;
+the host waits after each, as the trainer does not.
 """
 
 # mypy: disable-error-code="misc, no-any-return"
@@ -47,7 +48,8 @@ STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "bert-350m, float8": ("bert-350m", 64, _FLOAT8),
     "bert-120m, float8, bf16 residual": ("bert-120m", 64, _FLOAT8 | _NARROW),
 }
-"""Profiled steps, the most valuable first: model, sequences of its one micro-batch, other settings."""
+"""Profiled steps, the most valuable first: model, sequences of its one micro-batch,
+other settings."""
 _ITEM = 2  # bytes of a bf16 number
 
 

@@ -1,11 +1,11 @@
 """``python -m benchmarks.grid``: measure every cell of the explored space of two models on this machine's CPU.
 
-``benchmarks.tune`` replays explorations against these readings. A round reads cells in an order of chance, in groups
-beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each ratio.
-The first rounds are of all cells, the others of those that may still be the best: there the means must be sure. Run it
-on a machine that does nothing else: it takes about an hour. Interrupted,
-it resumes from its trial log. Compiled cells are
-left out: each would take a minute.
+``benchmarks.tune`` replays explorations against these readings. A round reads cells in
+an order of chance, in groups beside the settings that the probe alone comes to, so that
+a machine's slow minutes weigh on both sides of each ratio. The first rounds are of all
+cells, the others of those that may still be the best: there the means must be sure. Run
+it on a machine that does nothing else: it takes about an hour. Interrupted, it resumes
+from its trial log. Compiled cells are left out: each would take a minute.
 """
 
 import argparse
@@ -88,7 +88,8 @@ class Grid:
     """What the probe alone comes to."""
     window_s: float
     ratios: dict[Configuration, list[float]] = field(default_factory=dict)
-    """Ratios of tokens/s to the starting configuration of the same round, one for each round of a cell."""
+    """Ratios of tokens/s to the starting configuration of the same round, one for each
+    round of a cell."""
     seconds: dict[Configuration, float] = field(default_factory=dict)
     """What a window took, start included: median."""
     reference_rates: list[float] = field(default_factory=list)

@@ -1,11 +1,14 @@
 """``python -m benchmarks.network [--json FILE]``: what is predicted of training over a network, against what it takes.
 
-- Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the trainer's own DDP over gloo, at 1
-  Gbit/s and 200 Mbit/s. Predicted from latency, bandwidth, what computing loses meanwhile, and steps in which no
-  gradient travels, all ranks running; steps with and without travelling gradients take turns, and the median of rounds
-  counts.
-- What ``autotune network`` chooses against the default, at the same global batch, in non-padding tokens/s.
-- Useful nodes as predicted from two nodes, against brute force over a simulated cluster.
+- Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the
+  trainer's own DDP over gloo, at 1 Gbit/s and 200 Mbit/s. Predicted from latency,
+  bandwidth, what computing loses meanwhile, and steps in which no gradient travels, all
+  ranks running; steps with and without travelling gradients take turns, and the median
+  of rounds counts.
+- What ``autotune network`` chooses against the default, at the same global batch, in
+  non-padding tokens/s.
+- Useful nodes as predicted from two nodes, against brute force over a simulated
+  cluster.
 - Cases of the paper's cluster that follow from arithmetic.
 """
 
@@ -44,12 +47,14 @@ MODEL = {
     "intermediate_size": 1024,
     "max_position_embeddings": 512,
 }
-"""Small enough that a core takes about as long for a step as 200 Mbit/s for its gradients."""
+"""Small enough that a core takes about as long for a step as 200 Mbit/s for its
+gradients."""
 VOCAB_SIZE, SEQ_LENGTH_TOKENS = 2048, 256
 ROWS = 2
 CHOICES = ((2, 64), (2, 256), (4, 64))
-"""Hosts, and tokens of a rank and step. 64 are a twentieth of what hides the exchange here: deep in what a slow network
-allows, where 16 bits can give a factor of two at most."""
+"""Hosts, and tokens of a rank and step. 64 are a twentieth of what hides the exchange
+here: deep in what a slow network allows, where 16 bits can give a factor of two at
+most."""
 BARRED_TOKENS = 64
 PARTS = ("hosts", "choices", "simulated")
 ROUNDS = 4

@@ -1,10 +1,12 @@
 """``python -m benchmarks.own_code``: other people's training code, probed and swept, against the tools they use.
 
-Eight subjects on a CPU whose memory is limited for real. Ours is ``autotune.find_batch_size``; the references are
-Lightning's ``BatchSizeFinder`` and accelerate's ``find_executable_batch_size`` on the same model, batch and loss. Each
-is a separate program, timed from its start to its answer, imports included; they take turns. An answer is exact if
-two further processes run it and two run out of memory with one sample more. Then the same subjects on a pretended GPU,
-where a program without autotune must run the answer and run out of memory one above; and loaders whose answers are
+Eight subjects on a CPU whose memory is limited for real. Ours is
+``autotune.find_batch_size``; the references are Lightning's ``BatchSizeFinder`` and
+accelerate's ``find_executable_batch_size`` on the same model, batch and loss. Each is a
+separate program, timed from its start to its answer, imports included; they take turns.
+An answer is exact if two further processes run it and two run out of memory with one
+sample more. Then the same subjects on a pretended GPU, where a program without autotune
+must run the answer and run out of memory one above; and loaders whose answers are
 known.
 """
 
@@ -116,7 +118,10 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def _call(module: str, *words: str, place: str, **environment: str) -> dict[str, Any]:
-    """Run a part of this benchmark as a program; return what it printed last, with its seconds."""
+    """Run a part of this benchmark as a program.
+
+    Return what it printed last, with its seconds.
+    """
     began_s = time.perf_counter()
     variables = {
         **os.environ,

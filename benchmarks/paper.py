@@ -1,8 +1,9 @@
 """The step of the paper's public trainer (arXiv 2509.05258), written from its description: the paper baseline.
 
 * Padding and precision: fp32; every sample is padded to the full sequence length.
-* Model: attention head by head with a matrix of weights in memory, positions embedded in a Python loop over samples, a
-  dense MLM head. The number of parameters and the mathematics are BERT's, but attention weights are not dropped.
+* Model: attention head by head with a matrix of weights in memory, positions embedded
+  in a Python loop over samples, a dense MLM head. The number of parameters and the
+  mathematics are BERT's, but attention weights are not dropped.
 * Step: an optimizer that is not fused, two synchronised logging calls per step.
 
 Shapes: B sequences, S positions of a sequence, D hidden, E of a head, V words.

@@ -1,8 +1,8 @@
 """``python -m benchmarks.paper_case``: what is predicted to fit in the paper's case, beside what the paper reports.
 
-``autotune estimate`` for the paper's card and its two sizes, set up as its trainer is and tuned; and by arithmetic the
-efficiency of its cluster. Nothing is measured, so there is no bar: the paper's shape of 350 M and its vocabulary are
-not public.
+``autotune estimate`` for the paper's card and its two sizes, set up as its trainer is
+and tuned; and by arithmetic the efficiency of its cluster. Nothing is measured, so
+there is no bar: the paper's shape of 350 M and its vocabulary are not public.
 """
 
 import json

@@ -1,7 +1,7 @@
 """``python -m benchmarks.prepare``: whether two processes prepare a dataset nearly twice as fast as one.
 
-The whole command is timed, starting the workers included, on this machine's own programs, in pairs that alternate. Both
-must come to the same bytes.
+The whole command is timed, starting the workers included, on this machine's own
+programs, in pairs that alternate. Both must come to the same bytes.
 """
 
 import json
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None) -> int:
     hashes = set()
     with tempfile.TemporaryDirectory(prefix="prepare-") as place:
         for number in range(options.pairs):
-            # The order alternates, so that a drift of the machine's speed falls on both.
+            # The order alternates, so that a drift of the machine's speed falls on
+            # both.
             for workers in (1, 2) if number % 2 == 0 else (2, 1):
                 run_s, dataset_hash = _run(
                     options.source, Path(place) / "data", workers

@@ -1,9 +1,10 @@
 """``python -m benchmarks.probe``: trials and seconds until the largest micro-batch is known, against what people use.
 
-Six cases on a CPU whose memory is limited for real. Ours predicts by tracing, tries, verifies and refutes, every trial
-in its own process; seconds include the tracing. The references search in one process, as they do: Lightning's
-``BatchSizeFinder`` and accelerate's ``find_executable_batch_size``, on the same step. Imports are not counted. An
-answer is exact when two further processes run it and two refuse one row more.
+Six cases on a CPU whose memory is limited for real. Ours predicts by tracing, tries,
+verifies and refutes, every trial in its own process; seconds include the tracing. The
+references search in one process, as they do: Lightning's ``BatchSizeFinder`` and
+accelerate's ``find_executable_batch_size``, on the same step. Imports are not counted.
+An answer is exact when two further processes run it and two refuse one row more.
 """
 
 import statistics
@@ -153,7 +154,10 @@ def _probe(case: Case) -> Probe:
 
 
 def make_bars(found: Mapping[str, Any]) -> list[Bar]:
-    """Trials and seconds of each reference over ours, medians over the cases; and answers that were not exact."""
+    """Trials and seconds of each reference over ours, medians over the cases.
+
+    And answers that were not exact.
+    """
     bars: list[Bar] = []
     for name in RIVALS:
         for figure, bar in (("trials", TRIALS_BAR), ("seconds", TIME_BAR)):

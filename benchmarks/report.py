@@ -1,13 +1,16 @@
 """``python -m benchmarks.report``: the size of a report, the time to write it, and how a browser shows it.
 
-* size and time: a made-up tuning on GPUs with every kind of evidence and 2,000 trials. Time is that of whole processes
-  ``python -m autotune report``, imports included, the median of a few; size is that of the HTML file.
-* browser: the same with bottlenecks, advice, an approval and a second profile, opened in Debian's Chromium without a
-  network at three widths, in both colour schemes and as it prints. Counted are requests, console messages, and pages
-  wider than their window.
-* hostile: every text ends in tags, handlers, quotes, a formula, a change of direction and 10,000 letters. What counts
-  is each element that is a script, each attribute that holds one, each dialog, and each text that is not shown as text.
-* axe: serious and critical violations that axe-core finds in both colours, on a wide window and a narrow one.
+* size and time: a made-up tuning on GPUs with every kind of evidence and 2,000 trials.
+  Time is that of whole processes ``python -m autotune report``, imports included, the
+  median of a few; size is that of the HTML file.
+* browser: the same with bottlenecks, advice, an approval and a second profile, opened
+  in Debian's Chromium without a network at three widths, in both colour schemes and as
+  it prints. Counted are requests, console messages, and pages wider than their window.
+* hostile: every text ends in tags, handlers, quotes, a formula, a change of direction
+  and 10,000 letters. What counts is each element that is a script, each attribute that
+  holds one, each dialog, and each text that is not shown as text.
+* axe: serious and critical violations that axe-core finds in both colours, on a wide
+  window and a narrow one.
 """
 
 import statistics

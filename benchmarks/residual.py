@@ -1,13 +1,16 @@
 """``python -m benchmarks.residual``: whether a residual stream in bf16 ends with the loss of one in fp32.
 
-A BERT of 12 layers and hidden size 64 trains on functions of this machine's programs, 3,000 steps of 8 packed
-sequences of 64 tokens, without dropout, by the trainer's own loop: with either stream and three seeds, and once in
-fp32 throughout. Runs with the same seed have the same initial weights, samples and masks. The targets were set before
-the first run: the means over the seeds differ by at most two standard errors of a difference (pooled over the seeds),
-in validation loss and in train loss over the last 200 steps, and by at most 1 %.
+A BERT of 12 layers and hidden size 64 trains on functions of this machine's programs,
+3,000 steps of 8 packed sequences of 64 tokens, without dropout, by the trainer's own
+loop: with either stream and three seeds, and once in fp32 throughout. Runs with the
+same seed have the same initial weights, samples and masks. The targets were set before
+the first run: the means over the seeds differ by at most two standard errors of a
+difference (pooled over the seeds), in validation loss and in train loss over the last
+200 steps, and by at most 1 %.
 
-Matmuls and attention of bf16 tensors are computed in fp32 and their results rounded to bf16, as Tensor Cores do:
-without bf16 instructions, torch's own kernels take several times as long. Finished runs in FILE are not repeated.
+Matmuls and attention of bf16 tensors are computed in fp32 and their results rounded to
+bf16, as Tensor Cores do: without bf16 instructions, torch's own kernels take several
+times as long. Finished runs in FILE are not repeated.
 """
 
 import json
@@ -76,7 +79,10 @@ _SAMPLES = (
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
-    """Train, print, and return the exit code; runs of another dataset in the file are not used."""
+    """Train, print, and return the exit code.
+
+    Runs of another dataset in the file are not used.
+    """
     options = parser(
         "residual", "Compare residual streams in bf16 and fp32."
     ).parse_args(arguments)
@@ -163,7 +169,11 @@ def make_bars(runs: Iterable[dict[str, Any]]) -> list[Bar]:
 def losses(
     place: Path, data: Path, name: str, seed: int, steps: int = STEPS
 ) -> dict[str, float]:
-    """Train on one thread; return the validation loss at the end and the mean train loss of the last steps, in nats."""
+    """Train on one thread.
+
+    Return the validation loss at the end and the mean train loss of the last steps, in
+    nats.
+    """
     shape = {
         "model_type": "bert",
         "num_hidden_layers": 12,

@@ -1,7 +1,7 @@
 """Trainers side by side: each takes one optimizer step when it is its turn, with its own loop, loader and optimizer.
 
-All get the same samples, the same shape and dropout, the same learning rates, and the same number of samples a step;
-the trainer under test packs them into rows.
+All get the same samples, the same shape and dropout, the same learning rates, and the
+same number of samples a step; the trainer under test packs them into rows.
 """
 
 import queue
@@ -41,7 +41,8 @@ class Match:
     """What all contenders have in common."""
 
     config: TrainConfig
-    """Of the trainer under test; its shape, precision, rates and number of samples a step hold for all."""
+    """Of the trainer under test; its shape, precision, rates and number of samples a
+    step hold for all."""
     data_dir: Path
     samples_per_step: int
     ranks: Ranks
@@ -325,7 +326,10 @@ def _update(
 
 
 def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
-    """Micro-batches for ever, from transformers' collator behind torch's loader; padded to the longest by default."""
+    """Micro-batches for ever, from transformers' collator behind torch's loader.
+
+    Padded to the longest by default.
+    """
     collator = _collator(match.data_dir, padded_to)
     loader: Any = torch.utils.data.DataLoader(
         Samples(match),

@@ -1,8 +1,9 @@
 """``python -m benchmarks.size``: count tracked lines, files and repeated declarations against their targets.
 
-Lines are counted as git tracks them, generated files included. A constructor call counts as passed through if at least
-five of its keywords only repeat a name, as in ``Request(seed=seed)`` or ``Answer(seed=evidence.seed)``. The layout is
-measured in ``benchmarks.structure``.
+Lines are counted as git tracks them, generated files included. A constructor call
+counts as passed through if at least five of its keywords only repeat a name, as in
+``Request(seed=seed)`` or ``Answer(seed=evidence.seed)``. The layout is measured in
+``benchmarks.structure``.
 """
 
 import argparse

@@ -1,11 +1,14 @@
 """``python -m benchmarks.speed --json FILE``: predicted step times beside published ones, and beside this machine's.
 
-Published figures are of other people's trainers on A100 and H100, encoders first. Each step is traced with the
-published shape, micro-batch, precision and kind of attention, and predicted from the GPU's data sheet; none of the
-figures was used to fit the constants. Left out were figures of trainers whose kernels are hand-fused, whose weights
-are in 16 bits, or whose data is not padded to the stated length. Steps of this trainer that ``benchmarks.gpu_kernels``
-measured are predicted too; those in float8 gave a constant. On this machine, constants are measured first, as
-``autotune doctor --measure`` does; then steps of the trainer are predicted and measured, in interleaved rounds.
+Published figures are of other people's trainers on A100 and H100, encoders first. Each
+step is traced with the published shape, micro-batch, precision and kind of attention,
+and predicted from the GPU's data sheet; none of the figures was used to fit the
+constants. Left out were figures of trainers whose kernels are hand-fused, whose weights
+are in 16 bits, or whose data is not padded to the stated length. Steps of this trainer
+that ``benchmarks.gpu_kernels`` measured are predicted too; those in float8 gave a
+constant. On this machine, constants are measured first, as ``autotune doctor
+--measure`` does; then steps of the trainer are predicted and measured, in interleaved
+rounds.
 """
 
 import contextlib
@@ -499,7 +502,8 @@ def compare_published(one: Published) -> dict[str, Any]:
             if one.attention == "explicit"
             else contextlib.nullcontext()
         ):
-            # A causal query sees half of the positions, like one in documents of half the length.
+            # A causal query sees half of the positions, like one in documents of half
+            # the length.
             trace, _ = trace_steps(
                 config.model_copy(update=sizes),
                 one.vocab_size,

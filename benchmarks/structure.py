@@ -1,7 +1,8 @@
 """Measure how the product is laid out: packages, files, imports, names, docstrings, and how values travel.
 
-``benchmarks.size`` prints the figures against their targets; ``docs/architecture.md`` quotes the picture of the house
-and lists the stations of values, which are checked here against the sources.
+``benchmarks.size`` prints the figures against their targets; ``docs/architecture.md``
+quotes the picture of the house and lists the stations of values, which are checked here
+against the sources.
 """
 
 import ast
@@ -113,7 +114,10 @@ class Sources:
 
     @property
     def against_direction(self) -> list[ImportEdge]:
-        """Imports that point up or sideways; commands stand above all packages, values below."""
+        """Imports that point up or sideways.
+
+        Commands stand above all packages, values below.
+        """
         rank = {
             name: number for number, layer in enumerate(self.layers) for name in layer
         }

@@ -1,6 +1,7 @@
 """Training code of others, as ``benchmarks.own_code`` probes it: three examples of libraries, and five plain loops.
 
-Each subject has a step for autotune, and the same model, batch and loss for tools that bring their loop.
+Each subject has a step for autotune, and the same model, batch and loss for tools that
+bring their loop.
 """
 
 import sys
@@ -262,7 +263,10 @@ def subjects() -> dict[str, Subject]:
 
 
 def own_code(name: str, *, on_gpu: bool = False) -> tuple[str, dict[str, Any]]:
-    """Return ``--step`` and ``--set`` of a subject; on a pretended GPU, examples too run without cuDNN."""
+    """Return ``--step`` and ``--set`` of a subject.
+
+    On a pretended GPU, examples too run without cuDNN.
+    """
     step = subjects()[name].step
     if step in PLAIN:
         return "benchmarks.subjects:build_step", {"kind": step}

@@ -1,14 +1,16 @@
 """``python -m benchmarks.train``: our training step against the paper's and transformers' Trainer, on a CPU.
 
-The recipes that stand for these two in ``autotune baseline`` are compared with them as well.
+The recipes that stand for these two in ``autotune baseline`` are compared with them as
+well.
 
-Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real functions without duplicates, the
-same samples per optimizer step, the same schedule and dropout (the paper drops no attention weights), fp32. Contenders
-interleave their optimizer steps, each with its own loop, loader and logging; a figure is a ratio of medians of
-non-padding tokens per second.
+Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real
+functions without duplicates, the same samples per optimizer step, the same schedule and
+dropout (the paper drops no attention weights), fp32. Contenders interleave their
+optimizer steps, each with its own loop, loader and logging; a figure is a ratio of
+medians of non-padding tokens per second.
 
-Packed ESM and EuroBERT, of the same size, are compared with their padded way: one sample per sequence of 512 and a
-dense MLM head.
+Packed ESM and EuroBERT, of the same size, are compared with their padded way: one
+sample per sequence of 512 and a dense MLM head.
 """
 
 import statistics
@@ -63,7 +65,8 @@ class Setting:
     turns: int
     """Optimizer steps of each contender."""
     learned: bool = False
-    """Whether ours and transformers' train to the end of their schedule, to compare their losses."""
+    """Whether ours and transformers' train to the end of their schedule, to compare
+    their losses."""
 
     @property
     def name(self) -> str:
@@ -80,7 +83,8 @@ class Found:
     ceiling: float
     """The ratio of operations per real token, the paper's over ours."""
     overhead: float | None
-    """Part of our step outside forward, backward and optimizer; None if steps were only interleaved."""
+    """Part of our step outside forward, backward and optimizer; None if steps were only
+    interleaved."""
     losses: Mapping[str, float]
     """On the same validation rows, after the same number of steps."""
 
@@ -130,7 +134,10 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def _families(turns: int) -> dict[str, dict[str, list[float]]]:
-    """Let packed and padded sequences of each family take turns; return their tokens/s."""
+    """Let packed and padded sequences of each family take turns.
+
+    Return their tokens/s.
+    """
     from benchmarks.rivals import Ours
 
     rates: dict[str, dict[str, list[float]]] = {}
@@ -227,7 +234,8 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
     else:
         ours.finish()
     theirs.finish()
-    # Of steps that were taken one after the other; in turns, a row's time holds those of others.
+    # Of steps that were taken one after the other; in turns, a row's time holds those
+    # of others.
     rows = ours.rows[setting.turns + 2 :] if setting.learned else []
     shares = [1 - (row.compute_s + row.optimizer_s) / row.step_s for row in rows]
     overhead = statistics.median(shares) if shares else None
@@ -239,7 +247,10 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
 def make_match(
     place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None
 ) -> Any:  # noqa: ANN401 - a Match, which needs torch
-    """A dataset and what the contenders have in common; without a ``shape`` they train BERT."""
+    """A dataset and what the contenders have in common.
+
+    Without a ``shape`` they train BERT.
+    """
     from benchmarks.rivals import Match
     from trainer.config.train_config import (
         EvaluationSettings,

@@ -1,14 +1,17 @@
 """``python -m benchmarks.tune``: the overhead of a whole tuning, and the quality of the configuration it finds.
 
-Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in its own process. Time that does not pass
-while trials, their server or ranks run or start is overhead: Python's own start, decisions, trial logs, the report.
+Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in its own
+process. Time that does not pass while trials, their server or ranks run or start is
+overhead: Python's own start, decisions, trial logs, the report.
 
-Regret: ``benchmarks.grid`` measured every cell of the search space of two models on a CPU, the likely best ones many
-times, and kept the measurements. Searches are replayed against them, each with another seed: a window returns its
-cell's mean, off by one of the recorded ratios. The chosen cell is compared with the best cell of the grid by the grid's
-own means, of which the best is flattered by chance. Short windows deviate twice as much as the recorded full ones.
-Losses are taken to be equal whatever the precision, as this benchmark is about speed. Compiled cells are not in the
-grid: each would take a minute on a CPU.
+Regret: ``benchmarks.grid`` measured every cell of the search space of two models on a
+CPU, the likely best ones many times, and kept the measurements. Searches are replayed
+against them, each with another seed: a window returns its cell's mean, off by one of
+the recorded ratios. The chosen cell is compared with the best cell of the grid by the
+grid's own means, of which the best is flattered by chance. Short windows deviate twice
+as much as the recorded full ones. Losses are taken to be equal whatever the precision,
+as this benchmark is about speed. Compiled cells are not in the grid: each would take a
+minute on a CPU.
 """
 
 import json
@@ -162,7 +165,8 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
         config = trial.measured["config"]
         cell = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
-        # A recorded ratio deviates by what both of its windows do, so all of it is the cell's.
+        # A recorded ratio deviates by what both of its windows do, so all of it is the
+        # cell's.
         deviation = (
             0.0
             if cell == grid.starting
@@ -201,7 +205,10 @@ def _figures(tokens_per_s: float) -> dict[str, Any]:
 
 
 def _request(grid: Grid) -> ExploreRequest:
-    """The grid's space; rates are read as they were recorded, what rows hold included."""
+    """The grid's space.
+
+    Rates are read as they were recorded, what rows hold included.
+    """
     limits = LoaderLimits(
         host=SystemHost().facts([Path()]),
         local_ranks=1,
@@ -219,7 +226,8 @@ def _request(grid: Grid) -> ExploreRequest:
     training = TrainingWindows(
         request=request, config=TrainConfig(model=model), limits=limits
     )
-    # Global batches of which every micro-batch is useful in full: the recorded rates have it in them already.
+    # Global batches of which every micro-batch is useful in full: the recorded rates
+    # have it in them already.
     whole = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
     rows = {cell.layout: whole for cell in grid.ratios}
     return ExploreRequest(

@@ -1,8 +1,9 @@
 """Useful nodes as predicted from what two nodes show, against brute force over the simulated cluster.
 
-The prediction gets the measurements of a tuning: steps of a rank without gradient synchronisation at two micro-batch
-sizes, all-reduces of several sizes within a node and between two, and steps of two nodes with synchronisation.
-Brute force tries every node count, dtype, bucket size and accumulation on the simulator itself.
+The prediction gets the measurements of a tuning: steps of a rank without gradient
+synchronisation at two micro-batch sizes, all-reduces of several sizes within a node and
+between two, and steps of two nodes with synchronisation. Brute force tries every node
+count, dtype, bucket size and accumulation on the simulator itself.
 """
 
 import statistics
@@ -81,7 +82,8 @@ def run_far(
 ) -> list[dict[str, Any]]:
     """The step on all nodes of the paper's cluster, as predicted from two and as simulated; and on 16,384 GPUs.
 
-    Every rank has its largest micro-batch. The prediction for 16,384 GPUs is not checked.
+    Every rank has its largest micro-batch. The prediction for 16,384 GPUs is not
+    checked.
     """
     found = []
     for model in models:
@@ -231,7 +233,8 @@ def _slowdown(
 def _brute_force(simulator: Simulator, near: int) -> tuple[int, float]:
     """The largest node count that is truly efficient enough, and its efficiency."""
     alone = _best_rate(simulator, 1)
-    # Far from the answer a rough look is enough; rates fall with nodes but for a few per cent of bad division.
+    # Far from the answer a rough look is enough; rates fall with nodes but for a few
+    # per cent of bad division.
     nodes = MOST_NODES
     while nodes > 1:
         rough = _best_rate(simulator, nodes, steps=2) / (nodes * alone)

@@ -1,7 +1,8 @@
 """``python -m benchmarks.words``: count the words of the documentation, and reject phrases that readers stumble over.
 
-Counted: README.md and docs/*.md without code blocks; docs/reference/ is generated from the code. Checked for banned
-phrases and long sentences: the pages, and every docstring and message of autotune, trainer and benchmarks.
+Counted: README.md and docs/*.md without code blocks; docs/reference/ is generated from
+the code. Checked for banned phrases and long sentences: the pages, and every docstring
+and message of autotune, trainer and benchmarks.
 """
 
 import argparse
@@ -48,7 +49,8 @@ _INLINE = re.compile(r"`+[^`\n]*`+")
 _BLOCK_START = re.compile(
     r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$|[\w, ]{1,40}:(?: |$)|\S.*\S {2,}\S)"
 )
-"""Lines with which a paragraph, an item of a list, an argument's description or a line of a drawing begins."""
+"""Lines with which a paragraph, an item of a list, an argument's description or a line
+of a drawing begins."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*_]*\s+(?=[A-Z`\"“(*\[])")
 _ABBREVIATION = re.compile(
@@ -228,7 +230,10 @@ def sentences(text: str) -> list[str]:
 
 
 def long_subjects() -> list[str]:
-    """Return the subjects of newer commits that are too long; none without a history."""
+    """Return the subjects of newer commits that are too long.
+
+    None without a history.
+    """
     listed = subprocess.run(
         ["git", "log", "--no-merges", "--format=%s", f"{CHECKED_SINCE}..HEAD"],
         cwd=Path(ROOT),

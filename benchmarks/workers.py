@@ -1,14 +1,17 @@
 """``python -m benchmarks.workers``: is the smallest sufficient ``num_workers`` found, and at what cost?
 
-Simulated: 1,000 trainings with realistic noise and faults (``tests.simulators.loader``) of which the answer is known.
-Compared: our rule with the data-wait figures, our rule by throughput alone, and the rule of loadtune (PyPI, 0.3.0).
-From a window without workers, loadtune stays there, tries two workers, or tries a ladder of counts, and takes the
-fewest workers within 2 % of the best. It gets one window for each count, which is its default, and as many as ours
-took. An exhaustive sweep measures cached batches and every count as often as ours measured the one that it chose.
-Trainings in which some count's true ratio lies within half a per cent of 98 % count either way.
+Simulated: 1,000 trainings with realistic noise and faults (``tests.simulators.loader``)
+of which the answer is known. Compared: our rule with the data-wait figures, our rule by
+throughput alone, and the rule of loadtune (PyPI, 0.3.0). From a window without workers,
+loadtune stays there, tries two workers, or tries a ladder of counts, and takes the
+fewest workers within 2 % of the best. It gets one window for each count, which is its
+default, and as many as ours took. An exhaustive sweep measures cached batches and every
+count as often as ours measured the one that it chose. Trainings in which some count's
+true ratio lies within half a per cent of 98 % count either way.
 
-Real: datasets on this machine that sleep a known time for every sample, whose answers follow by arithmetic, and the
-same tokenised dataset as it is, under a real training step.
+Real: datasets on this machine that sleep a known time for every sample, whose answers
+follow by arithmetic, and the same tokenised dataset as it is, under a real training
+step.
 """
 
 import statistics
@@ -64,7 +67,8 @@ BARS: dict[str, tuple[str, Direction, float]] = {
 ROWS, ROW_TOKENS, SAMPLES = 16, 128, 6000
 STEP_S = 0.06
 SLEEPS = {2: 1.6, 3: 2.7, 6: 5.5}
-"""By the answer: how many steps one worker sleeps for a batch. One worker fewer gives 63 %, 74 % and 91 %."""
+"""By the answer: how many steps one worker sleeps for a batch. One worker fewer gives
+63 %, 74 % and 91 %."""
 MAX_WORKERS = 8
 TOKENISED_ANSWERS = (0, 1)
 REAL_BUDGET_S = 240.0
@@ -159,7 +163,10 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
 def sweep(
     seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS
 ) -> Verdict:
-    """Our rule on one training; without ``by_wait`` every window says that it waits for ever."""
+    """Our rule on one training.
+
+    Without ``by_wait`` every window says that it waits for ever.
+    """
     feed = SimulatedFeed(seed)
     rounds: list[Round] = []
     while feed.windows < most_windows:

@@ -1,4 +1,5 @@
-"""What a real browser makes of a page: Debian's Chromium, driven by Playwright, without a network."""
+"""What a real browser makes of a page: Debian's Chromium, driven by Playwright, without
+a network."""
 
 import contextlib
 import shutil
@@ -41,7 +42,8 @@ Colours = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What happened while a page was open: addresses it asked for beside itself, and what it said and is made of."""
+    """What happened while a page was open: addresses it asked for beside itself, and
+    what it said and is made of."""
 
     requests: tuple[str, ...]
     console_errors: tuple[str, ...]
@@ -109,7 +111,8 @@ def visit(
 def audit(
     page_file: Path, *, width: int = 1400, colours: Colours = "light"
 ) -> tuple[Violation, ...]:
-    """Everything that axe-core finds, of any impact; it is a script, so the page's policy is put aside for it."""
+    """Everything that axe-core finds, of any impact; it is a script, so the page's
+    policy is put aside for it."""
     try:
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:

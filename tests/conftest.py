@@ -15,7 +15,8 @@ import pytest
 from autotune.errors import MachineLacks
 from tests.browser import chromium
 
-# What no set-up can give: a GPU where there is none (or its absence where there is one), and refusals to root.
+# What no set-up can give: a GPU where there is none (or its absence where there is
+# one), and refusals to root.
 ACCEPTED_SKIPS = (
     "needs an NVIDIA GPU",
     "this machine has the driver's library",
@@ -42,7 +43,8 @@ hypothesis.settings.load_profile("any machine")
 
 
 TORCHAO = Path(sys.prefix) / "fp8"
-"""Folder of torchao, which is not installed otherwise: transformers would import it in every process."""
+"""Folder of torchao, which is not installed otherwise: transformers would import it in
+every process."""
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def torchao(monkeypatch):
 
 
 def pytest_configure(config):
-    """Tests that run beside others get a core each: threads of two processes that spin for one core cost most of it."""
+    """Tests that run beside others get a core each: threads of two processes that spin
+    for one core cost most of it."""
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         cpus = sorted(os.sched_getaffinity(0))
@@ -70,7 +73,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """In CI a skip is a failure: what is absent there was forgotten by whoever set the machine up."""
+    """In CI a skip is a failure: what is absent there was forgotten by whoever set the
+    machine up."""
     report = (yield).get_result()
     if (
         os.environ.get("CI") == "true"
@@ -208,7 +212,8 @@ def make_dataset(tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def patterned_dataset(tmp_path_factory) -> Path:
-    """400 samples in which each word follows from the one before it, so that a model can learn something at once."""
+    """400 samples in which each word follows from the one before it, so that a model
+    can learn something at once."""
     rng = np.random.default_rng(0)
     starts = [(int(rng.integers(5, 60)), int(rng.integers(8, 40))) for _ in range(400)]
     samples = [

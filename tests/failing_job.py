@@ -1,6 +1,8 @@
-"""A job that fails on purpose, in each way a trial can fail: by itself, or in one rank of a step job.
+"""A job that fails on purpose, in each way a trial can fail: by itself, or in one rank
+of a step job.
 
-``torchrun -m tests.failing_job TRIAL.json OUT`` takes the ranks of a step job as torchrun starts them.
+``torchrun -m tests.failing_job TRIAL.json OUT`` takes the ranks of a step job as
+torchrun starts them.
 """
 
 import json
@@ -19,7 +21,8 @@ from autotune.trials.jobs.server import preload_model, preload_trainer, run_job
 
 
 def run(measured, local):
-    """Fail as ``fault`` says, or take a step job whose ranks have budgets and, after a step, faults of their own."""
+    """Fail as ``fault`` says, or take a step job whose ranks have budgets and, after a
+    step, faults of their own."""
     if "config" in measured:
         rank, next_rate = (
             local.get("environment", {}).get("RANK", "0"),
@@ -72,7 +75,8 @@ if __name__ == "__main__":
     # Imports are nobody's budget, as in a trial that is forked.
     preload_trainer()
     preload_model(MEASURED["config"]["model"]["config"]["model_type"])
-    # At once: the others' connections end with this process, and torchrun ends the others when one has failed.
+    # At once: the others' connections end with this process, and torchrun ends the
+    # others when one has failed.
     os._exit(
         0 if run_job("step", RESULT, MEASURED, {"environment": dict(os.environ)}) else 1
     )

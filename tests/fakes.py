@@ -1,4 +1,5 @@
-"""Fakes of the ports of autotune.measure: what is scripted or computed, in place of a machine."""
+"""Fakes of the ports of autotune.measure: what is scripted or computed, in place of a
+machine."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,8 @@ class FakeMachine:
 
 
 class FakeHost:
-    """An idle machine of eight CPUs, with these versions of libraries; nothing is known of its disks."""
+    """An idle machine of eight CPUs, with these versions of libraries; nothing is known
+    of its disks."""
 
     def __init__(self, versions: Mapping[str, str] | None = None) -> None:
         self._versions = dict(versions or {})
@@ -130,7 +132,8 @@ class FakeHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
-    """A scripted GPU: each reading takes the next value of its list, the last value stays."""
+    """A scripted GPU: each reading takes the next value of its list, the last value
+    stays."""
 
     facts: GpuFacts = CARD
     used_bytes: Sequence[int | Unavailable] = (Unavailable(reason="not scripted"),)
@@ -218,7 +221,8 @@ class FakeGpuMonitor:
 
 
 class FakeGpuSampler:
-    """Samples GPUs in this process: once when it starts, and once whenever it is asked."""
+    """Samples GPUs in this process: once when it starts, and once whenever it is
+    asked."""
 
     def __init__(self, monitor: GpuMonitor, uuids: Sequence[str]) -> None:
         self._monitor = monitor

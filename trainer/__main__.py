@@ -1,7 +1,7 @@
 """``python -m trainer PROFILE [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
 
-Run it under torchrun for several ranks. ``exit.json`` in the run directory has the exit code and reason, as torchrun
-itself returns 1 for any failure of its ranks.
+Run it under torchrun for several ranks. ``exit.json`` in the run directory has the exit
+code and reason, as torchrun itself returns 1 for any failure of its ranks.
 """
 
 import argparse
@@ -47,9 +47,11 @@ from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 
 _CAUSE_WAIT_S = 5.0
-"""Longest wait of a rank that lost another for that rank's own failure note, in seconds."""
+"""Longest wait of a rank that lost another for that rank's own failure note, in
+seconds."""
 _LAST_WAIT_S = 60.0
-"""Longest wait of rank 0, which has nothing left to write, for the other ranks to finish, in seconds."""
+"""Longest wait of rank 0, which has nothing left to write, for the other ranks to
+finish, in seconds."""
 
 
 def main() -> int:
@@ -74,7 +76,8 @@ def main() -> int:
             expect_sha256=expected,
         )
         if resolved.config.device == "cpu":
-            # Before torch is imported: its threads spin while they wait, which takes the cores that others need.
+            # Before torch is imported: its threads spin while they wait, which takes
+            # the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if leads:
             clock.ended("import")
@@ -111,7 +114,10 @@ def main() -> int:
 
 
 class _Signalled(BaseException):
-    """Signal before training began; a ``BaseException``, so that, as with Ctrl-C, no handler on the way catches it."""
+    """Signal before training began.
+
+    A ``BaseException``, so that, as with Ctrl-C, no handler on the way catches it.
+    """
 
 
 def _raise_signalled(number: int, frame: object) -> None:
@@ -127,7 +133,8 @@ class _Job:
     resolved: ResolvedConfig
     rank: int
     writer: RunWriter | None
-    """Writer of the run record; None on ranks other than 0 until rank 0 has broadcast the run directory."""
+    """Writer of the run record; None on ranks other than 0 until rank 0 has broadcast
+    the run directory."""
     start: Start
     clock: StartClock
 
@@ -153,7 +160,8 @@ class _Job:
         from trainer.health.failures import explain
         from trainer.loop import train
 
-        # Until all ranks have joined the process group, one may still be staging its data.
+        # Until all ranks have joined the process group, one may still be staging its
+        # data.
         self._watch = Watchdog(
             timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving
         )
@@ -248,7 +256,10 @@ class _Job:
     def _leave_together(
         self, code: int, leave: Callable[..., None]
     ) -> tuple[int, bool]:
-        """Wait for the other ranks, under the watchdog; return the exit code, and whether all of them came."""
+        """Wait for the other ranks, under the watchdog.
+
+        Return the exit code, and whether all of them came.
+        """
         self._watch.end_within(
             min(_LAST_WAIT_S, self._watch.timeout_s)
             if self.rank == 0
@@ -273,7 +284,10 @@ class _Job:
         return code, True
 
     def _settle(self, code: int, reason: str, ending: RunExit | None = None) -> int:
-        """Record the exit and return its code; a rank that only lost another first waits for that rank's record."""
+        """Record the exit and return its code.
+
+        A rank that only lost another first waits for that rank's record.
+        """
         if self.writer is None:
             publish_failure(os.environ, code, f"rank {self.rank}: {reason}")
             return code
@@ -332,7 +346,10 @@ def _record(
     steps: int = 0,
     ending: RunExit | None = None,
 ) -> None:
-    """Write ``exit.json`` from ``ending``, or else from the other values; report a disk error, but do not raise it."""
+    """Write ``exit.json`` from ``ending``, or else from the other values.
+
+    Report a disk error, but do not raise it.
+    """
     if writer is None:
         return
     try:
@@ -364,7 +381,10 @@ def publish_failure(
 
 
 def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the exit code and reason of a rank's failure note; None if there is none."""
+    """Return the exit code and reason of a rank's failure note.
+
+    None if there is none.
+    """
     with contextlib.suppress(Exception):
         store, key = _torchruns_store(environment)
         if store.check([key]):
@@ -498,5 +518,6 @@ if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread that still runs, such as a DataLoader worker on a hung file system, must not delay the end of a run.
+    # A thread that still runs, such as a DataLoader worker on a hung file system, must
+    # not delay the end of a run.
     os._exit(exit_code)

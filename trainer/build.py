@@ -47,8 +47,12 @@ WARM_UP_STEPS = 3
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Set up activation checkpointing; raise ``BadConfig`` for an architecture without it."""
-    # Within its graphs, the compiler itself keeps the results of matmuls and recomputes cheap operations.
+    """Set up activation checkpointing.
+
+    Raise ``BadConfig`` for an architecture without it.
+    """
+    # Within its graphs, the compiler itself keeps the results of matmuls and recomputes
+    # cheap operations.
     if config.activation_checkpointing in (
         "none",
         "selective" if config.compiled else "none",
@@ -147,13 +151,18 @@ class Training:
     step: TrainStep
     work: ModelWork
     recipe_changes: Sequence[str]
-    """Changes of the model's recipe for speed, as text, such as another attention dropout."""
+    """Changes of the model's recipe for speed, as text, such as another attention
+    dropout."""
 
 
 def build_training(
     config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks
 ) -> Training:
-    """Build the model, with the same weights on every rank, its optimizer and step; raise ``BadConfig`` if invalid."""
+    """Build the model, with the same weights on every rank, its optimizer and step.
+
+    Raises:
+        BadConfig: If invalid.
+    """
     configured = functools.partial(
         build_config,
         config.model,
@@ -199,14 +208,17 @@ def build_training(
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
     if config.compiled:
-        # It would split every layer at bucket boundaries for overlap that separate layers already have.
+        # It would split every layer at bucket boundaries for overlap that separate
+        # layers already have.
         torch._dynamo.config.optimize_ddp = False
-        # Checkpointed layers hand keys and values on within a layer, which recomputation need not do again.
+        # Checkpointed layers hand keys and values on within a layer, which
+        # recomputation need not do again.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         options = None
         if config.device == "cuda":
-            # Sums of many gradients in one launch. With one block size for all, an H100 took ten times longer for them;
-            # float8 casts were slower combined even with their own.
+            # Sums of many gradients in one launch. With one block size for all, an H100
+            # took ten times longer for them; float8 casts were slower combined even
+            # with their own.
             together = {
                 "combo_kernels": config.float8 == "none",
                 "combo_kernel_per_subkernel_blocks": True,
@@ -254,7 +266,10 @@ def build_training(
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """Return the work of a model's loss, from its unsharded matrices; all but the head's count as layers."""
+    """Return the work of a model's loss, from its unsharded matrices.
+
+    All but the head's count as layers.
+    """
     config = model.config
     in_head = _weights(model_head(model))
     window = window_tokens(config)

@@ -1,4 +1,7 @@
-"""Errors of the trainer and their exit codes, the same numbers as autotune's; and the form of errors at the console."""
+"""Errors of the trainer and their exit codes, the same numbers as autotune's.
+
+And the form of errors at the console.
+"""
 
 import re
 
@@ -77,7 +80,10 @@ class RanksLost(TrainerError):
 
 
 class DiskTrouble(TrainerError):
-    """A disk or file system failed, but its content may be intact; nothing was changed."""
+    """A disk or file system failed, but its content may be intact.
+
+    Nothing was changed.
+    """
 
     exit_code = 75
 

@@ -27,7 +27,8 @@ def evaluate(
 ) -> EvaluationRow:
     """Evaluate the unwrapped model on the same sequences and masks every time, for any number of ranks; collective."""
     started_s = time.perf_counter()
-    # All sequences as one optimizer step, without DataLoader workers, which take longer to start than they save.
+    # All sequences as one optimizer step, without DataLoader workers, which take longer
+    # to start than they save.
     rows = min(config.evaluation.max_sequences, len(validation))
     data = config.data.model_copy(update={"num_workers": 0})
     config = config.model_copy(
@@ -50,7 +51,8 @@ def evaluate(
             MicroBatchSource(validation, config, plan), config, plans
         ):
             progressed()
-            # All ranks stop together. Lanes end one by one: all have after as many empty sequences as there are lanes.
+            # All ranks stop together. Lanes end one by one: all have after as many
+            # empty sequences as there are lanes.
             empty_rows = (
                 0
                 if any(ranks.all_reduce_sum(batch.non_padding_tokens))

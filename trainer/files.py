@@ -1,4 +1,7 @@
-"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums. No torch here."""
+"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums.
+
+No torch here.
+"""
 
 import contextlib
 import errno
@@ -18,7 +21,8 @@ DISK_BLOCK_BYTES = 4096
 """Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""
 _WRITTEN_AT_ONCE_BYTES = 4 * 2**20
 _READ_AT_ONCE_BYTES = 2**20
-"""Chunk size when reading, small enough to be in the CPU cache when its checksum is computed."""
+"""Chunk size when reading, small enough to be in the CPU cache when its checksum is
+computed."""
 _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_S = 0.1
@@ -54,13 +58,17 @@ class FileEntry(StrictTable):
 def write_file(
     path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None
 ) -> FileEntry:
-    """Write a file from scratch and sync it; ``progressed`` is called after each chunk."""
+    """Write a file from scratch and sync it.
+
+    ``progressed`` is called after each chunk.
+    """
     import numpy as np
 
     checksum = 0
     with path.open("wb", buffering=0) as file:
         fd = file.fileno()
-        # Direct I/O bypasses the page cache, which would take memory bandwidth and a CPU core from training.
+        # Direct I/O bypasses the page cache, which would take memory bandwidth and a
+        # CPU core from training.
         direct = (
             len(content) > 0
             and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES
@@ -82,7 +90,10 @@ def write_file(
 
 
 def _write_directly(fd: int, chunk: memoryview) -> bool:
-    """Write a chunk with direct I/O; return False if the file system does not support it, with nothing written."""
+    """Write a chunk with direct I/O.
+
+    Return False if the file system does not support it, with nothing written.
+    """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     begin = os.lseek(fd, 0, os.SEEK_CUR)
     try:
@@ -106,7 +117,11 @@ def _write_all(fd: int, chunk: memoryview) -> None:
 
 
 def check_file(path: Path, entry: FileEntry) -> None:
-    """Compare a file with its entry; raise ``CorruptFile`` if it differs, ``OSError`` if it cannot be read."""
+    """Compare a file with its entry.
+
+    Raises:
+        CorruptFile: If it differs, ``OSError`` if it cannot be read.
+    """
     status = path.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise CorruptFile(f"{path} is not a file")
@@ -123,7 +138,10 @@ def check_file(path: Path, entry: FileEntry) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names in a directory, to disk; file systems without such a sync are skipped."""
+    """Sync a file, or the names in a directory, to disk.
+
+    File systems without such a sync are skipped.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -136,7 +154,10 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a file so that readers see the old or the new content, never a part; ``durable`` waits for the disk."""
+    """Write a file so that readers see the old or the new content, never a part.
+
+    ``durable`` waits for the disk.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
@@ -152,7 +173,10 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Append all or nothing, so that a full disk leaves no partial line; ``durable`` waits for the disk."""
+    """Append all or nothing, so that a full disk leaves no partial line.
+
+    ``durable`` waits for the disk.
+    """
     with path.open("ab", buffering=0) as file:
         fd = file.fileno()
         before = os.fstat(fd).st_size
@@ -173,8 +197,9 @@ def open_locked(
 ) -> int | None:
     """Open a file, creating it if needed, and lock it until the descriptor is closed.
 
-    The kernel releases the lock when the process ends, even if it is killed. Without ``needed``, a file system without
-    locks returns None. Raises ``LockHeld`` if another process holds the lock for ``timeout_s``, otherwise ``OSError``.
+    The kernel releases the lock when the process ends, even if it is killed. Without
+    ``needed``, a file system without locks returns None. Raises ``LockHeld`` if another
+    process holds the lock for ``timeout_s``, otherwise ``OSError``.
     """
     with contextlib.ExitStack() as undone:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -200,7 +225,10 @@ def open_locked(
 def locked(
     path: Path, timeout_s: float = 0.0, *, needed: bool = True
 ) -> Iterator[int | None]:
-    """Hold the lock of ``open_locked`` for the block; the file stays, as another process may wait for its inode."""
+    """Hold the lock of ``open_locked`` for the block.
+
+    The file stays, as another process may wait for its inode.
+    """
     fd = open_locked(path, timeout_s, needed=needed)
     try:
         yield fd

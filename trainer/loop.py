@@ -47,11 +47,14 @@ def train(
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunExit:
-    """Train to the end, evaluate and export the model; or, on a signal or time limit, save the state and return.
+    """Train to the end, evaluate and export the model.
 
-    All ranks call it, with the same ``start``; by default it starts from scratch. Raise ``BadConfig`` if dataset, model
-    or checkpoint do not match the configuration, or ranks do not match each other, ``TrainingFailed`` if loss or
-    gradient are unhealthy, and rolling back does not help.
+    Or, on a signal or time limit, save the state and return.
+
+    All ranks call it, with the same ``start``; by default it starts from scratch. Raise
+    ``BadConfig`` if dataset, model or checkpoint do not match the configuration, or
+    ranks do not match each other, ``TrainingFailed`` if loss or gradient are unhealthy,
+    and rolling back does not help.
     """
     watch = watch or Watchdog(timeout_s=math.inf)
     run = _Run(
@@ -258,7 +261,8 @@ class _Run:
             or done == config.max_steps
             or evaluation_due
         )
-        # Dropout depends only on the position in the data and the rank, so there is no state to save.
+        # Dropout depends only on the position in the data and the rank, so there is no
+        # state to save.
         seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[
             0
         ] >> np.uint64(1)
@@ -300,7 +304,10 @@ class _Run:
         return verdict
 
     def _act(self, verdict: Verdict) -> str | None:
-        """Roll back, give up or save as a verdict requires; return the reason to exit, if any."""
+        """Roll back, give up or save as a verdict requires.
+
+        Return the reason to exit, if any.
+        """
         self._checkpoints.tell_finished()
         trouble = verdict.trouble
         if trouble is not None and trouble.action is Action.GIVE_UP:
@@ -316,7 +323,8 @@ class _Run:
 
     def _save_if_well(self) -> str | None:
         """Save, unless the metrics of the remaining steps require a rollback or an exit; return that reason."""
-        # Needed on a GPU with a save every two steps, where nothing else reads the requests of ranks.
+        # Needed on a GPU with a save every two steps, where nothing else reads the
+        # requests of ranks.
         verdict = self._controller.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)

@@ -26,7 +26,8 @@ from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader, code_sha256
 from trainer.record.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
-"""Fewest checkpoints that must fit on disk: the newest is kept until the next one is complete."""
+"""Fewest checkpoints that must fit on disk: the newest is kept until the next one is
+complete."""
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
@@ -47,10 +48,13 @@ def _remark(message: str, next_step: str) -> EventRow:
 def check_ranks(
     resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks
 ) -> tuple[list[EventRow], tuple[str, ...]]:
-    """Compare all ranks with each other and with the profile; return warnings, and the host of each rank.
+    """Compare all ranks with each other and with the profile.
 
-    Raise ``BadConfig`` if ranks differ in a way that would make training silently wrong, ``ProfileMismatch`` if the
-    profile was tuned for more GPU memory than some rank has.
+    Return warnings, and the host of each rank.
+
+    Raise ``BadConfig`` if ranks differ in a way that would make training silently
+    wrong, ``ProfileMismatch`` if the profile was tuned for more GPU memory than some
+    rank has.
     """
     facts = ranks.all_gather_object(
         facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)
@@ -113,7 +117,11 @@ def allotted_cpus(
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
-    """Compare all ranks and return warnings; raise ``BadConfig`` if a difference would make training silently wrong."""
+    """Compare all ranks and return warnings.
+
+    Raises:
+        BadConfig: If a difference would make training silently wrong.
+    """
     for name, next_step in _MUST_AGREE.items():
         if found := _differing(facts, name):
             raise BadConfig(
@@ -130,7 +138,10 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
 
 
 def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
-    """Return each value with the ranks that have it, as text; empty if all ranks have the same."""
+    """Return each value with the ranks that have it, as text.
+
+    Empty if all ranks have the same.
+    """
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(facts):
         found.setdefault(one[name], []).append(rank)
@@ -152,7 +163,11 @@ def _named(ranks: Sequence[int]) -> str:
 def compare_profile(
     fingerprint: Mapping[str, Any], facts: Mapping[str, str]
 ) -> list[EventRow]:
-    """Compare a rank's machine with the profile's; raise ``ProfileMismatch`` if its GPU has less memory."""
+    """Compare a rank's machine with the profile's.
+
+    Raises:
+        ProfileMismatch: If its GPU has less memory.
+    """
     remarks = []
     tuned_bytes, here_bytes = (
         fingerprint.get("gpu_total_bytes"),
@@ -212,7 +227,10 @@ def check_directory(
     there: int,
     ranks: Ranks,
 ) -> list[EventRow]:
-    """Check that the run directory, with ``there`` checkpoints, can keep them; if not, raise ``BadConfig``."""
+    """Check that the run directory, with ``there`` checkpoints, can keep them.
+
+    If not, raise ``BadConfig``.
+    """
     kept = config.checkpoint.keep_last
     remarks = check_room(
         writer.directory,
@@ -239,7 +257,10 @@ def check_directory(
 
 
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
-    """Check that all ranks see rank 0's run directory; if not, raise ``BadConfig`` if ``needed``, otherwise warn."""
+    """Check that all ranks see rank 0's run directory.
+
+    If not, raise ``BadConfig`` if ``needed``, otherwise warn.
+    """
     token = ranks.broadcast_object(secrets.token_hex(8) if ranks.leads else "")
     file = place / f".seen-by-all-ranks.{token}"
     if ranks.leads:
@@ -275,7 +296,8 @@ def check_room(
 ) -> list[EventRow]:
     """Check, on rank 0, that the disk has room for the checkpoints that must exist at once.
 
-    Raises ``BadConfig`` if not; only warns if the run has a checkpoint already, or if fewer than ``kept`` fit.
+    Raises ``BadConfig`` if not; only warns if the run has a checkpoint already, or if
+    fewer than ``kept`` fit.
     """
     free = ranks.broadcast_object(shutil.disk_usage(place).free if ranks.leads else 0)
     has = f"{place} has {free / 2**20:,.0f} MiB free"
@@ -306,7 +328,11 @@ def check_room(
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
-    """Open the dataset; raise ``BadConfig`` if it is empty, or its hash does not match the profile."""
+    """Open the dataset.
+
+    Raises:
+        BadConfig: If it is empty, or its hash does not match the profile.
+    """
     dataset = TokenDataset.open(resolved.data_dir)
     expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
     if expected is not None and expected != found:
@@ -326,7 +352,10 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
 
 
 def driver_of(ranks: Ranks) -> str | None:
-    """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not report it."""
+    """Return the version of this rank's GPU driver.
+
+    None on a CPU, or if NVML does not report it.
+    """
     if ranks.device.type == "cuda":
         with contextlib.suppress(ImportError):
             nvml = importlib.import_module("pynvml")

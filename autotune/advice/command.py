@@ -151,7 +151,10 @@ def _profiles() -> list[Path]:
 def _apply(
     now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
 ) -> dict[str, Any]:
-    """Write the safe changes of profile ``of`` to ``profile``, if any; ``kept`` is a backup of the replaced file."""
+    """Write the safe changes of profile ``of`` to ``profile``, if any.
+
+    ``kept`` is a backup of the replaced file.
+    """
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
     from autotune.profiles.store import rebase_data_path, write_profile

@@ -43,9 +43,11 @@ def context_of(
 ) -> TrainingContext:
     """Return the facts about a profile (a file), a run, or a directory with data.
 
-    Without ``profile``, the ``candidates`` are searched for the run's profile. Without ``data``, the profile names the
-    dataset. Without ``nodes``, predictions are for the nodes that the network was measured on. Raise ``BadInput`` or
-    ``TrainerError`` if the path cannot be read, ``ProfileRejected`` if the run was not started from the profile.
+    Without ``profile``, the ``candidates`` are searched for the run's profile. Without
+    ``data``, the profile names the dataset. Without ``nodes``, predictions are for the
+    nodes that the network was measured on. Raise ``BadInput`` or ``TrainerError`` if
+    the path cannot be read, ``ProfileRejected`` if the run was not started from the
+    profile.
     """
     host = SystemHost()
     if place.is_file():
@@ -92,7 +94,10 @@ def context_of(
 
 
 def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContext:
-    """Return the context with predicted gains, if the constants of its GPU are known; this takes about a minute."""
+    """Return the context with predicted gains, if the constants of its GPU are known.
+
+    This takes about a minute.
+    """
     train, gpu = now.train, now.gpu_name
     rates = None if gpu is None else known_rates(gpu)
     if train is None or train.device != "cuda" or rates is None:
@@ -123,7 +128,10 @@ def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContex
 
 
 def read_measured_run(directory: Path) -> Run:
-    """Read the record of a run; raise ``MachineLacks`` or ``Undecided`` if its rates are no valid measurements."""
+    """Read the record of a run.
+
+    Raise ``MachineLacks`` or ``Undecided`` if its rates are no valid measurements.
+    """
     run = read_run(directory)
     check_run(run)
     return run
@@ -284,7 +292,10 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
 
 
 def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
-    """Return the prediction for the intended nodes; None for a single node, or without a probe or known links."""
+    """Return the prediction for the intended nodes.
+
+    None for a single node, or without a probe or known links.
+    """
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)
     if profile.evidence.probe is None or meant == 1 or not joins_nodes(network):

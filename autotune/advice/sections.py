@@ -67,7 +67,10 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
 
 
 def bottleneck_sentence(found: Bottleneck | None) -> str:
-    """Return ``Bottleneck: data loading, 57 % of the step``; say so if it is not certain, or None."""
+    """Return ``Bottleneck: data loading, 57 % of the step``.
+
+    Say so if it is not certain, or None.
+    """
     if found is None:
         return "Bottleneck: not measured"
     part = found.part(found.limit)

@@ -17,10 +17,11 @@ Cause = Literal[
 ]
 """Causes of the parts of a step's time.
 
-``data loading``: GPUs wait for batches. ``padding``: compute on padding. ``network``: ranks wait for gradients.
-``straggler``: ranks wait for the slowest one. ``launch-bound``: the GPU waits for the CPU (kernel launches, Python,
-transfers, logging). ``memory``: kernels wait for GPU memory. ``optimizer step``: clipping and the optimizer.
-``compute``: the rest, forward and backward passes of non-padding tokens.
+``data loading``: GPUs wait for batches. ``padding``: compute on padding. ``network``:
+ranks wait for gradients. ``straggler``: ranks wait for the slowest one.
+``launch-bound``: the GPU waits for the CPU (kernel launches, Python, transfers,
+logging). ``memory``: kernels wait for GPU memory. ``optimizer step``: clipping and the
+optimizer. ``compute``: the rest, forward and backward passes of non-padding tokens.
 """
 
 
@@ -49,8 +50,9 @@ class Bottleneck:
     """Parts of a step's time, and the one that limits it."""
 
     limit: Cause
-    """Largest part other than compute of at least 10 %, else ``compute``. Data loading and kernel launches that run
-    concurrently with the GPU take precedence: if other parts shrink, the GPU waits longer for them."""
+    """Largest part other than compute of at least 10 %, else ``compute``. Data loading
+    and kernel launches that run concurrently with the GPU take precedence: if other
+    parts shrink, the GPU waits longer for them."""
     decided: bool
     """True if the confidence interval rules out another bottleneck."""
     parts: tuple[StepPart, ...]
@@ -59,7 +61,8 @@ class Bottleneck:
     """Number of steps, or of timed windows, that were analysed."""
     source: str
     mfu: Interval | None = None
-    """Model FLOP/s as a share of the device's dense peak; None if the peak is not known."""
+    """Model FLOP/s as a share of the device's dense peak; None if the peak is not
+    known."""
     untold: tuple[str, ...] = ()
     """Causes that were not measured, each with the measurement that finds it."""
 
@@ -69,7 +72,8 @@ class Bottleneck:
 
 
 Severity = Literal["error", "warning", "info"]
-"""``error``: the run fails, or its figures are wrong. ``warning``: a change is expected to pay. ``info``: no change."""
+"""``error``: the run fails, or its figures are wrong. ``warning``: a change is expected
+to pay. ``info``: no change."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Benefit = Literal[
@@ -101,7 +105,10 @@ Known = Literal["measured", "predicted", "assumed", "allocator"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFigure(Interval):
-    """One figure of the evidence; bounds without a confidence are a range of measurements."""
+    """One figure of the evidence.
+
+    Bounds without a confidence are a range of measurements.
+    """
 
     name: str
     unit: Unit
@@ -133,7 +140,8 @@ class Gain:
 
     of: Benefit = "non-padding tokens/s"
     ratio: float
-    """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
+    """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 %
+    less memory."""
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
@@ -195,4 +203,5 @@ class Advice:
     command: str | None = None
     would_change: str
     safe: bool = False
-    """True if ``--apply`` writes the changes: same recipe, no more memory, and nothing to be measured first."""
+    """True if ``--apply`` writes the changes: same recipe, no more memory, and nothing
+    to be measured first."""

@@ -17,7 +17,11 @@ class Clock(Protocol):
         return datetime.now(UTC)
 
     def sleep(self, duration_s: float) -> None:
-        """Wait at least this long; raises ``ValueError`` if the duration is negative."""
+        """Wait at least this long.
+
+        Raises:
+            ValueError: If the duration is negative.
+        """
         time.sleep(duration_s)
 
 

@@ -81,14 +81,18 @@ class Table:
     rows: tuple[Row, ...]
     """Rows with one cell per column; a missing cell shows as n/a."""
     align: str = ""
-    """Alignment, one letter per column, ``l`` or ``r``; further columns are left-aligned."""
+    """Alignment, one letter per column, ``l`` or ``r``; further columns are
+    left-aligned."""
     long: bool = False
-    """True if the table scrolls in its own area on a screen; it is always printed in full."""
+    """True if the table scrolls in its own area on a screen; it is always printed in
+    full."""
 
 
-# Charts: values with their intervals, names and units. Infinite values, as in untrusted files, are not drawn.
+# Charts: values with their intervals, names and units. Infinite values, as in untrusted
+# files, are not drawn.
 Unit = Literal["count", "share", "bytes", "plain"]
-"""Format of an axis: with thousands separators, as per cent, in the binary unit that fits, or as it is."""
+"""Format of an axis: with thousands separators, as per cent, in the binary unit that
+fits, or as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,8 @@ class Line:
     name: str
     points: tuple[Point, ...]
     kind: Literal["line", "dots", "joined", "dotted"] = "joined"
-    """Style: a line, dots alone, dots on a line, or a thin dotted line without a name."""
+    """Style: a line, dots alone, dots on a line, or a thin dotted line without a
+    name."""
     colour: int = 0
     """Index into the palette."""
 
@@ -182,7 +187,8 @@ class Stacks:
 
     axis: Axis
     stacks: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
-    """Label of each bar, and its parts by name and size; the same name has the same colour in all bars."""
+    """Label of each bar, and its parts by name and size; the same name has the same
+    colour in all bars."""
     rules: tuple[Rule, ...] = ()
     """Vertical lines, at values of the axis."""
 
@@ -297,7 +303,10 @@ def table_of(
     *columns: tuple[str, str, Callable[[_T], str | None]],
     long: bool = False,
 ) -> Table:
-    """Return a table with a row for each item; a column is its header, ``l`` or ``r``, and the cell of an item."""
+    """Return a table with a row for each item.
+
+    A column is its header, ``l`` or ``r``, and the cell of an item.
+    """
     headers, align = (
         tuple(header for header, _, _ in columns),
         "".join(side for _, side, _ in columns),
@@ -312,7 +321,10 @@ def facts(caption: str, rows: Sequence[Row]) -> Table:
 
 
 def answer_json(answer: object) -> str:
-    """Return one JSON value whose keys are the fields' names; properties are left out."""
+    """Return one JSON value whose keys are the fields' names.
+
+    Properties are left out.
+    """
     return json.dumps(plain(answer), indent=2)
 
 

@@ -13,7 +13,10 @@ _SHORT_CHARACTERS = 600
 
 
 def json_rows(value: object) -> str:
-    """Return JSON whose short or flat values are each on one line; values that JSON does not support become text."""
+    """Return JSON whose short or flat values are each on one line.
+
+    Values that JSON does not support become text.
+    """
     return f"{_rows(value, '')}\n"
 
 
@@ -44,14 +47,22 @@ def _rows(value: object, indent: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old content or the new; raise ``BadInput`` if it cannot be written."""
+    """Write a text file so that readers see the old content or the new.
+
+    Raises:
+        BadInput: If it cannot be written.
+    """
     with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, text)
 
 
 def check_writable(directory: Path) -> None:
-    """Check that a directory is writable, or can be created, without leaving files; raise ``BadInput`` if it cannot."""
+    """Check that a directory is writable, or can be created, without leaving files.
+
+    Raises:
+        BadInput: If it cannot.
+    """
     with translate_write_errors(directory):
         there = next(
             place

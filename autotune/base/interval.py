@@ -14,7 +14,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 CONFIDENCE = 0.98
-"""Confidence of bounds that decide; high, as repeated checks give chance several tries."""
+"""Confidence of bounds that decide; high, as repeated checks give chance several
+tries."""
 SHOWN_CONFIDENCE = 0.95
 """Confidence of bounds that only show the noise."""
 NOT_ENOUGH = "not enough windows"
@@ -23,13 +24,17 @@ NOT_ENOUGH = "not enough windows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value with its confidence bounds; they are None if there are too few measurements."""
+    """A value with its confidence bounds.
+
+    They are None if there are too few measurements.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """Confidence of the bounds, 0 to 1; None without bounds, and for bounds that rest on assumptions."""
+    """Confidence of the bounds, 0 to 1; None without bounds, and for bounds that rest
+    on assumptions."""
 
     @classmethod
     def of(

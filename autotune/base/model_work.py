@@ -8,7 +8,8 @@ from trainer.model.flops import ModelWork
 HIDDEN_SIZE, LAYERS = 768, 12
 """Defaults for configs that leave them out: BERT's, and those of most encoders."""
 _NARROW_PARTS = 10 / 12
-"""Share of a layer that a sparse last layer computes for masked tokens only: all but keys and values."""
+"""Share of a layer that a sparse last layer computes for masked tokens only: all but
+keys and values."""
 _VOCAB_MULTIPLE = 64
 """Multiple to which the rows of the embedding table are padded, for whole tiles."""
 _PARTS_PER_LAYER = 4
@@ -103,7 +104,10 @@ def attention_dropout(train: TrainConfig) -> float:
 
 
 def of_model(train: TrainConfig, key: str, default: float) -> float:
-    """Return a number of the model's config; the default if it is missing or not plausible."""
+    """Return a number of the model's config.
+
+    The default if it is missing or not plausible.
+    """
     value = train.model.config.get(key)
     return (
         value
@@ -115,7 +119,10 @@ def of_model(train: TrainConfig, key: str, default: float) -> float:
 
 
 def count_of_model(train: TrainConfig, key: str, default: int) -> int:
-    """Return a count of the model's config that is at least 1; the default if it is missing, not plausible or 0."""
+    """Return a count of the model's config that is at least 1.
+
+    The default if it is missing, not plausible or 0.
+    """
     return int(of_model(train, key, default)) or default
 
 
@@ -132,8 +139,9 @@ def _shape(train: TrainConfig) -> tuple[int, int, int]:
 def position_share(train: TrainConfig, parameters: int | None) -> float:
     """Return the share of a step's matmuls that grows with all positions, padding included.
 
-    The rest (sparse head, ten of the last layer's twelve parts) grows with the positions to predict. Counted in
-    multiply-adds with weights, without attention's own matmuls. Without ``parameters`` the share is 1.
+    The rest (sparse head, ten of the last layer's twelve parts) grows with the
+    positions to predict. Counted in multiply-adds with weights, without attention's own
+    matmuls. Without ``parameters`` the share is 1.
     """
     if (
         parameters is None

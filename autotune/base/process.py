@@ -14,9 +14,12 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel signal this forked process when its parent ends; to be called first in the child.
+    """Let the kernel signal this forked process when its parent ends.
 
-    ``parent`` is its process id, read before the fork: it may have ended. Send SIGTERM to a program with children.
+    To be called first in the child.
+
+    ``parent`` is its process id, read before the fork: it may have ended. Send SIGTERM
+    to a program with children.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

@@ -26,7 +26,10 @@ _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
 
 
 def console_text(blocks: Sequence[doc.Block]) -> str:
-    """Return a command's output for a terminal, tables and sections set apart; charts become their tables."""
+    """Return a command's output for a terminal, tables and sections set apart.
+
+    Charts become their tables.
+    """
     groups = itertools.groupby(
         blocks, lambda block: isinstance(block, doc.Table | doc.Chart | doc.Section)
     )
@@ -77,7 +80,10 @@ def markdown_text(blocks: Sequence[doc.Block]) -> str:
 
 
 def report_markdown(document: doc.Document) -> str:
-    """Return the whole report as Markdown; charts become their titles, descriptions and tables."""
+    """Return the whole report as Markdown.
+
+    Charts become their titles, descriptions and tables.
+    """
     parts = [f"# {_inert(document.title)}", _sentences(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
         parts += _in_markdown(section, 2, f"{number}. ")
@@ -159,7 +165,10 @@ def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
 
 
 def report_html(document: doc.Document) -> str:
-    """Return the whole report as an HTML page. Every text is escaped here, and nowhere before."""
+    """Return the whole report as an HTML page.
+
+    Every text is escaped here, and nowhere before.
+    """
     style = (
         importlib.resources.files("autotune.base")
         .joinpath("page.css")
@@ -289,7 +298,11 @@ def _html_table(table: doc.Table) -> str:
 
 
 def _cell(cell: str | None, side: str) -> str:
-    """Return a cell; one with a word too long for a column may break anywhere, the others only between words."""
+    """Return a cell.
+
+    One with a word too long for a column may break anywhere, the others only between
+    words.
+    """
     text = shown(cell)
     is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
     kind = (

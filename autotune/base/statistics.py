@@ -1,10 +1,12 @@
 """Statistics of noisy measurements: of windows in rounds, and of steps that depend on their neighbours. Pure.
 
-Windows: the 20 % trimmed mean, which one disturbed window in five does not move, with Student's t on the winsorised
-spread (Yuen, Biometrika 61, 1974; Wilcox, Introduction to Robust Estimation, 3rd ed., ch. 4). Fewer than 5 are not
-trimmed, and fewer than 3 have no bounds. Steps: means of blocks that hardly depend on each other (Law, Simulation
-Modeling and Analysis, 5th ed., ch. 9.5), with the bias of an autocorrelation removed (Kendall, Biometrika 41, 1954).
-Two such figures are compared by Welch's t (Biometrika 34, 1947).
+Windows: the 20 % trimmed mean, which one disturbed window in five does not move, with
+Student's t on the winsorised spread (Yuen, Biometrika 61, 1974; Wilcox, Introduction to
+Robust Estimation, 3rd ed., ch. 4). Fewer than 5 are not trimmed, and fewer than 3 have
+no bounds. Steps: means of blocks that hardly depend on each other (Law, Simulation
+Modeling and Analysis, 5th ed., ch. 9.5), with the bias of an autocorrelation removed
+(Kendall, Biometrika 41, 1954). Two such figures are compared by Welch's t (Biometrika
+34, 1947).
 """
 
 import functools
@@ -19,14 +21,15 @@ from autotune.base.interval import CONFIDENCE, NOT_ENOUGH, SHOWN_CONFIDENCE, Int
 
 Value = TypeVar("Value")
 Scale = Literal["log", "linear"]
-"""Scale of comparison: rates and sizes by their ratio, so by logarithms; shares by their difference."""
+"""Scale of comparison: rates and sizes by their ratio, so by logarithms; shares by
+their difference."""
 
 TRIMMED_SHARE = 0.2
 LEAST_WINDOWS = 3
 """Fewest windows that show a useful spread."""
 MOST_HALF_WIDTH = math.log(1.5)
-"""Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be twice as wide, by logarithms, if
-they tell which of two figures is higher."""
+"""Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be
+twice as wide, by logarithms, if they tell which of two figures is higher."""
 TOO_NOISY = "too noisy for so few measurements"
 LEAST_BLOCKS, MOST_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
@@ -45,7 +48,8 @@ class Estimate:
     n: int
     scale: Scale = "log"
     variance: float | None = None
-    """Variance of the figure on its scale; None if the measurements show no spread that can be trusted."""
+    """Variance of the figure on its scale; None if the measurements show no spread that
+    can be trusted."""
     freedom: float = 0.0
     no_spread: str = "one figure shows no spread"
 
@@ -55,7 +59,10 @@ class Estimate:
         return _log(self.value) if self.scale == "log" else self.value
 
     def interval(self, confidence: float = SHOWN_CONFIDENCE) -> Interval:
-        """Return the figure with its bounds; without them if they are too wide to be useful."""
+        """Return the figure with its bounds.
+
+        Without them if they are too wide to be useful.
+        """
         found = self.ratio(confidence)
         wide = (
             found.high is not None
@@ -65,7 +72,10 @@ class Estimate:
         return Interval(value=self.value) if wide else found
 
     def ratio(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return a ratio, or a difference of shares, with its bounds; without if they are neither narrow nor clear."""
+        """Return a ratio, or a difference of shares, with its bounds.
+
+        Without if they are neither narrow nor clear.
+        """
         if self.variance is None:
             return Interval(value=self.value)
         half = t_quantile(confidence, self.freedom) * math.sqrt(self.variance)
@@ -83,8 +93,9 @@ class Estimate:
 def t_quantile(confidence: float, freedom: float) -> float:
     """Return how many standard errors on each side hold this share of Student's t: exact, by Newton's method.
 
-    With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine (Abramowitz and Stegun, 26.7),
-    which decreases: from below, no step overshoots. Raise ``ValueError`` if there is less than one degree of freedom.
+    With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine
+    (Abramowitz and Stegun, 26.7), which decreases: from below, no step overshoots.
+    Raise ``ValueError`` if there is less than one degree of freedom.
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
@@ -130,7 +141,8 @@ def of_windows(
 ) -> Estimate:
     """Return the location of independent measurements: rates of windows, or ratios within rounds.
 
-    Residuals are on the scale; those of figures with this noise may be added. Raise ``ValueError`` without values.
+    Residuals are on the scale; those of figures with this noise may be added. Raise
+    ``ValueError`` without values.
     """
     if not values:
         raise ValueError("no figures")
@@ -152,8 +164,9 @@ def ratio_of(
 ) -> Interval:
     """Return the ratio of the first to the second of figures that were measured in the same rounds.
 
-    If this one of ``of`` ratios may have been picked as the highest, its bounds are widened until all ratios lie within
-    theirs with the same confidence (Bonferroni). Raise ``ValueError`` if there are no figures.
+    If this one of ``of`` ratios may have been picked as the highest, its bounds are
+    widened until all ratios lie within theirs with the same confidence (Bonferroni).
+    Raise ``ValueError`` if there are no figures.
     """
     found = of_windows([first / second for first, second in pairs]).ratio(
         1 - (1 - confidence) / of
@@ -167,7 +180,10 @@ def of_one(value: float, *, scale: Scale = "log") -> Estimate:
 
 
 def of_bounds(found: Interval, n: int | None = None) -> Estimate:
-    """Return the figure with these bounds, by Student's t of ``n`` windows; without ``n``, by a normal distribution."""
+    """Return the figure with these bounds, by Student's t of ``n`` windows.
+
+    Without ``n``, by a normal distribution.
+    """
     if (
         found.low is None
         or found.high is None
@@ -190,7 +206,10 @@ def of_bounds(found: Interval, n: int | None = None) -> Estimate:
 def of_sound_steps(
     pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 ) -> Estimate | None:
-    """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file; None if there are none."""
+    """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file.
+
+    None if there are none.
+    """
     finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
     sound = [
         (amount, size)
@@ -205,7 +224,8 @@ def of_steps(
 ) -> Estimate:
     """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
 
-    Variation slower than the whole series is left out. Sizes are positive, on the ``log`` scale amounts too.
+    Variation slower than the whole series is left out. Sizes are positive, on the
+    ``log`` scale amounts too.
     """
     value, readings = (
         sum(amounts) / sum(sizes),
@@ -224,7 +244,10 @@ def of_steps(
 def of_blocks(
     value: float, means: Sequence[float], *, scale: Scale = "linear", n: int
 ) -> Estimate:
-    """Return a figure of ``n`` steps, with the variance of its means over blocks; one block shows no spread."""
+    """Return a figure of ``n`` steps, with the variance of its means over blocks.
+
+    One block shows no spread.
+    """
     if len(means) < 2:
         return Estimate(
             value=value,
@@ -240,7 +263,10 @@ def of_blocks(
 
 
 def block_count(points: Sequence[float]) -> int:
-    """Return how many blocks to cut a series into; 0 if it is too short for how long steps stay correlated."""
+    """Return how many blocks to cut a series into.
+
+    0 if it is too short for how long steps stay correlated.
+    """
     memory = min(max(_autocorrelation(points), 0.0), 0.99)
     length = (
         max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory)))
@@ -269,7 +295,10 @@ def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
 
 
 def _autocorrelation(points: Sequence[float]) -> float:
-    """Return the autocorrelation of neighbours, corrected for its bias towards less; 0 if nothing varies."""
+    """Return the autocorrelation of neighbours, corrected for its bias towards less.
+
+    0 if nothing varies.
+    """
     n, mean = len(points), statistics.fmean(points)
     offs = [point - mean for point in points]
     whole = sum(off * off for off in offs)
@@ -280,7 +309,10 @@ def _autocorrelation(points: Sequence[float]) -> float:
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:
-    """Return B over A, or for shares B - A, with 95 % bounds by Welch's t; raise ``ValueError`` on different scales."""
+    """Return B over A, or for shares B - A, with 95 % bounds by Welch's t.
+
+    Raise ``ValueError`` on different scales.
+    """
     if a.scale != b.scale:
         raise ValueError(
             f"a figure on the {a.scale} scale and one on the {b.scale} scale"
@@ -308,7 +340,10 @@ def no_spread_of(*sides: Estimate) -> str:
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Return the ratio of B to A, positive figures of the same steps; 95 % bounds, None if there are too few steps."""
+    """Return the ratio of B to A, positive figures of the same steps.
+
+    95 % bounds, None if there are too few steps.
+    """
     logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
     found = of_steps(logs, [1.0] * len(logs), scale="linear")
     return replace(found, value=_exp(found.value), scale="log").ratio(SHOWN_CONFIDENCE)

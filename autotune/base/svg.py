@@ -38,7 +38,8 @@ COLOURS = (
     "#f0e442",
     "#8c8c8c",
 )
-"""Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey."""
+"""Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a
+grey."""
 _MOST_LETTERS, _FEW = 44, 4
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES, _LONG_NAME_LETTERS = 3, 0.24, 20
 _SMALL = 8.5
@@ -75,7 +76,10 @@ _SETTINGS: dict[Any, Any] = {
 def drawn(
     drawing: Drawing, *, key: str, title: str, description: str, small: bool = False
 ) -> str:
-    """Return an ``<svg>`` element with a title and description for screen readers; ``key`` is the prefix of its ids."""
+    """Return an ``<svg>`` element with a title and description for screen readers.
+
+    ``key`` is the prefix of its ids.
+    """
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
@@ -95,7 +99,10 @@ def drawn(
 
 
 def _plain(root: ElementTree.Element, key: str) -> None:
-    """Turn styles into attributes; drop metadata, blanks and invisible digits; prefix ids with ``key``."""
+    """Turn styles into attributes; drop metadata, blanks and invisible digits.
+
+    Prefix ids with ``key``.
+    """
     for parent in list(root.iter()):
         parent[:] = [
             child
@@ -370,7 +377,10 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
 
 
 def _apart(axis: Axis) -> list[float]:
-    """Return the ticks without those whose labels would touch the next one's; the last always stays."""
+    """Return the ticks without those whose labels would touch the next one's.
+
+    The last always stays.
+    """
     places = {
         tick: math.log(max(tick, 1e-300)) if axis.log else tick for tick in axis.ticks
     }

@@ -1,4 +1,7 @@
-"""Tables as text. Names in them may come from untrusted files, so every cell is made inert first."""
+"""Tables as text.
+
+Names in them may come from untrusted files, so every cell is made inert first.
+"""
 
 import re
 import unicodedata
@@ -9,7 +12,8 @@ from trainer.errors import printable
 Row = Sequence[str | None]
 """Cells of a row, one per column; a missing one shows as n/a."""
 
-# Characters that could start a column, code, HTML, a link's target, or a bare link (address, www., e-mail).
+# Characters that could start a column, code, HTML, a link's target, or a bare link
+# (address, www., e-mail).
 _ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
@@ -26,8 +30,9 @@ def markdown_inert(text: str | None) -> str:
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Return columns aligned for a terminal, without a final newline.
 
-    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns are left-aligned. Raise
-    ``ValueError`` if a row has another number of cells than there are headers.
+    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns
+    are left-aligned. Raise ``ValueError`` if a row has another number of cells than
+    there are headers.
     """
     lines = _lines(headers, rows)
     widths = [
@@ -42,7 +47,11 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
-    """Return a GitHub-flavoured table whose cells cannot start markup; raise ``ValueError`` as ``text_table`` does."""
+    """Return a GitHub-flavoured table whose cells cannot start markup.
+
+    Raises:
+        ValueError: As ``text_table`` does.
+    """
     sides = align.ljust(len(headers), "l")
     head, *body = [
         [markdown_inert(cell) for cell in line] for line in _lines(headers, rows)
@@ -61,7 +70,10 @@ def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _width(text: str) -> int:
-    """Return a text's width in terminal columns; East Asian wide characters take two, combining ones none."""
+    """Return a text's width in terminal columns.
+
+    East Asian wide characters take two, combining ones none.
+    """
     return sum(
         (
             0

@@ -1,4 +1,7 @@
-"""Units for reading and writing. Inside the project everything is bytes, seconds and counts."""
+"""Units for reading and writing.
+
+Inside the project everything is bytes, seconds and counts.
+"""
 
 import math
 import re
@@ -61,7 +64,10 @@ def exact_bytes(size_bytes: int) -> str:
 
 
 def format_bytes(size_bytes: float | None) -> str:
-    """Show a size with a binary unit and three significant digits; ``n/a`` if it is missing."""
+    """Show a size with a binary unit and three significant digits.
+
+    ``n/a`` if it is missing.
+    """
     if size_bytes is None:
         return "n/a"
     unit, unit_bytes = next(
@@ -79,7 +85,10 @@ def floor_gib(size_bytes: float) -> str:
 
 
 def format_seconds(duration_s: float | None) -> str:
-    """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``; ``n/a`` if it is missing."""
+    """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``.
+
+    ``n/a`` if it is missing.
+    """
     if duration_s is None:
         return "n/a"
     if duration_s < 1:
@@ -109,12 +118,18 @@ def percent(share: float) -> str:
 
 
 def parse_bits_per_s(text: str) -> float:
-    """Read a positive rate in bits, such as ``25Gbit`` or ``200 Mbit/s``; else raise ``ValueError``."""
+    """Read a positive rate in bits, such as ``25Gbit`` or ``200 Mbit/s``.
+
+    Else raise ``ValueError``.
+    """
     return _quantity(text, _BITS_PER_S, "a line rate")
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration with a unit, such as ``25us``, ``2s``, ``10min`` or ``4h``; else raise ``ValueError``."""
+    """Read a duration with a unit, such as ``25us``, ``2s``, ``10min`` or ``4h``.
+
+    Else raise ``ValueError``.
+    """
     return _quantity(text, _SECONDS, "a duration", least=0.0)
 
 
@@ -137,7 +152,10 @@ def exact_seconds(duration_s: float) -> str:
 
 
 def parse_amount(text: str) -> float:
-    """Read a positive amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``; else raise ``ValueError``."""
+    """Read a positive amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
+
+    Else raise ``ValueError``.
+    """
     return _quantity(text, _AMOUNTS, "an amount")
 
 
@@ -162,7 +180,10 @@ def _quantity(
 
 
 def format_amount(value: float | None) -> str:
-    """Show an amount with four significant digits: ``45.2 B``, ``1.414 T``, ``9,400``; ``n/a`` if it is missing."""
+    """Show an amount with four significant digits: ``45.2 B``, ``1.414 T``, ``9,400``.
+
+    ``n/a`` if it is missing.
+    """
     if value is None:
         return "n/a"
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):

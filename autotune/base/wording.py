@@ -9,7 +9,10 @@ from autotune.base.units import format_bytes, format_count
 def bounds(
     low: float | None, high: float | None, form: Callable[[float], str]
 ) -> str | None:
-    """Return ``850 to 950``, for a heading that names the confidence; None if there are no bounds."""
+    """Return ``850 to 950``, for a heading that names the confidence.
+
+    None if there are no bounds.
+    """
     return None if low is None or high is None else f"{form(low)} to {form(high)}"
 
 
@@ -30,7 +33,10 @@ def bounds_with_confidence(one: Interval, form: Callable[[float], str]) -> str |
 
 
 def of_windows(one: Interval, form: Callable[[float], str]) -> str:
-    """Return ``900 (850 to 950, 95 %)``; ``900 (not enough windows)`` if there are no bounds."""
+    """Return ``900 (850 to 950, 95 %)``.
+
+    ``900 (not enough windows)`` if there are no bounds.
+    """
     return (
         with_interval(one, form)
         if one.low is not None
@@ -39,12 +45,18 @@ def of_windows(one: Interval, form: Callable[[float], str]) -> str:
 
 
 def window_bounds(one: Interval, form: Callable[[float], str]) -> str:
-    """Return ``850 to 950``, for a heading that names the confidence; ``not enough windows`` without bounds."""
+    """Return ``850 to 950``, for a heading that names the confidence.
+
+    ``not enough windows`` without bounds.
+    """
     return bounds(one.low, one.high, form) or NOT_ENOUGH
 
 
 def confidence_words(confidence: float | None) -> str:
-    """Return ``95 %``; ``range`` for bounds that also rest on assumptions, without a level of confidence."""
+    """Return ``95 %``.
+
+    ``range`` for bounds that also rest on assumptions, without a level of confidence.
+    """
     return "range" if confidence is None else f"{100 * confidence:.3g} %"
 
 

@@ -1,4 +1,7 @@
-"""``autotune baseline``: train some windows as tuned and with both baselines; write the speedup into the profile."""
+"""``autotune baseline``: train some windows as tuned and with both baselines.
+
+Write the speedup into the profile.
+"""
 
 from typing import Annotated
 
@@ -29,7 +32,8 @@ def baseline(
 ) -> None:
     """Measure the speedup over untuned settings.
 
-    Compares the tuned settings with defaults and the paper baseline in interleaved windows; three rounds at least.
+    Compares the tuned settings with defaults and the paper baseline in interleaved
+    windows; three rounds at least.
     """
     from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text

@@ -1,11 +1,13 @@
 """Compare the tuned settings with both baselines, in interleaved windows of training.
 
-A window has at most four micro-batches per optimizer step, so a small micro-batch, such as transformers', is measured
-with more frequent optimizer steps and gradient synchronisations than in training.
+A window has at most four micro-batches per optimizer step, so a small micro-batch, such
+as transformers', is measured with more frequent optimizer steps and gradient
+synchronisations than in training.
 
-Rates are in non-padding tokens: the tokens of a window times the dataset's average share of non-padding tokens, so
-that the samples of a short window add no noise. If micro-batches are trimmed to their longest sample, the window's own
-non-padding tokens count.
+Rates are in non-padding tokens: the tokens of a window times the dataset's average
+share of non-padding tokens, so that the samples of a short window add no noise. If
+micro-batches are trimmed to their longest sample, the window's own non-padding tokens
+count.
 """
 
 import statistics
@@ -75,21 +77,28 @@ class BaselineRunner:
     recipes: dict[RecipeName, Recipe]
     """Recipes that are compared, the tuned one first."""
     non_padding_shares: dict[RecipeName, float | None]
-    """Average share of non-padding tokens in the dataset's sequences, by recipe; None if each window counts its own."""
+    """Average share of non-padding tokens in the dataset's sequences, by recipe; None
+    if each window counts its own."""
     most_rounds: int
     memory_budget_bytes: int
     micro_batches: int
-    """Gradient accumulation steps in the check that a micro-batch fits, as the profile was probed."""
+    """Gradient accumulation steps in the check that a micro-batch fits, as the profile
+    was probed."""
     manifest: Manifest
     device_used_before_bytes: list[int] | None = None
-    """Bytes in use on each GPU before this program started, by NVML; None on a CPU or if unknown."""
+    """Bytes in use on each GPU before this program started, by NVML; None on a CPU or
+    if unknown."""
     reading: Rounds
     fallen: dict[RecipeName, str] = field(default_factory=dict)
     """Reasons why recipes dropped out."""
     rounds: list[dict[RecipeName, TrainingFigures]] = field(default_factory=list)
 
     def run(self) -> BaselineEvidence:
-        """Measure recipes that fit until speedups are precise; raise ``Undecided`` if the tuned settings fail."""
+        """Measure recipes that fit until speedups are precise.
+
+        Raises:
+            Undecided: If the tuned settings fail.
+        """
         for name in [name for name in self.recipes if name != TUNED]:
             self._fit(name)
         try:
@@ -140,7 +149,8 @@ class BaselineRunner:
         while True:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_size
-            # The trainer's step on full sequences under the memory budget, as in the probe.
+            # The trainer's step on full sequences under the memory budget, as in the
+            # probe.
             sequences = rows * ranks * self.micro_batches
             changes = {
                 "global_batch_size": sequences,

@@ -25,7 +25,8 @@ def compare_recipes(
 ) -> BaselineEvidence:
     """Measure the speedup of the tuned settings over both baselines, and write it into the profile.
 
-    Raise ``ProfileRejected`` if it is of another machine, model or dataset, ``Undecided`` if the tuned settings failed.
+    Raise ``ProfileRejected`` if it is of another machine, model or dataset,
+    ``Undecided`` if the tuned settings failed.
     """
     probe, train = (
         require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),

@@ -39,11 +39,14 @@ class RecipeRow(StrictTable):
     differences: list[SettingDifference] = Field(default_factory=list)
     """Differences from the tuned settings that affect speed."""
     tokens_per_s: list[PositiveFloat]
-    """Non-padding tokens/s of each window, of all local ranks; empty if the recipe did not run."""
+    """Non-padding tokens/s of each window, of all local ranks; empty if the recipe did
+    not run."""
     speedup: PositiveFloat | None = None
-    """Tuned non-padding tokens/s over the recipe's, in windows of the same round; None if it did not run."""
+    """Tuned non-padding tokens/s over the recipe's, in windows of the same round; None
+    if it did not run."""
     speedup_low: PositiveFloat | None = None
-    """Lower 95 % confidence bound of the speedup; None for the tuned settings, or with too few windows."""
+    """Lower 95 % confidence bound of the speedup; None for the tuned settings, or with
+    too few windows."""
     speedup_high: PositiveFloat | None = None
     data_wait_share: Share | None = None
     outcome: str

@@ -49,11 +49,14 @@ def measure_script(
     variables: Mapping[str, str] | None = None,
     typed: bool = True,
 ) -> str:
-    """Return the script of a measuring job, which ends if a node fails; the shell expands no word of ``command``.
+    """Return the script of a measuring job, which ends if a node fails.
 
-    ``purpose`` is a comment at its top; ``directory`` the working directory, None for that of submission. With
-    ``with_srun`` there is one process per node; otherwise the command runs on the first node and starts the others.
-    ``variables`` come in addition to the site's; ``typed`` is False if the job follows another job.
+    The shell expands no word of ``command``.
+
+    ``purpose`` is a comment at its top; ``directory`` the working directory, None for
+    that of submission. With ``with_srun`` there is one process per node; otherwise the
+    command runs on the first node and starts the others. ``variables`` come in addition
+    to the site's; ``typed`` is False if the job follows another job.
     """
     values = shared_values(
         name, shape, site, directory, {"output": str(log), "no-requeue": ""}
@@ -70,7 +73,11 @@ def measure_script(
 
 
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
-    """Return a template: the site's, relative to its file, or the built-in one; raise ``BadInput`` if unreadable."""
+    """Return a template: the site's, relative to its file, or the built-in one.
+
+    Raises:
+        BadInput: If unreadable.
+    """
     own: str | None = getattr(site.templates, kind)
     if own is None:
         return _own_template(f"{kind}.sbatch")
@@ -99,9 +106,13 @@ def _own_template(name: str) -> str:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a template; an unknown name is an error. Text is inserted verbatim, or shell-quoted with ``| quote``.
+    """Fill in a template.
 
-    Any template may include ``head.sbatch``: directives, prologue, variables, job's end. Raise ``BadInput`` if invalid.
+    An unknown name is an error. Text is inserted verbatim, or shell-quoted with ``|
+    quote``.
+
+    Any template may include ``head.sbatch``: directives, prologue, variables, job's
+    end. Raise ``BadInput`` if invalid.
     """
     import jinja2
     import jinja2.sandbox
@@ -138,9 +149,12 @@ def shared_values(
     directory: Path | None,
     more: Mapping[str, str | None],
 ) -> dict[str, Any]:
-    """Return the values that both templates fill in for a job in ``directory``; None for the one of submission.
+    """Return the values that both templates fill in for a job in ``directory``.
 
-    ``more`` are further long options of ``sbatch``; None leaves one out, an empty text gives it without a value.
+    None for the one of submission.
+
+    ``more`` are further long options of ``sbatch``; None leaves one out, an empty text
+    gives it without a value.
     """
     slurm = site.slurm
     memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
@@ -188,7 +202,10 @@ def shared_values(
 def lines_of(
     prefix: str, words: Sequence[str], *, filled_in: bool = False
 ) -> list[str]:
-    """Return a prefixed command, one option with its value per line; if ``filled_in``, a shell expands ``$`` words."""
+    """Return a prefixed command, one option with its value per line.
+
+    If ``filled_in``, a shell expands ``$`` words.
+    """
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in words:
         if word.startswith("--") and lines[0]:

@@ -1,4 +1,7 @@
-"""Comparison of a node with the profile's machine, and of its code and dataset. Pure."""
+"""Comparison of a node with the profile's machine, and of its code and dataset.
+
+Pure.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +18,8 @@ class NodeFacts:
     gpu_names: tuple[str, ...]
     gpu_total_bytes: tuple[int, ...]
     nvlinked: bool | None
-    """True if NVLink connects every pair of GPUs; None with fewer than two GPUs, or if it is unknown."""
+    """True if NVLink connects every pair of GPUs; None with fewer than two GPUs, or if
+    it is unknown."""
     code_sha256: str
     dataset_hash: str | None
     dataset_dir: str
@@ -37,7 +41,8 @@ def problems_of(
 ) -> tuple[NodeProblem, ...]:
     """Return the mismatches, the cheapest to fix last.
 
-    ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the trainer's at submission.
+    ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the
+    trainer's at submission.
     """
     there = profile.fingerprint
     others = (

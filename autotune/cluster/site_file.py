@@ -37,20 +37,24 @@ class SlurmSettings(StrictTable):
     gpus_per_node: Positive | None = None
     """GPUs per node, for commands that do not set their number."""
     cpus_per_task: Positive = 1
-    """CPU cores of a node's task without ``cpus_per_rank``; 1 uses the profile's number, if there is a profile."""
+    """CPU cores of a node's task without ``cpus_per_rank``; 1 uses the profile's
+    number, if there is a profile."""
     cpus_per_rank: Positive | None = None
     """CPU cores per GPU; a job requests this times the GPUs per node."""
     memory_mib_per_cpu: Positive = 2048
     """Memory of a job per CPU core, in MiB."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
-    """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``; ``0`` requests all."""
+    """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``;
+    ``0`` requests all."""
     # [days-]hours:minutes:seconds is SLURM's only unambiguous time format.
     time: Annotated[str, Field(pattern=r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$")] = "04:00:00"
     """Time limit of jobs."""
     requeue: bool = True
-    """True if training jobs may be requeued; if false, use a chain of jobs (``--chain``)."""
+    """True if training jobs may be requeued; if false, use a chain of jobs
+    (``--chain``)."""
     term_lead_s: Annotated[int, Field(ge=60)] | None = None
-    """Seconds before its end at which a training job gets SIGTERM; by default, enough to save a checkpoint."""
+    """Seconds before its end at which a training job gets SIGTERM; by default, enough
+    to save a checkpoint."""
     extra: list[OneLine] = Field(default_factory=list)
     """Further options of ``sbatch``, such as ``--reservation=course``."""
 
@@ -90,9 +94,11 @@ class SiteFile(StrictTable):
     python: OneLine | None = None
     """Python interpreter inside jobs; by default, the one that submits."""
     node_local_path: OneLine | None = None
-    """Directory on every node's local disk, such as ``/local`` or ``$TMPDIR``, to stage datasets on."""
+    """Directory on every node's local disk, such as ``/local`` or ``$TMPDIR``, to stage
+    datasets on."""
     numa_binding: bool = True
-    """True if jobs bind each process, in training and in trials, to the CPU cores near its GPU."""
+    """True if jobs bind each process, in training and in trials, to the CPU cores near
+    its GPU."""
     require_approved: bool = False
     """True if training jobs require an approved profile."""
     slurm: SlurmSettings = SlurmSettings()
@@ -101,7 +107,11 @@ class SiteFile(StrictTable):
 
 
 def read_site(path: Path) -> SiteFile:
-    """Read a site file; raise ``BadConfig`` if it is missing, not TOML, or has unknown keys or invalid values."""
+    """Read a site file.
+
+    Raises:
+        BadConfig: If it is missing, not TOML, or has unknown keys or invalid values.
+    """
     return parse_table(SiteFile, read_toml(path), where=str(path))
 
 
@@ -110,7 +120,8 @@ def find_site(
 ) -> tuple[SiteFile, Path | None]:
     """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; return it with its path.
 
-    Without any, return the default settings and None. Raise the errors of ``read_site``.
+    Without any, return the default settings and None. Raise the errors of
+    ``read_site``.
     """
     named = asked or environment.get(SITE_VARIABLE)
     path = Path(named or SITE_FILE)

@@ -21,7 +21,8 @@ from autotune.machine.values import SlurmFacts
 ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
 _POLL_S = (0.5, 10.0)
-"""Shortest and longest time between two queries, in seconds, to spare the controller."""
+"""Shortest and longest time between two queries, in seconds, to spare the
+controller."""
 _POLL_GROWTH = 1.15
 _UNANSWERED = 30
 """Unanswered queries in a row after which waiting ends."""
@@ -52,7 +53,10 @@ def read_slurm(
     environment: Mapping[str, str] = os.environ,
     which: Callable[[str], str | None] = shutil.which,
 ) -> SlurmFacts:
-    """Describe this process's job, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
+    """Describe this process's job, if any, and the SLURM commands that ``which`` finds.
+
+    Executes nothing.
+    """
     end_time, on_node = (
         _whole(environment, "SLURM_JOB_END_TIME"),
         _whole(environment, "SLURM_GPUS_ON_NODE"),
@@ -83,7 +87,10 @@ def _whole(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 def _gres_count(text: str) -> int | None:
-    """Return the total of a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``; ``None`` if it is not one."""
+    """Return the total of a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``.
+
+    ``None`` if it is not one.
+    """
     counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
     return (
         sum(map(int, counts))
@@ -115,8 +122,9 @@ def submit(
 ) -> str:
     """Submit a script and return the job's id.
 
-    ``after`` is a job that must succeed before this one begins; if it fails, this one leaves the queue. Raise
-    ``MachineLacks`` if there is no ``sbatch``, or it rejects the job.
+    ``after`` is a job that must succeed before this one begins; if it fails, this one
+    leaves the queue. Raise ``MachineLacks`` if there is no ``sbatch``, or it rejects
+    the job.
     """
     if shutil.which("sbatch") is None:
         what = "cannot submit the job: sbatch not found"
@@ -151,7 +159,8 @@ def submit(
 def ask_state(job: str) -> JobState | None:
     """Return a job's state; None if SLURM does not answer at the moment.
 
-    Raise ``MachineLacks`` if SLURM no longer knows the job, which happens some minutes after its end.
+    Raise ``MachineLacks`` if SLURM no longer knows the job, which happens some minutes
+    after its end.
     """
     try:
         done = _run(["scontrol", "--oneliner", "show", "job", job])
@@ -171,7 +180,8 @@ def ask_state(job: str) -> JobState | None:
 
 def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
-    # Values may contain spaces (comments, names of files); the fields used here come first and contain none.
+    # Values may contain spaces (comments, names of files); the fields used here come
+    # first and contain none.
     listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
     found = {
         name: "" if value in ("None", "(null)") else value
@@ -191,7 +201,10 @@ def parse_state(text: str) -> JobState | None:
 
 
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
-    """Return this user's jobs by name, with id and state; None if SLURM cannot be queried."""
+    """Return this user's jobs by name, with id and state.
+
+    None if SLURM cannot be queried.
+    """
     try:
         done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
     except MachineLacks:
@@ -234,9 +247,12 @@ def follow(
     *,
     ask: Callable[[str], JobState | None] = ask_state,
 ) -> Ended:
-    """Wait for a job's end; ``told`` receives news: queued and why, its nodes, the last line of its log.
+    """Wait for a job's end.
 
-    Raise ``AutotuneError`` if SLURM ended the job, or stops answering; ``StoppedWaiting`` on Ctrl-C: the job continues.
+    ``told`` receives news: queued and why, its nodes, the last line of its log.
+
+    Raise ``AutotuneError`` if SLURM ended the job, or stops answering;
+    ``StoppedWaiting`` on Ctrl-C: the job continues.
     """
     try:
         last = _wait(job, log, told, ask)
@@ -286,7 +302,8 @@ def describe(state: JobState, line: str) -> str:
 def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     """Return the result of a finished job. Pure.
 
-    Raise ``AutotuneError`` if a limit, pre-emption or a node failure ended it; its exit code shows if a rerun resumes.
+    Raise ``AutotuneError`` if a limit, pre-emption or a node failure ended it; its exit
+    code shows if a rerun resumes.
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
@@ -318,7 +335,10 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
 
 
 def last_lines(log: Path, count: int = 8) -> str:
-    """Return the end of a log without control characters; empty if there is no log yet."""
+    """Return the end of a log without control characters.
+
+    Empty if there is no log yet.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))

@@ -17,17 +17,21 @@ from autotune.errors import MachineLacks
 from trainer.files import write_atomically
 
 Start = Callable[[Sequence[str]], list[str]]
-"""Function from the arguments that ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
+"""Function from the arguments that ranks run, such as ``-m module …``, to the command
+that starts them on all nodes."""
 Addresses = Mapping[str, Sequence[str]]
 """IPv4 addresses by interface."""
 Meeting = tuple[int, str, str]
-"""Rendezvous of the torchruns of several nodes: number of nodes, ``address:port`` of the first, and a name."""
+"""Rendezvous of the torchruns of several nodes: number of nodes, ``address:port`` of
+the first, and a name."""
 
 _SHUTDOWN_TIMEOUT_SINCE = (2, 13)
 _FIRST_PORT, _PORTS = 20000, 10000
-"""First candidate port and their range, below the ports of outgoing connections in Linux (32768 and above)."""
+"""First candidate port and their range, below the ports of outgoing connections in
+Linux (32768 and above)."""
 _STEP = 1009
-"""Distance between candidate ports; a prime, so that neighbouring jobs do not choose each other's."""
+"""Distance between candidate ports; a prime, so that neighbouring jobs do not choose
+each other's."""
 CANDIDATES = 8
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 STARTER_VARIABLE = "AUTOTUNE_STARTER"
@@ -40,7 +44,8 @@ _PASSED_ON = (
     signal.SIGUSR2,
 )
 _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
-"""Signals sent to torchrun instead, which forwards fewer than the trainer handles; others would kill it."""
+"""Signals sent to torchrun instead, which forwards fewer than the trainer handles;
+others would kill it."""
 
 
 def torchrun_command(
@@ -54,9 +59,11 @@ def torchrun_command(
 ) -> list[str]:
     """Return one node's torchrun command, without restarts, as only the whole job restarts. Pure.
 
-    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has ``shutdown_s`` to save and exit
-    after a signal; torch before 2.13 has no such option. ``meeting`` is None for a single node; otherwise a shell fills
-    in the node's number (0 holds the rendezvous store) and its address, as others may not resolve its name.
+    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has
+    ``shutdown_s`` to save and exit after a signal; torch before 2.13 has no such
+    option. ``meeting`` is None for a single node; otherwise a shell fills in the node's
+    number (0 holds the rendezvous store) and its address, as others may not resolve its
+    name.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
@@ -93,8 +100,9 @@ def on_nodes_of_job(
 ) -> Start:
     """Return a function that makes the command of one torchrun on each of the job's first nodes.
 
-    It is one ``srun`` on the first node, with this many ranks per node, numbered from this node on: rank 0 is here. If
-    the job's script starts programs (``start_outside``), the command asks it to.
+    It is one ``srun`` on the first node, with this many ranks per node, numbered from
+    this node on: rank 0 is here. If the job's script starts programs
+    (``start_outside``), the command asks it to.
     """
     interface = next(
         (environment[name] for name in INTERFACE_VARIABLES if environment.get(name)),
@@ -115,7 +123,8 @@ def on_nodes_of_job(
             meeting=meeting,
         )
         asking = f"{shlex.quote(sys.executable)} -m autotune job address{option}"
-        # Otherwise gloo resolves the node's name, which may give an address that other nodes cannot reach.
+        # Otherwise gloo resolves the node's name, which may give an address that other
+        # nodes cannot reach.
         own = (
             f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
             'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
@@ -160,9 +169,10 @@ def on_nodes_of_job(
 def start_outside(directory: Path, nodes: int, script: str) -> int:
     """Let the job's script, outside the container, run a bash script on this many nodes; SIGTERM is forwarded.
 
-    In ``directory``, ``N.sh`` is the script for each node and ``N.nodes`` their number; the job's script answers with
-    ``N.log``, which is written to standard output, and finally ``N.code``, the exit code of ``srun``. ``N.end`` asks
-    it to stop. Scripts run one after the other, so the highest number is the running one.
+    In ``directory``, ``N.sh`` is the script for each node and ``N.nodes`` their number;
+    the job's script answers with ``N.log``, which is written to standard output, and
+    finally ``N.code``, the exit code of ``srun``. ``N.end`` asks it to stop. Scripts
+    run one after the other, so the highest number is the running one.
     """
     asked = directory / str(1 + len(list(directory.glob("*.nodes"))))
     signal.signal(signal.SIGTERM, lambda *_: asked.with_suffix(".end").touch())
@@ -178,8 +188,12 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command and return its exit code; it gets this process's signals and ends with it, ranks after saving."""
-    # A terminal sends Ctrl-C to the whole foreground group; in a separate session the forwarded signal arrives once.
+    """Run a command and return its exit code.
+
+    It gets this process's signals and ends with it, ranks after saving.
+    """
+    # A terminal sends Ctrl-C to the whole foreground group; in a separate session the
+    # forwarded signal arrives once.
     child = start(command, env=dict(environment), start_new_session=True)
 
     def pass_on(number: int, _: object) -> None:
@@ -203,7 +217,11 @@ def derived_ports(job: int) -> tuple[int, ...]:
 def choose_port(
     job: int, is_free: Callable[[int], bool]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return a job's first free port, and the taken ones before it; raise ``MachineLacks`` if none is free."""
+    """Return a job's first free port, and the taken ones before it.
+
+    Raises:
+        MachineLacks: If none is free.
+    """
     ports = derived_ports(job)
     for position, port in enumerate(ports):
         if is_free(port):
@@ -235,8 +253,9 @@ def own_address(
 ) -> str:
     """Return the IPv4 address by which other nodes reach this node. Pure.
 
-    Without ``interface``, it is one to which the node's name resolves (``of_name``), else the first, never loopback.
-    Raise ``MachineLacks`` if the interface does not exist, or has no address.
+    Without ``interface``, it is one to which the node's name resolves (``of_name``),
+    else the first, never loopback. Raise ``MachineLacks`` if the interface does not
+    exist, or has no address.
     """
     if interface is not None:
         if not addresses.get(interface):
@@ -250,7 +269,8 @@ def own_address(
             )
         return addresses[interface][0]
     own = [one for listed in addresses.values() for one in listed]
-    # Debian resolves a machine's name to 127.0.1.1, which is a different machine on every node.
+    # Debian resolves a machine's name to 127.0.1.1, which is a different machine on
+    # every node.
     candidates = [one for one in of_name if one in own] + own
     return next(
         (one for one in candidates if not ipaddress.ip_address(one).is_loopback),

@@ -29,7 +29,8 @@ Verdict = Literal[
     "not judged",
     "not comparable",
 ]
-"""``not judged``: the spread is not known. ``not comparable``: something differs that the figure depends on."""
+"""``not judged``: the spread is not known. ``not comparable``: something differs that
+the figure depends on."""
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
@@ -59,7 +60,10 @@ class Change:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Return the differences between flat tables; a key that one side does not have counts as None."""
+    """Return the differences between flat tables.
+
+    A key that one side does not have counts as None.
+    """
     found = (
         Change(key=str(key), old=old.get(key), new=new.get(key))
         for key in {**old, **new}
@@ -110,7 +114,8 @@ class Measurement:
 
     metric: Metric
     of: str
-    """Condition of the measurement, such as ``16 sequences``; figures are compared under the same condition."""
+    """Condition of the measurement, such as ``16 sequences``; figures are compared
+    under the same condition."""
     estimate: Estimate
     exact: bool = False
     """True if the figure is a count, which has no noise."""
@@ -173,7 +178,10 @@ class Comparison:
 def compare(
     a: Side, b: Side, loss: tuple[Measurement, Measurement, Interval] | None = None
 ) -> Comparison:
-    """Compare two sides; for runs, ``loss`` is that of A and B at the same steps, and its ratio B to A."""
+    """Compare two sides.
+
+    For runs, ``loss`` is that of A and B at the same steps, and its ratio B to A.
+    """
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [
         {str(name): said for name, said in one.circumstances.items() if name in known}
@@ -253,8 +261,9 @@ def _compared(
 def gate(comparison: Comparison, lost_share: float) -> Gate:
     """Judge B's training speed against A's.
 
-    ``slower``: the measured ratio is below what is allowed, and the difference exceeds noise. ``passes``: the whole
-    interval lies above it. ``undecided``: noise allows both. ``not comparable``: the speeds are of different things.
+    ``slower``: the measured ratio is below what is allowed, and the difference exceeds
+    noise. ``passes``: the whole interval lies above it. ``undecided``: noise allows
+    both. ``not comparable``: the speeds are of different things.
     """
     found = comparison.headline
     if found is None:

@@ -40,7 +40,8 @@ from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
 
 _LOSS_SHARE = 0.5
-"""Share of the steps that both runs took, the later part, in which their losses are compared."""
+"""Share of the steps that both runs took, the later part, in which their losses are
+compared."""
 _READ_FROM = {
     "training": "windows with the tuned settings",
     "windows": "windows of the worker sweep",
@@ -56,7 +57,10 @@ _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 
 
 def compare_paths(a: Path, b: Path) -> Comparison:
-    """Compare two profiles, tunings, runs or datasets, or a profile with a run; raise an error if this fails."""
+    """Compare two profiles, tunings, runs or datasets, or a profile with a run.
+
+    Raise an error if this fails.
+    """
     (first, mine), (second, theirs) = _side(a), _side(b)
     if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
         what = f"{a} is a {first.kind} and {b} is a {second.kind}: no figures in common"
@@ -274,7 +278,10 @@ def _run_side(run: Run, name: str) -> Side:
 def _steps(
     metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 ) -> list[Measurement]:
-    """Return a figure of steps; an empty list if fewer than two of them have sound figures."""
+    """Return a figure of steps.
+
+    An empty list if fewer than two of them have sound figures.
+    """
     found = of_sound_steps(pairs, scale=scale)
     return (
         []
@@ -293,7 +300,10 @@ def _model_of(model: object, name: object = "") -> str:
 
 
 def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
-    """Return both losses over the later part of the common steps, and their ratio; None without any."""
+    """Return both losses over the later part of the common steps, and their ratio.
+
+    None without any.
+    """
     losses = [
         {
             row.step: row.loss

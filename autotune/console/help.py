@@ -120,7 +120,8 @@ _RENAMED_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--hours": ("--duration", "h"),
     "--gpus-per-node": ("--ranks", ""),
 }
-"""New name of each option, and the unit that its value requires now; without a name, the value is an argument."""
+"""New name of each option, and the unit that its value requires now; without a name,
+the value is an argument."""
 _Typer = Any  # classes of click, of which typer has a private copy
 
 
@@ -201,7 +202,10 @@ class _Helped:
 
 
 class Command(_Helped, TyperCommand):
-    """Command whose help shows its usual options; ``--help-all`` also shows those of the panel ``Advanced``."""
+    """Command whose help shows its usual options.
+
+    ``--help-all`` also shows those of the panel ``Advanced``.
+    """
 
     def __init__(self, *given: _Typer, **settings: _Typer) -> None:
         super().__init__(*given, **settings)
@@ -231,7 +235,11 @@ class Group(_Helped, TyperGroup):
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: _Typer, args: list[str]) -> _Typer:
-        """Find the command; raise ``UsageError`` with its new name, or the most similar one, if there is none."""
+        """Find the command.
+
+        Raise ``UsageError`` with its new name, or the most similar one, if there is
+        none.
+        """
         words = [*ctx.command_path.split()[1:], *args]
         old = next(
             (name for name in (" ".join(words[:2]), words[0]) if name in _RENAMED), None

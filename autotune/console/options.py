@@ -1,6 +1,7 @@
 """Options that several commands have, each declared once, and groups of them as dataclasses.
 
-Shells complete models, GPUs, profiles and site files after an option, and file names if nothing else is offered.
+Shells complete models, GPUs, profiles and site files after an option, and file names if
+nothing else is offered.
 """
 
 import contextlib
@@ -96,7 +97,10 @@ def _tables(incomplete: str) -> list[str]:
 def option(
     metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any
 ) -> Any:  # noqa: ANN401 - typer's
-    """Return an option with a value; without a metavar, help shows the choices; --help-all also shows advanced ones."""
+    """Return an option with a value; without a metavar, help shows the choices.
+
+    --help-all also shows advanced ones.
+    """
     return typer.Option(
         *names,
         metavar=metavar,
@@ -114,7 +118,10 @@ def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN40
 def quantity(
     name: str, parse: Callable[[str], float], example: str, *, least: float = 0.0
 ) -> Callable[[Any], float]:
-    """Return the parser of an option that takes a number with a unit; ``example`` shows the usual one."""
+    """Return the parser of an option that takes a number with a unit.
+
+    ``example`` shows the usual one.
+    """
 
     def read(given: str | float) -> float:
         if not isinstance(given, str):
@@ -423,7 +430,11 @@ class OwnOptions:
                 raise UsageError(what, next_step=next_step)
 
     def codes(self, *, loader: str | None = None) -> "list[OwnCode]":
-        """Return the functions with each combination of the arguments; raise ``UsageError`` if one is malformed."""
+        """Return the functions with each combination of the arguments.
+
+        Raises:
+            UsageError: If one is malformed.
+        """
         from autotune.integrations.values import SIZE, OwnCode
 
         for name in (self.step, loader):
@@ -456,7 +467,10 @@ class OwnOptions:
 
 
 def _scalar(text: str) -> int | float | str:
-    """Return a number or a truth value that a text spells; the text itself otherwise."""
+    """Return a number or a truth value that a text spells.
+
+    The text itself otherwise.
+    """
     with contextlib.suppress(ValueError):
         found = json.loads(text)
         if isinstance(found, bool | int | float):
@@ -583,7 +597,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def make_request(
     kind: Callable[..., _T], context: typer.Context, **others: object
 ) -> _T:
-    """Return a request; fields that ``others`` does not set come from the options of the same name, if they exist."""
+    """Return a request.
+
+    Fields that ``others`` does not set come from the options of the same name, if they
+    exist.
+    """
     names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
     return kind(
         **{name: value for name, value in context.params.items() if name in names}

@@ -1,6 +1,7 @@
 """Commands that can submit themselves as a SLURM job, and that do not measure on login nodes.
 
-``--slurm [SITE] [--wait] [--dry-run]``: the job runs the command that you typed without these. Another may follow.
+``--slurm [SITE] [--wait] [--dry-run]``: the job runs the command that you typed without
+these. Another may follow.
 """
 
 import functools
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from autotune.workers.values import SweepRequest
 
 START_UP_S = 60.0
-"""Seconds until a job's first trial begins: starting, and loading torch from a network file system."""
+"""Seconds until a job's first trial begins: starting, and loading torch from a network
+file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
 _HELP = "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml."
 _TAKE_PROFILE = ("workers", "network", "baseline", "train")
@@ -42,7 +44,8 @@ class JobRequest:
     expected_minutes: float | None = None
     """Expected duration; None if it is unknown."""
     trial_timeout_s: float | None = None
-    """Longest single trial: a job that could not hold one is not submitted. None if there are no trials."""
+    """Longest single trial: a job that could not hold one is not submitted. None if
+    there are no trials."""
     nodes: int = 1
     ranks: int | None = None
     """Ranks per node; None for one per GPU of the site's nodes."""
@@ -50,12 +53,15 @@ class JobRequest:
     cpus: int | None = None
     """CPU cores per node; None for the site's."""
     with_srun: bool = True
-    """True for one process per node; if False, the command runs once, on the first, and starts the others itself."""
+    """True for one process per node; if False, the command runs once, on the first, and
+    starts the others itself."""
     reports: Path = REPORTS
     command: Sequence[str] | None = None
-    """Command that the job runs, after the program's name; None for the command that you typed."""
+    """Command that the job runs, after the program's name; None for the command that
+    you typed."""
     then: "Callable[[str], JobRequest] | None" = None
-    """Function that makes a second job from the first one's id; it begins once the first has succeeded."""
+    """Function that makes a second job from the first one's id; it begins once the
+    first has succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +83,13 @@ class SlurmOptions:
     as_json: AsJson = False
 
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
-        """Submit or print the job if ``--slurm`` is set; return True if nothing is left to do.
+        """Submit or print the job if ``--slurm`` is set.
 
-        Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``, ``AutotuneError`` or
-        ``TrainerError`` if the site file cannot be used, or SLURM rejects or ends the job.
+        Return True if nothing is left to do.
+
+        Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``,
+        ``AutotuneError`` or ``TrainerError`` if the site file cannot be used, or SLURM
+        rejects or ends the job.
         """
         from autotune.cluster.job_script import (
             Shape,
@@ -167,7 +176,10 @@ class SlurmOptions:
         return True
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
-        """Wait for jobs (id, log) and print ``answer`` as JSON, if requested; exit with the first failure's code."""
+        """Wait for jobs (id, log) and print ``answer`` as JSON, if requested.
+
+        Exit with the first failure's code.
+        """
         from autotune.base.document import answer_json
 
         ended = Ended(code=0)
@@ -200,7 +212,11 @@ class JobOptions(SlurmOptions):
     def submitted_or_rejected(
         self, context: typer.Context, request: JobRequest
     ) -> bool:
-        """Do as ``submitted``; raise ``MachineLacks`` on a login node, which people share, unless ``here`` is set."""
+        """Do as ``submitted``.
+
+        Raise ``MachineLacks`` on a login node, which people share, unless ``here`` is
+        set.
+        """
         if self.submitted(context, request):
             return True
         if not self.here and read_slurm().is_login_node:

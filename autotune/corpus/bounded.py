@@ -17,7 +17,8 @@ from typing import Any
 
 from autotune.base.process import end_with_parent
 
-# Generous: a program of 95 MiB takes under a minute, all others of a common distribution a few seconds.
+# Generous: a program of 95 MiB takes under a minute, all others of a common
+# distribution a few seconds.
 MAX_WALL_S = 300.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REASON_LENGTH = 200
@@ -30,7 +31,8 @@ class ChildLimits:
     wall_s: float = MAX_WALL_S
     """Limit of wall-clock time, and of CPU time."""
     added_bytes: int = 800 * 2**20
-    """Memory beyond that of the forking process: a 256 MiB file, its sections and its largest function's code fit."""
+    """Memory beyond that of the forking process: a 256 MiB file, its sections and its
+    largest function's code fit."""
     output_bytes: int = 2**27
     """Largest file that it may write, above the size at which a piece is closed."""
 
@@ -51,7 +53,8 @@ class Unread:
 
     reason: str
     killed: bool = False
-    """True if the file may be usable, as its reader was killed by you, or by the kernel for lack of memory."""
+    """True if the file may be usable, as its reader was killed by you, or by the kernel
+    for lack of memory."""
 
 
 Outcome = Extracted | Unread
@@ -67,10 +70,13 @@ def run_bounded(
     *,
     cancel_fd: int | None = None,
 ) -> Sequence[Outcome] | Unread:
-    """Run ``work`` in a child within the limits; return ``Unread`` if it raises, crashes or exceeds them.
+    """Run ``work`` in a child within the limits.
 
-    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed. Raise ``CancelledError`` if the
-    child was killed for that reason, ``OSError`` if the child could not write because the disk is full.
+    Return ``Unread`` if it raises, crashes or exceeds them.
+
+    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
+    Raise ``CancelledError`` if the child was killed for that reason, ``OSError`` if the
+    child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb"):
@@ -81,7 +87,8 @@ def run_bounded(
         try:
             unread = _wait(pid, limits, cancel_fd)
         finally:
-            # Kill the child's process group, which holds only its processes, and reap it.
+            # Kill the child's process group, which holds only its processes, and reap
+            # it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             # Between fork and setsid it is still in the group of its parent.
@@ -129,7 +136,10 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """Make an outcome of untrusted fields; raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one."""
+    """Make an outcome of untrusted fields.
+
+    Raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one.
+    """
     if "reason" in told:
         return Unread(
             reason=printable(str(told["reason"])), killed=bool(told.get("killed"))
@@ -158,14 +168,16 @@ def _child(
     """Run the work and exit, without returning: an exception must not reach the copy of the caller's stack."""
     status = 1
     try:
-        # If the parent dies, this process must stop writing, as its output would not be undone.
+        # If the parent dies, this process must stop writing, as its output would not be
+        # undone.
         end_with_parent(parent)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(nothing, fd)
-        # Soft and hard limits, without exceeding those of this process. The sixth figure is data and stack, which the
-        # limit counts; reserved address space is harmless.
+        # Soft and hard limits, without exceeding those of this process. The sixth
+        # figure is data and stack, which the limit counts; reserved address space is
+        # harmless.
         used_bytes = (
             int(Path("/proc/self/statm").read_text().split()[5])
             * resource.getpagesize()

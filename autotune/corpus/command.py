@@ -264,8 +264,8 @@ def prepare(
 ) -> None:
     """Make a tokenised dataset from programs or text.
 
-    Extracts samples, drops exact duplicates, learns a tokenizer, and encodes. Only one of --slurm, --slurm-workers and
-    --scheduler can be used.
+    Extracts samples, drops exact duplicates, learns a tokenizer, and encodes. Only one
+    of --slurm, --slurm-workers and --scheduler can be used.
     """
     from autotune.corpus.encode import LengthLimit
     from autotune.corpus.engine import Workers
@@ -334,7 +334,8 @@ def prepare(
             f" tokens; {advice}",
             file=sys.stderr,
         )
-    # Size of stored masks, a byte per token; and of sequences padded as in the paper baseline, ids and masks.
+    # Size of stored masks, a byte per token; and of sequences padded as in the paper
+    # baseline, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples
     padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
     if job.as_json:

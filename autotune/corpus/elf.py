@@ -1,22 +1,27 @@
 """Extraction of the functions of an ELF file as token text.
 
-A function is a line of tokens separated by single spaces. Each instruction gives its mnemonic (``rep_stosq`` for
-``rep stosq``), one token per operand with the spaces inside it removed (``qwordptr[rbp-0x18]``), and then ``[NEXT]``.
+A function is a line of tokens separated by single spaces. Each instruction gives its
+mnemonic (``rep_stosq`` for ``rep stosq``), one token per operand with the spaces inside
+it removed (``qwordptr[rbp-0x18]``), and then ``[NEXT]``.
 
-Constants that may be addresses become ``ADDR``, so that the same function in two programs is the same line: otherwise
-duplicates survive and the vocabulary fills with numbers that occur once.
+Constants that may be addresses become ``ADDR``, so that the same function in two
+programs is the same line: otherwise duplicates survive and the vocabulary fills with
+numbers that occur once.
 
 * the immediate target of a branch or call: ``call ADDR``;
 * a displacement from ``rip``, whatever its size: ``qwordptr[rip+ADDR]``;
-* every other constant of 0x10000 or more, which may be an address in code that is not position-independent. Large masks
-  and seeds are lost with them, as the bytes do not distinguish the two.
+* every other constant of 0x10000 or more, which may be an address in code that is not
+  position-independent. Large masks and seeds are lost with them, as the bytes do not
+  distinguish the two.
 
-Bounds come from ``.eh_frame``, which exception handling needs at run time, so that it survives ``strip``. Only the two
-addresses of each entry are read; every read is checked, and the loop always advances. Left out are functions of one
-instruction, ranges outside executable sections, linkage stubs (``.plt``, one entry for all of them), and functions that
-do not decode to their last byte.
+Bounds come from ``.eh_frame``, which exception handling needs at run time, so that it
+survives ``strip``. Only the two addresses of each entry are read; every read is
+checked, and the loop always advances. Left out are functions of one instruction, ranges
+outside executable sections, linkage stubs (``.plt``, one entry for all of them), and
+functions that do not decode to their last byte.
 
-A hostile file may make this code slow, use much memory, or raise anything. Run it through ``bounded``.
+A hostile file may make this code slow, use much memory, or raise anything. Run it
+through ``bounded``.
 """
 
 import functools
@@ -38,7 +43,8 @@ ADDRESS_TOKEN = "ADDR"
 MIN_INSTRUCTIONS = 2
 # The largest program of a common distribution has 95 MiB.
 MAX_FILE_BYTES = 256 * 2**20
-# Longer ranges are tables in executable sections, or damage. Also bounds the length of a line.
+# Longer ranges are tables in executable sections, or damage. Also bounds the length of
+# a line.
 MAX_FUNCTION_BYTES = 2**20
 _ADDRESS_FROM = 0x10000
 
@@ -57,11 +63,16 @@ _POINTER_LETTERS = {
 }
 _RELATIVE_TO_FIELD = 0x10
 _Encoding = tuple[struct.Struct, bool]
-"""Format of an entry's address and size, and True if the address is relative to its own position."""
+"""Format of an entry's address and size, and True if the address is relative to its own
+position."""
 
 
 def functions(path: Path) -> Iterator[str]:
-    """Yield each function's text; raise ``UnusableFileError`` unless it is an x86-64 program with an ``.eh_frame``."""
+    """Yield each function's text.
+
+    Raises:
+        UnusableFileError: Unless it is an x86-64 program with an ``.eh_frame``.
+    """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise UnusableFileError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
     with path.open("rb") as file:
@@ -160,9 +171,10 @@ def _operand(operand: str, branches: bool) -> str:
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
     """Yield (first address, size in bytes) for every entry of a little-endian 64-bit ``.eh_frame``, in its order.
 
-    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org). ``section_address`` is the
-    virtual address of the section's first byte. Raise ``UnusableFileError`` if the bytes are not such a table; ranges
-    before the damage were already yielded.
+    Layout: Linux Standard Base Core 5.0, "Exception Frames"
+    (refspecs.linuxfoundation.org). ``section_address`` is the virtual address of the
+    section's first byte. Raise ``UnusableFileError`` if the bytes are not such a table;
+    ranges before the damage were already yielded.
     """
     encodings: dict[int, _Encoding] = {}
     position = 0
@@ -206,7 +218,8 @@ def _common_encoding(entry: bytes) -> _Encoding:
             f".eh_frame augmentation {augmentation[:8]!r} is unknown"
         )
     position = len(augmentation) + 2
-    # Alignment factors of code and data, the return register (one byte in version 1), and the augmentation's length.
+    # Alignment factors of code and data, the return register (one byte in version 1),
+    # and the augmentation's length.
     for _ in range(2):
         position = _after_leb(entry, position)
     position = position + 1 if version == 1 else _after_leb(entry, position)

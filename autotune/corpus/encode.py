@@ -21,7 +21,8 @@ from trainer.data.dataset import TOKENIZER_NAME, Shard
 
 ENCODE = "encode"
 SPLITS = ("train", "validation")
-# A batch of texts to encode, large enough for full speed and small enough for any memory.
+# A batch of texts to encode, large enough for full speed and small enough for any
+# memory.
 _BATCH_CHARACTERS = 2**20
 # 512 MiB of uint16: few files, each small enough to copy and check in parallel.
 SHARD_TOKENS = 2**28
@@ -186,7 +187,11 @@ def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
 
 
 def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
-    """Move a shard's files to the dataset unless an earlier run did; raise ``InternalError`` if one is in neither."""
+    """Move a shard's files to the dataset unless an earlier run did.
+
+    Raises:
+        InternalError: If one is in neither.
+    """
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():
             (directory / name).rename(workplace.dataset / name)

@@ -28,7 +28,8 @@ AHEAD = 3
 """Number of tasks queued per worker, so that none waits."""
 _CONNECT_S = 20.0
 _START_S = 600.0
-"""Longest wait for the first job of a queue, in seconds; the others join as they start."""
+"""Longest wait for the first job of a queue, in seconds; the others join as they
+start."""
 _WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
@@ -39,13 +40,17 @@ _RESUME_WITH_FEWER = (
 )
 
 Work = Callable[..., Receipt]
-"""Function of a task: called with the workplace, a directory for its files, and the task's arguments by name. It may
-read other files of the workplace; the same arguments give the same files."""
+"""Function of a task: called with the workplace, a directory for its files, and the
+task's arguments by name. It may read other files of the workplace; the same arguments
+give the same files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One unit of work of a stage. It is sent by pickle, so ``work`` is a function of a module."""
+    """One unit of work of a stage.
+
+    It is sent by pickle, so ``work`` is a function of a module.
+    """
 
     stage: str
     number: int
@@ -55,8 +60,9 @@ class Task:
 
 OnDone = Callable[[Task, Receipt], None]
 Engine = Callable[[Iterable[Task], OnDone, int], None]
-"""Function that runs tasks in any order, reports each finished one to ``OnDone`` in this process, and raises errors of
-tasks. Tasks are taken as workers become free; each worker holds up to ``int``."""
+"""Function that runs tasks in any order, reports each finished one to ``OnDone`` in
+this process, and raises errors of tasks. Tasks are taken as workers become free; each
+worker holds up to ``int``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,8 @@ class Workers:
     """Workers to run tasks on: processes of this machine, unless a scheduler or a site is named."""
 
     count: int | None = None
-    """Number of workers; None is one per CPU that this process may use, or 8 jobs with a site."""
+    """Number of workers; None is one per CPU that this process may use, or 8 jobs with
+    a site."""
     scheduler: str | None = None
     site: Path | None = None
 
@@ -72,7 +79,10 @@ class Workers:
 def open_engine(
     workplace: Workplace, workers: Workers, tasks: int
 ) -> AbstractContextManager[Engine]:
-    """Start an engine, for at most ``tasks`` tasks in a stage; it stops at the end of the block."""
+    """Start an engine, for at most ``tasks`` tasks in a stage.
+
+    It stops at the end of the block.
+    """
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
@@ -92,7 +102,10 @@ def _perform(workplace: Workplace, task: Task) -> Receipt:
 
 
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
-    """Return an engine that runs tasks one after another in this process; libraries may use several ``threads``."""
+    """Return an engine that runs tasks one after another in this process.
+
+    Libraries may use several ``threads``.
+    """
     if not threads:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -139,7 +152,11 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # n
 def _perform_there(
     workplace: Workplace, task: Task
 ) -> Receipt | Callable[[], Exception]:
-    """Perform a task; return errors as factories, as dask would log them and pickle would lose their fields."""
+    """Perform a task.
+
+    Return errors as factories, as dask would log them and pickle would lose their
+    fields.
+    """
     try:
         return _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
@@ -156,7 +173,8 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
     import dask
     from distributed import Client, LocalCluster
 
-    # Silent, as errors of tasks return as values, and logs of ended workers are noise after Ctrl-C.
+    # Silent, as errors of tasks return as values, and logs of ended workers are noise
+    # after Ctrl-C.
     quiet = {
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,
@@ -172,7 +190,8 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         logging.disable(logging.CRITICAL)
         closing.callback(logging.disable, logging.NOTSET)
         try:
-            # Its web server cannot be disabled; ``dashboard_address`` limits it to this machine.
+            # Its web server cannot be disabled; ``dashboard_address`` limits it to this
+            # machine.
             cluster = LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
@@ -197,7 +216,10 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 
 
 def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
-    """Close a client or cluster; ignore a timeout, as a busy machine takes longer and the results are on disk."""
+    """Close a client or cluster.
+
+    Ignore a timeout, as a busy machine takes longer and the results are on disk.
+    """
     with contextlib.suppress(TimeoutError):
         what.close(timeout=3.0)
 
@@ -208,8 +230,8 @@ def cluster_engine(
 ) -> Iterator[Engine]:  # noqa: ANN401
     """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
-    Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a worker lacks this package, has
-    another version, or does not see the work directory.
+    Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a
+    worker lacks this package, has another version, or does not see the work directory.
     """
     from distributed import Client
 
@@ -242,10 +264,13 @@ def cluster_engine(
 
 @contextlib.contextmanager
 def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[Engine]:
-    """Submit workers as SLURM jobs, set up by a site file; they are cancelled at the end.
+    """Submit workers as SLURM jobs, set up by a site file.
 
-    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts in time, ``MachineLacks`` if
-    dask-jobqueue or ``sbatch`` is missing, or a job does not see the work directory.
+    They are cancelled at the end.
+
+    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts
+    in time, ``MachineLacks`` if dask-jobqueue or ``sbatch`` is missing, or a job does
+    not see the work directory.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:

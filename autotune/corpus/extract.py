@@ -1,9 +1,11 @@
 """Extraction of a partition to pieces: a process reads its slices in bounded children, small slices together.
 
-The process imports the libraries for reading once, so that children start quickly. It reads requests as JSON lines from
-standard input, and writes ``{"ready": true}`` and then an answer per request to standard output. An answer is
-``{"outcomes"}``, one for each slice from the first to the last that was read; the fields of ``Unread`` if the child did
-not finish; or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and exits.
+The process imports the libraries for reading once, so that children start quickly. It
+reads requests as JSON lines from standard input, and writes ``{"ready": true}`` and
+then an answer per request to standard output. An answer is ``{"outcomes"}``, one for
+each slice from the first to the last that was read; the fields of ``Unread`` if the
+child did not finish; or ``{"errno"}`` if the disk is full. When standard input closes,
+it kills its child and exits.
 """
 
 import contextlib
@@ -53,13 +55,16 @@ MAX_LISTED_REJECTS = 100_000
 """Rejects to list per slice; of further ones, only their number."""
 _REQUEST_FD = 0
 _LEAST_BYTES_PER_S = 2**20
-"""Slowest speed to read a slice at: its time limit is ``MAX_WALL_S`` plus the time for its bytes at this speed."""
+"""Slowest speed to read a slice at: its time limit is ``MAX_WALL_S`` plus the time for
+its bytes at this speed."""
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
 _TOGETHER = 128
-"""Maximum number of slices per child; if one makes it fail, the others are read again."""
-# The child imports from the same paths as this process: neither the working directory nor the environment can shadow a
-# module (-P), and a checkout that is not installed works too.
+"""Maximum number of slices per child; if one makes it fail, the others are read
+again."""
+# The child imports from the same paths as this process: neither the working directory
+# nor the environment can shadow a module (-P), and a checkout that is not installed
+# works too.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from"
     " autotune.corpus.extract import main; main()"
@@ -76,10 +81,12 @@ def extract_partition(
 ) -> Receipt:
     """Write a partition's samples as pieces, and its rejects as JSON lines.
 
-    With ``most``, stop at that many distinct samples; duplicates are written too. Return ``samples`` and ``text_bytes``
-    of each piece, the number of ``files`` whose first slice was read, ``raw_bytes`` of the slices that were read, and
-    the number of ``rejected`` files, lines and rows. Raise ``MachineLacks`` if the extraction process cannot start,
-    ``OSError`` if the directory cannot be written, as when the disk is full.
+    With ``most``, stop at that many distinct samples; duplicates are written too.
+    Return ``samples`` and ``text_bytes`` of each piece, the number of ``files`` whose
+    first slice was read, ``raw_bytes`` of the slices that were read, and the number of
+    ``rejected`` files, lines and rows. Raise ``MachineLacks`` if the extraction process
+    cannot start, ``OSError`` if the directory cannot be written, as when the disk is
+    full.
     """
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
@@ -137,11 +144,13 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        # Its children inherit the other end, which closes when the last of them has ended.
+        # Its children inherit the other end, which closes when the last of them has
+        # ended.
         read_fd, inherited_fd = os.pipe()
         self._alive = os.fdopen(read_fd)
         try:
-            # A session of its own: Ctrl-C reaches the requesting process only, which then stops this one.
+            # A session of its own: Ctrl-C reaches the requesting process only, which
+            # then stops this one.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
@@ -175,7 +184,10 @@ class _Process:
             raise MachineLacks(f"the extraction process {what}", next_step=next_step)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
-        """Send a request for ``extract_slices`` to the process; if that dies, replace it and return ``Unread``."""
+        """Send a request for ``extract_slices`` to the process.
+
+        If that dies, replace it and return ``Unread``.
+        """
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(json.dumps(request).encode() + b"\n")
             self._requests.flush()
@@ -228,7 +240,10 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 def _read(
     process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
 ) -> list[tuple[Slice, Outcome]]:
-    """Read slices together, again if the child was killed, or else one by one; skip those after the last needed one."""
+    """Read slices together, again if the child was killed, or else one by one.
+
+    Skip those after the last needed one.
+    """
     directory = Path(request["directory"])
     before = file_sizes(directory)
     told = {**request, "slices": [asdict(part) for part in slices]}
@@ -283,9 +298,11 @@ def main() -> None:
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and rejects to the list of rejects.
 
-    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to continue with), and
-    ``most``: distinct samples to stop at, or None. Return the outcome of each slice up to the last that was needed; no
-    samples are left of an unread one. Raise ``MemoryError`` if memory is short, ``OSError`` if the disk is full.
+    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the
+    number to continue with), and ``most``: distinct samples to stop at, or None. Return
+    the outcome of each slice up to the last that was needed; no samples are left of an
+    unread one. Raise ``MemoryError`` if memory is short, ``OSError`` if the disk is
+    full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
     outcomes: list[Outcome] = []
@@ -326,7 +343,10 @@ def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
 def _extract_slice(
     request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]
 ) -> tuple[Extracted, set[bytes]]:
-    """Extract one slice; also return its digests that are not in ``seen``, if ``most`` is set."""
+    """Extract one slice.
+
+    Also return its digests that are not in ``seen``, if ``most`` is set.
+    """
     source, directory, most = (
         SOURCES[request["kind"]],
         Path(request["directory"]),

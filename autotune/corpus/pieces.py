@@ -1,8 +1,9 @@
 """The text of samples between extraction and encoding, in pieces of a size that any process can hold.
 
-A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample. To
-find duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` is where each range begins). A bucket is
-a range of digests: its share of a piece is one read, and a process holds one bucket at a time.
+A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and
+``.index``, a record per sample. To find duplicates, each piece's digests are sorted
+once (``.sorted``; ``.prefix`` is where each range begins). A bucket is a range of
+digests: its share of a piece is one read, and a process holds one bucket at a time.
 """
 
 import hashlib
@@ -31,7 +32,8 @@ _BUCKET_SAMPLES = 2**21
 _PIECES_FILE = "pieces.json"
 
 INDEX = np.dtype([("bytes", "<u4"), ("digest", "u1", 16)])
-"""Record of a sample: bytes of its UTF-8, and its 16-byte BLAKE2b hash, by which duplicates are found."""
+"""Record of a sample: bytes of its UTF-8, and its 16-byte BLAKE2b hash, by which
+duplicates are found."""
 _SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4")])
 Index = npt.NDArray[np.void]
 Bools = npt.NDArray[np.bool_]
@@ -140,7 +142,8 @@ class Piece:
     number: int
     """Number of the piece within its partition."""
     samples: int
-    """Number of samples that are used; a limit on all samples may end within a piece."""
+    """Number of samples that are used; a limit on all samples may end within a
+    piece."""
     text_bytes: int
 
     def paths(self, workplace: Workplace) -> PiecePaths:
@@ -259,7 +262,8 @@ class Selection:
     buckets: int
     """Number of buckets that were compared; 0 keeps duplicates."""
     validation_share: float
-    """Share of samples to hold out, by a hash of their content: the same on every machine, even if data is added."""
+    """Share of samples to hold out, by a hash of their content: the same on every
+    machine, even if data is added."""
     seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:

@@ -1,8 +1,8 @@
 """Preparation of a dataset: find files, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
 
-Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes can run them
-and an interrupted run resumes. Partitions have a fixed order and of equal samples the first is kept, so the same files
-give the same bytes.
+Every stage is a set of tasks whose results are files (see ``workplace``), so that any
+number of processes can run them and an interrupted run resumes. Partitions have a fixed
+order and of equal samples the first is kept, so the same files give the same bytes.
 """
 
 import hashlib
@@ -61,10 +61,12 @@ Stages = Callable[[str], AbstractContextManager[Update]]
 
 _SHOWN_REJECTS = 5
 _BPE_TEXT_BYTES = 64 * 2**20
-"""Size of the text to learn byte pairs from; more changes little and exceeds a worker's memory."""
+"""Size of the text to learn byte pairs from; more changes little and exceeds a worker's
+memory."""
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
 _FORMAT_VERSION = 2
-"""Version to raise when the same request gives other bytes; results of older versions are not resumed."""
+"""Version to raise when the same request gives other bytes; results of older versions
+are not resumed."""
 
 
 class NothingUsableError(BadInput):
@@ -84,7 +86,8 @@ class Request:
     validation_share: float
     split_seed: int
     tokenizer: Path | Literal["wordlevel", "bpe"] | None
-    """Path of a ``tokenizer.json`` to use, or the kind to learn; None learns words of programs, byte pairs of text."""
+    """Path of a ``tokenizer.json`` to use, or the kind to learn; None learns words of
+    programs, byte pairs of text."""
     vocab_size: int
     """Number of ids of a learned tokenizer, a multiple of 64."""
     limit: LengthLimit
@@ -93,7 +96,10 @@ class Request:
 def request_key(
     request: Request, files: Sequence[Found], tokenizer: bytes | None
 ) -> str:
-    """Return a hash of everything that determines the result; a run resumes only work of the same key."""
+    """Return a hash of everything that determines the result.
+
+    A run resumes only work of the same key.
+    """
     settings = asdict(request) | {
         "format": _FORMAT_VERSION,
         "tokenizer": (
@@ -127,10 +133,11 @@ def prepare(
 ) -> tuple[Manifest, list[Reject], int]:
     """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
 
-    ``tell`` is called with a line for the user; ``strict`` fails at the first input that cannot be used. Returns the
-    manifest, the first inputs that were left out, and the number of files of other kinds. Raise ``BadInput`` if a
-    source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full, ``MachineLacks`` if
-    a library that reads the source is not installed.
+    ``tell`` is called with a line for the user; ``strict`` fails at the first input
+    that cannot be used. Returns the manifest, the first inputs that were left out, and
+    the number of files of other kinds. Raise ``BadInput`` if a source, the tokenizer or
+    ``out`` cannot be used, nothing usable was found, or the disk is full,
+    ``MachineLacks`` if a library that reads the source is not installed.
     """
     given = (
         load_tokenizer(request.tokenizer)
@@ -222,7 +229,10 @@ class _Preparation:
     pieces: list[parts.Piece] = field(default_factory=list)
 
     def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
-        """Run all stages, and return the manifest; the dataset's files are then in the work directory."""
+        """Run all stages, and return the manifest.
+
+        The dataset's files are then in the work directory.
+        """
         request, extracted = self.request, self._extract(strict=strict)
         parts.write_pieces(self.workplace, self.pieces)
         buckets, duplicates = 0, 0
@@ -455,10 +465,13 @@ class _Preparation:
         on_done: OnDone = lambda task, receipt: None,
         first: parts.FirstDistinct | None = None,
     ) -> list[places.Receipt]:
-        """Run the unfinished tasks of a stage, one for each set of arguments; return the receipts in that order.
+        """Run the unfinished tasks of a stage, one for each set of arguments.
 
-        With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first tasks
-        are guaranteed. Without it, the largest tasks start first, so that the others need not wait for them at the end.
+        Return the receipts in that order.
+
+        With ``first``, tasks are taken in order until there are enough samples, and
+        only receipts of the first tasks are guaranteed. Without it, the largest tasks
+        start first, so that the others need not wait for them at the end.
         """
         sizes = sizes_bytes or [1] * len(arguments)
         order = sorted(

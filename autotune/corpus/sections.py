@@ -134,7 +134,10 @@ def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
 
 
 def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
-    """Draw the samples by length in tokens, one bar per doubling; ``edges`` ascend, and the last bin is open-ended."""
+    """Draw the samples by length in tokens, one bar per doubling.
+
+    ``edges`` ascend, and the last bin is open-ended.
+    """
     total = sum(counts)
     if total == 0:
         return ""

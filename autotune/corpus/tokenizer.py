@@ -29,14 +29,16 @@ from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SEPARATORS_OF_PYTHON_ONLY = "\x1c\x1d\x1e\x1f"
-"""Whitespace to ``str.split`` but not to Unicode, which the tokenizers library follows."""
+"""Whitespace to ``str.split`` but not to Unicode, which the tokenizers library
+follows."""
 _STRETCH_CHARACTERS = 2**20
-"""Longest part of a text that is encoded at once, as the library takes about 250 bytes per character without whitespace
-(measured). Each cut may cost a token."""
+"""Longest part of a text that is encoded at once, as the library takes about 250 bytes
+per character without whitespace (measured). Each cut may cost a token."""
 _NEAR_CHARACTERS = 2**12
 _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
-"""Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table on Tensor Cores."""
+"""Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table
+on Tensor Cores."""
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|unk|>"),
@@ -52,15 +54,19 @@ COUNT, MERGE, SAMPLE, LEARN = (
 )
 
 _SHELVES = 256
-"""Number of hash buckets in which words are written, so that a merge can read only some of them."""
+"""Number of hash buckets in which words are written, so that a merge can read only some
+of them."""
 _WORDS_IN_MEMORY = 2**20
-"""Number of counters, about 150 MB, after which they are written to disk and counting starts again."""
+"""Number of counters, about 150 MB, after which they are written to disk and counting
+starts again."""
 _MERGE_BYTES = 2**29
 _LONGEST_WORD = 256
-"""Characters of the longest word to learn; longer ones occur once and would take gigabytes."""
+"""Characters of the longest word to learn; longer ones occur once and would take
+gigabytes."""
 _TEXTS_AT_ONCE = 2**16
 _DISTINCT_BYTES = 5 * 2**20
-"""Bytes of distinct words to learn byte pairs from, which takes about 100 times the memory (measured: 88 to 137)."""
+"""Bytes of distinct words to learn byte pairs from, which takes about 100 times the
+memory (measured: 88 to 137)."""
 _WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
 """Words across which the byte-level tokenizer does not merge, nearly exact."""
 
@@ -78,7 +84,8 @@ class DatasetTokenizer:
     special_ids: SpecialIds
     encoder: Tokenizer
     words: Mapping[str, int] | None
-    """Vocabulary of a tokenizer that only looks up words between whitespace; None for all others."""
+    """Vocabulary of a tokenizer that only looks up words between whitespace; None for
+    all others."""
 
     @property
     def dtype(self) -> Literal["uint16", "uint32"]:
@@ -142,7 +149,10 @@ def _stretches(text: str) -> Iterator[str]:
 def learn_word_level(
     counts: Sequence[tuple[str, int]], *, vocab_size: int
 ) -> DatasetTokenizer:
-    """Make a tokenizer of the first words of ``counts``; ``vocab_size``, a multiple of 64, includes special tokens."""
+    """Make a tokenizer of the first words of ``counts``.
+
+    ``vocab_size``, a multiple of 64, includes special tokens.
+    """
     kept = [
         *SPECIAL_TOKENS,
         *(word for word, _ in counts if word not in SPECIAL_TOKENS),
@@ -163,7 +173,10 @@ def learn_word_level(
 
 
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a byte-level BPE tokenizer, which can encode every text; equal texts in equal order give the same one."""
+    """Make a byte-level BPE tokenizer, which can encode every text.
+
+    Equal texts in equal order give the same one.
+    """
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -197,9 +210,12 @@ def _filled(words: list[str]) -> list[str]:
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
-    """Read a ``tokenizer.json``; ``used`` is the number of ids that can occur, None for all of the file.
+    """Read a ``tokenizer.json``.
 
-    Raise ``BadInput`` if it is no tokenizer or lacks a special token, ``BadConfig`` if it cannot be read as JSON.
+    ``used`` is the number of ids that can occur, None for all of the file.
+
+    Raise ``BadInput`` if it is no tokenizer or lacks a special token, ``BadConfig`` if
+    it cannot be read as JSON.
     """
     # Bounded reading first, as the library trusts the file.
     read_json(path)
@@ -285,7 +301,10 @@ def count_words(
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """Return the number of merges, a power of two, at which each fits a process; ``entries`` counts words per file."""
+    """Return the number of merges, a power of two, at which each fits a process.
+
+    ``entries`` counts words per file.
+    """
     # A counted word takes 128 bytes beyond its own.
     return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
 
@@ -321,7 +340,10 @@ def merge_words(
 def _most_frequent(
     counts: Iterable[tuple[str, int]], most: int
 ) -> list[tuple[str, int]]:
-    """Return the most frequent words with their counts; ties are broken alphabetically."""
+    """Return the most frequent words with their counts.
+
+    Ties are broken alphabetically.
+    """
     return heapq.nsmallest(most, counts, key=lambda entry: (-entry[1], entry[0]))
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.data.dataset import Manifest, SpecialIds
 
-# Sequences of pretraining encoders end at a few thousand tokens: fine below, coarse beyond.
+# Sequences of pretraining encoders end at a few thousand tokens: fine below, coarse
+# beyond.
 HISTOGRAM_EDGES: tuple[int, ...] = (
     *range(0, 1024, 8),
     *(2**power for power in range(10, 21)),
@@ -16,7 +17,8 @@ SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens added to a sample when it is read: it becomes [CLS] ids [SEP]."""
 
 DEFAULT_VOCAB_SIZE = 16_384
-"""Ids of a learned tokenizer: of 101 M tokens from 615 programs, 0.4 % were unknown, and an id takes two bytes."""
+"""Ids of a learned tokenizer: of 101 M tokens from 615 programs, 0.4 % were unknown,
+and an id takes two bytes."""
 MIN_VOCAB_SIZE = 16
 """Room for the special tokens, the separator and a few instructions."""
 
@@ -25,8 +27,9 @@ MIN_VOCAB_SIZE = 16
 class LengthDistribution:
     """Sample lengths in tokens, special tokens not counted: ``counts[i]`` samples lie in ``[edges[i], edges[i + 1])``.
 
-    Bins are assumed to be evenly filled with whole numbers; the open-ended last one counts at its lower edge. So a mean
-    is off by at most half the widest bin below the truncation: 3.5 tokens by ``HISTOGRAM_EDGES`` up to 1,024.
+    Bins are assumed to be evenly filled with whole numbers; the open-ended last one
+    counts at its lower edge. So a mean is off by at most half the widest bin below the
+    truncation: 3.5 tokens by ``HISTOGRAM_EDGES`` up to 1,024.
     """
 
     edges: Sequence[int]
@@ -38,7 +41,10 @@ class LengthDistribution:
         return sum(self.counts)
 
     def mean_tokens(self, truncated_at: int | None = None) -> float | None:
-        """Return the mean tokens per sample, each cut to ``truncated_at`` first; None without samples."""
+        """Return the mean tokens per sample, each cut to ``truncated_at`` first.
+
+        None without samples.
+        """
         total = sum(
             count * _bin_mean(low, last, truncated_at)
             for low, last, count in self._bins()
@@ -55,7 +61,10 @@ class LengthDistribution:
         return None
 
     def truncated_share(self, tokens: int) -> float | None:
-        """Return the share of samples longer than ``tokens``, within its bin; None without samples."""
+        """Return the share of samples longer than ``tokens``, within its bin.
+
+        None without samples.
+        """
         shares = (
             count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
             for low, last, count in self._bins()
@@ -65,7 +74,8 @@ class LengthDistribution:
     def padding_waste(self, seq_length_tokens: int) -> float | None:
         """Return the share of a batch that is padding when every sample is cut and padded to ``seq_length_tokens``.
 
-        Special tokens are not padding. None without samples. Raise ``ValueError`` if only special tokens fit.
+        Special tokens are not padding. None without samples. Raise ``ValueError`` if
+        only special tokens fit.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
             raise ValueError(
@@ -80,7 +90,10 @@ class LengthDistribution:
         )
 
     def _bins(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first and last whole number of each bin, and its count; the open-ended one ends at its edge."""
+        """Yield the first and last whole number of each bin, and its count.
+
+        The open-ended one ends at its edge.
+        """
         lasts = (*(high - 1 for high in self.edges[1:]), *self.edges[-1:])
         return zip(self.edges, lasts, self.counts, strict=True)
 

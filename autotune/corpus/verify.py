@@ -31,9 +31,11 @@ _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
 DEFAULT_SEQ_LENGTHS_TOKENS = (128, 512, 1024, 2048)
 Look = Callable[[int, npt.NDArray[Any]], str | None]
-"""Function that returns the first fault in numbers of a file, from the position of the first of them."""
+"""Function that returns the first fault in numbers of a file, from the position of the
+first of them."""
 SAMPLED = 65_536
-"""Number of samples whose lengths are read: about a second on a cold disk, and three digits of precision."""
+"""Number of samples whose lengths are read: about a second on a cold disk, and three
+digits of precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,11 @@ class Verified:
 
 
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
-    """Compare all of a dataset with its manifest; raise ``BadConfig`` if there is none; ``stage`` shows progress."""
+    """Compare all of a dataset with its manifest.
+
+    Raises:
+        BadConfig: If there is none; ``stage`` shows progress.
+    """
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
     shards = [(split, shard) for split in splits.values() for shard in split.shards]
@@ -164,7 +170,10 @@ def _wrong_id(
 
 
 class _Offsets:
-    """Check of a shard's offsets (from 0, never descending, up to the number of ids); also counts sample lengths."""
+    """Check of a shard's offsets (from 0, never descending, up to the number of ids).
+
+    Also counts sample lengths.
+    """
 
     def __init__(self, tokens: int, histogram: LengthHistogram) -> None:
         self._tokens = tokens
@@ -242,7 +251,11 @@ def _hash_fault(found: str, expected: str) -> str | None:
 def inspect(
     directory: Path, seq_length_tokens: Sequence[int] = DEFAULT_SEQ_LENGTHS_TOKENS
 ) -> Inspected:
-    """Return lengths of random samples and the effect of sequence lengths; raise ``BadConfig`` if it is no dataset."""
+    """Return lengths of random samples and the effect of sequence lengths.
+
+    Raises:
+        BadConfig: If it is no dataset.
+    """
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))
     # The first of a seeded permutation: random, and the same every time.

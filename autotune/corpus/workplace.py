@@ -5,8 +5,9 @@
       STAGE/TASK/             a finished task: its files and receipt.json
       dataset/                the final files, gathered at the end
 
-A task writes into a directory with a unique name and renames it once everything is on disk, so the directory of a
-killed process is ignored, and a task that runs twice leaves one result.
+A task writes into a directory with a unique name and renames it once everything is on
+disk, so the directory of a killed process is ignored, and a task that runs twice leaves
+one result.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 
 Receipt = dict[str, Any]
-"""Result of a finished task: small JSON values, as a whole stage's are held in memory."""
+"""Result of a finished task: small JSON values, as a whole stage's are held in
+memory."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
@@ -66,7 +68,10 @@ class Workplace:
     def perform(
         self, stage: str, task: int, work: Callable[[Path], Receipt]
     ) -> Receipt:
-        """Run a task unless it is finished; commit it in one step and return its receipt, or leave nothing."""
+        """Run a task unless it is finished.
+
+        Commit it in one step and return its receipt, or leave nothing.
+        """
         if (done := self.receipt(stage, task)) is not None:
             return done
         final = self.directory(stage, task)
@@ -97,7 +102,11 @@ def workplace_path(out: Path, key: str) -> Path:
 
 @contextlib.contextmanager
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
-    """Lock a work directory, which stays, and clean it of incomplete files; raise ``BadInput`` if it is locked."""
+    """Lock a work directory, which stays, and clean it of incomplete files.
+
+    Raises:
+        BadInput: If it is locked.
+    """
     path = workplace_path(out, key)
     # The mode is that of the last directory only.
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +164,10 @@ def check_place(out: Path, *, overwrite: bool) -> None:
 
 
 def publish(dataset: Path, final: Path) -> None:
-    """Rename a finished directory to its final path in one step; an earlier dataset is left in the work directory."""
+    """Rename a finished directory to its final path in one step.
+
+    An earlier dataset is left in the work directory.
+    """
     sync(dataset)
     if final.is_dir() and any(final.iterdir()):
         _exchange(dataset, final)
@@ -177,7 +189,8 @@ def _exchange(new: Path, old: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL):
             raise OSError(code, os.strerror(code), str(old))
-    # Network file systems cannot swap; the dataset is missing for a moment, but never partial.
+    # Network file systems cannot swap; the dataset is missing for a moment, but never
+    # partial.
     aside = new.with_name("replaced")
     old.rename(aside)
     try:

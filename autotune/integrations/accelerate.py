@@ -7,8 +7,8 @@ In the module that you name with ``--step``::
         batch = longest_batch(dataset, collate, micro_batch_size)
         return accelerated_step(accelerator, model, optimizer, batch)
 
-If your loop is a function of the batch size, you need no adapter: name it with ``--step``, or decorate it with
-``autotune.find_batch_size``.
+If your loop is a function of the batch size, you need no adapter: name it with
+``--step``, or decorate it with ``autotune.find_batch_size``.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +44,12 @@ def accelerated_step(
 
     Args:
         accelerator: Yours, before ``prepare``.
-        model: A model that takes ``**batch`` if the batch is a dictionary, and ``batch`` otherwise.
+        model: A model that takes ``**batch`` if the batch is a dictionary, and
+            ``batch`` otherwise.
         optimizer: Its optimizer.
         batch: A micro-batch on the CPU, which every step copies to the device.
-        loss_of: Function from the model's output and the batch to the loss; None takes ``output.loss``.
+        loss_of: Function from the model's output and the batch to the loss; None takes
+            ``output.loss``.
         max_grad_norm: Norm to which gradients are clipped; None does not clip.
     """
     from accelerate.utils import send_to_device

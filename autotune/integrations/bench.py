@@ -23,7 +23,8 @@ class OwnBench(Bench):
 
     subject: Subject
     directory: Path
-    """Directory from which modules are imported; the working directory of all trials."""
+    """Directory from which modules are imported; the working directory of all
+    trials."""
     model: str | None = None
     """``build_model`` in the module of the step, if it has one."""
     forked: bool = True
@@ -64,8 +65,9 @@ def open_own(
 ) -> Iterator[OwnBench]:
     """Choose a device, and start the process that trials are forked from, which imports your code.
 
-    If it cannot be forked after that, because importing it started threads or CUDA, every trial imports it again.
-    ``shared`` and ``check`` are as for ``open_bench``. Raise ``BadInput`` if your code cannot be imported.
+    If it cannot be forked after that, because importing it started threads or CUDA,
+    every trial imports it again. ``shared`` and ``check`` are as for ``open_bench``.
+    Raise ``BadInput`` if your code cannot be imported.
     """
     server = ForkServerMachine(_preload(code, timeout_s, directory), timeout_s)
     modules = " and ".join(

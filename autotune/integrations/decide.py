@@ -9,19 +9,22 @@ from autotune.integrations.values import STEPS, OwnStepFigures
 from autotune.memory.decide.batch_search import Prediction
 
 LEAST_BYTES = 2 * 2**20
-"""Least difference of memory that is no noise: allocators and Python keep a little more, or less, from step to step."""
+"""Least difference of memory that is no noise: allocators and Python keep a little
+more, or less, from step to step."""
 LEAST_SHARE = 0.005
 """The same, as a share of the peak."""
 LONG_STEPS = 10
 """Steps of the trial that confirms a doubt of a shorter one."""
 HIGHEST_SHARE = 0.4
-"""Share of a trial's steps that reach its highest memory: then others may need less, as an epoch's last batch does."""
+"""Share of a trial's steps that reach its highest memory: then others may need less, as
+an epoch's last batch does."""
 FIRST_MARGIN = 1.25
 """Factor on the growth that a single trial shows."""
 FLATTER = 16
 """Most by which a trial flattens the predicted growth."""
 IGNORED_RATIO = 256
-"""Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the size seems to be ignored."""
+"""Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the
+size seems to be ignored."""
 
 _OURS = re.compile(
     r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*',
@@ -62,8 +65,9 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
 def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
     """Predict memory from one trial: all that is not kept between steps grows with the size; None if that is nothing.
 
-    Gradients, which are released and made again, and blocks of fixed size count as growing, and a margin is added, so
-    that the predicted size tends to fit, and shows the slope.
+    Gradients, which are released and made again, and blocks of fixed size count as
+    growing, and a margin is added, so that the predicted size tends to fit, and shows
+    the slope.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
     peak_bytes = (
@@ -84,7 +88,8 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
 def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Prediction:
     """Predict memory from the two largest sizes that fitted, with their peaks, and the prediction before the last.
 
-    Noise may hide the growth between two sizes: at least a ``FLATTER``-th of the predicted growth is assumed.
+    Noise may hide the growth between two sizes: at least a ``FLATTER``-th of the
+    predicted growth is assumed.
     """
     if len(fits) < 2:
         return before
@@ -97,9 +102,12 @@ def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Pred
 
 
 def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return two sizes between which memory does not grow, although it should by far; None if there are none.
+    """Return two sizes between which memory does not grow, although it should by far.
 
-    ``fitted`` has peaks by size, ascending. A dataset with fewer samples than a batch ends the growth.
+    None if there are none.
+
+    ``fitted`` has peaks by size, ascending. A dataset with fewer samples than a batch
+    ends the growth.
     """
     (least, first), (most, last) = fitted[0], fitted[-1]
     if most >= IGNORED_RATIO * least and last - first < LEAST_BYTES:

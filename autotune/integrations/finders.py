@@ -1,7 +1,8 @@
 """``find_batch_size`` and ``find_num_workers``: the probe and the sweep from inside your own program.
 
-Functions that another process can import are tried in fresh processes, and results are exact. Others, such as closures
-and functions of a notebook, are tried in this process, and results say so.
+Functions that another process can import are tried in fresh processes, and results are
+exact. Others, such as closures and functions of a notebook, are tried in this process,
+and results say so.
 """
 
 import ast
@@ -63,12 +64,14 @@ class BatchSize(ValueToUse):
     feasible_max: int
     """Largest size that ran."""
     infeasible_min: int | None
-    """Smallest size that ran out of memory; None if the search reached its upper limit first."""
+    """Smallest size that ran out of memory; None if the search reached its upper limit
+    first."""
     peak_bytes: int
     trials: int
     """Trials that ran now; 0 if all were in the trial log."""
     verified_in: Where
-    """``fresh processes``: exact. ``this process``: what earlier trials left in memory counts."""
+    """``fresh processes``: exact. ``this process``: what earlier trials left in memory
+    counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +103,22 @@ def find_batch_size(
 ) -> Any:  # noqa: ANN401 - a size, or a decorated function
     """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
 
-    ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``; ``build_step(micro_batch_size, device)``
-    returns a function that takes one optimizer step.
+    ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``;
+    ``build_step(micro_batch_size, device)`` returns a function that takes one optimizer
+    step.
 
-    ``@find_batch_size(starting_batch_size=128)`` replaces accelerate's ``find_executable_batch_size``: the decorated
-    ``train(batch_size, ...)`` is called without its first argument. It is tried in fresh processes, each stopped
-    after three optimizer steps, and then called once, with a size that fits. The trial log remembers the result.
+    ``@find_batch_size(starting_batch_size=128)`` replaces accelerate's
+    ``find_executable_batch_size``: the decorated ``train(batch_size, ...)`` is called
+    without its first argument. It is tried in fresh processes, each stopped after three
+    optimizer steps, and then called once, with a size that fits. The trial log
+    remembers the result.
 
     Args:
         function: The function; None to decorate one.
-        starting_batch_size: Largest size for a decorated function, which is tried first.
-        memory: Memory budget, such as ``"40GB"`` or a number of bytes; None takes what is free.
+        starting_batch_size: Largest size for a decorated function, which is tried
+            first.
+        memory: Memory budget, such as ``"40GB"`` or a number of bytes; None takes what
+            is free.
         device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
         headroom: Share of the largest size that is left unused.
         arguments: Further arguments of the function.
@@ -118,8 +126,8 @@ def find_batch_size(
         trial_timeout: Longest duration of one trial, in seconds or as ``"10min"``.
         reports: Directory of the trial log.
 
-    Raise ``AutotuneError`` if nothing fits, or if the function fails in a trial, whatever it raised; ``ValueError`` for
-    an argument that is out of range.
+    Raise ``AutotuneError`` if nothing fits, or if the function fails in a trial,
+    whatever it raised; ``ValueError`` for an argument that is out of range.
     """
     if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
         raise ValueError(
@@ -161,7 +169,8 @@ def find_num_workers(
     Args:
         build_loader: ``build_loader(num_workers)`` returns an iterable of batches.
         step_time: Duration of a step to replay, in seconds or as ``"120ms"``.
-        build_step: Instead, a function that builds the step that consumes the batches; it may take a batch.
+        build_step: Instead, a function that builds the step that consumes the batches;
+            it may take a batch.
         max_workers: Most workers to try; None for one per available CPU core.
         device: As for ``find_batch_size``, for ``build_step``.
         arguments: Further arguments of both functions, such as ``micro_batch_size``.
@@ -169,8 +178,8 @@ def find_num_workers(
         window: Duration of one timed window.
         reports: Directory of the trial log.
 
-    Raise ``ValueError`` unless one of ``step_time`` and ``build_step`` is given, ``AutotuneError`` if a function cannot
-    be used, or a window fails.
+    Raise ``ValueError`` unless one of ``step_time`` and ``build_step`` is given,
+    ``AutotuneError`` if a function cannot be used, or a window fails.
     """
     if (step_time is None) == (build_step is None):
         raise ValueError(
@@ -220,7 +229,10 @@ def _found(
     along: str = SIZE,
     name: str | None = None,
 ) -> BatchSize:
-    """Find the largest size of a function; without the ``name`` of an importable one, in this process."""
+    """Find the largest size of a function.
+
+    Without the ``name`` of an importable one, in this process.
+    """
     name = name or _importable(function)
     code = asked.code.model_copy(
         update={"step": name or _label(function), "along": along}
@@ -292,7 +304,10 @@ def _opened(
     timeout_s: float,
     functions: Mapping[str, Callable[..., Any]] | None,
 ) -> Iterator[OwnBench]:
-    """Open a bench of fresh processes; for ``functions`` by role that only this process has, one of this process."""
+    """Open a bench of fresh processes.
+
+    For ``functions`` by role that only this process has, one of this process.
+    """
     if IN_TRIAL in os.environ:
         what = f"the search for {code.words} began while a trial imported its module"
         raise RuntimeError(f"{what}: begin it under 'if __name__ == \"__main__\":'")
@@ -327,13 +342,17 @@ def _names(function: Callable[..., Any]) -> list[str]:
 
 
 def _importable(function: Callable[..., Any]) -> str | None:
-    """Return the name by which another process can import a function; None if it cannot."""
+    """Return the name by which another process can import a function.
+
+    None if it cannot.
+    """
     path, module = _path(function), getattr(function, "__module__", None)
     found: Any = sys.modules.get(module or "")
     for part in path.split("."):
         found = getattr(found, part, None)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    # A bound method or a partial is another object than its name has; code of exec has no file.
+    # A bound method or a partial is another object than its name has; code of exec has
+    # no file.
     if (
         getattr(found, WRAPPED, found) != function
         or code is None

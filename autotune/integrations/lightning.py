@@ -2,8 +2,8 @@
 
 In the module that you name with ``--step`` and ``--loader``::
 
-    def build_step(micro_batch_size, device):
-        return module_step(Module(), Data(), micro_batch_size, device, precision="bf16-mixed")
+    def build_step(micro_batch_size, device): return module_step(Module(), Data(),
+        micro_batch_size, device, precision="bf16-mixed")
 
     def build_loader(num_workers):
         return module_loader(Data(), num_workers)
@@ -35,13 +35,15 @@ def module_step(
     Nothing is validated, logged or saved.
 
     Args:
-        module: A ``LightningModule``; without ``datamodule``, with its own ``train_dataloader``.
+        module: A ``LightningModule``; without ``datamodule``, with its own
+            ``train_dataloader``.
         datamodule: A ``LightningDataModule``, or None.
-        micro_batch_size: Value of the attribute, or hyperparameter, from which the data loader takes its batch size.
+        micro_batch_size: Value of the attribute, or hyperparameter, from which the data
+            loader takes its batch size.
         device: Device of the trial.
         batch_arg_name: Name of that attribute, as for ``BatchSizeFinder``.
-        trainer_options: Options of ``Trainer`` that a step depends on, such as ``precision``,
-            ``accumulate_grad_batches`` and ``gradient_clip_val``.
+        trainer_options: Options of ``Trainer`` that a step depends on, such as
+            ``precision``, ``accumulate_grad_batches`` and ``gradient_clip_val``.
 
     Raise ``BadConfig`` if neither module has the attribute.
     """
@@ -105,7 +107,10 @@ def module_loader(
 
 
 def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
-    """Set an attribute, or a hyperparameter, wherever one of the modules has it; None sets nothing."""
+    """Set an attribute, or a hyperparameter, wherever one of the modules has it.
+
+    None sets nothing.
+    """
     places = [
         place
         for owner in owners

@@ -97,7 +97,11 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
 def sweep_loader(
     asked: LoaderSweep, bench: OwnBench, runner: TrialRunner
 ) -> LoaderEvidence:
-    """Find the fewest workers that keep up with the step; raise ``Undecided`` if a window failed."""
+    """Find the fewest workers that keep up with the step.
+
+    Raises:
+        Undecided: If a window failed.
+    """
     sweep = OwnSweep(asked=asked, bench=bench, runner=runner, budget_s=asked.budget_s)
     choice = sweep.run()
     rows = []

@@ -52,7 +52,8 @@ WIDER = 4
 CPU_CLOSE_BYTES = 2**17
 """Difference between processes on a CPU whose heap was full at first."""
 FIRST_SIZE = 4
-"""First size: large enough for batch normalisation, and for a first look at how memory grows."""
+"""First size: large enough for batch normalisation, and for a first look at how memory
+grows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +69,8 @@ class OwnSearch(SizeSearch):
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
     _loads: int = 0
-    """Number of times that late imports were moved in front of trials, which makes them other trials."""
+    """Number of times that late imports were moved in front of trials, which makes them
+    other trials."""
     _last_failure: tuple[int, str] = (0, "")
 
     def __post_init__(self) -> None:
@@ -81,7 +83,11 @@ class OwnSearch(SizeSearch):
         return f"{self.probe.code.along}={size * self.probe.multiple_of}"
 
     def peak_bytes_of(self, size: int, outcome: Measured) -> int:
-        """Return the peak of a trial; raise ``BadInput`` if it shows that the step cannot be probed."""
+        """Return the peak of a trial.
+
+        Raises:
+            BadInput: If it shows that the step cannot be probed.
+        """
         figures = self.figures[size] = OwnStepFigures.of(outcome)
         if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
             self._confirm(size, *doubt)
@@ -252,7 +258,11 @@ class OwnSearch(SizeSearch):
         return bench.trial(asked, self.probe.trial_timeout_s, first_attempt=not attempt)
 
     def _confirm(self, size: int, doubt: Doubt, bytes_: int) -> None:
-        """Take more steps of a doubtful size; raise ``BadInput`` if the doubt remains."""
+        """Take more steps of a doubtful size.
+
+        Raises:
+            BadInput: If the doubt remains.
+        """
         if self.probe.allow_varying:
             self.varies_bytes = max(self.varies_bytes, bytes_)
             return
@@ -293,8 +303,8 @@ def probe_step(
 ) -> StepEvidence:
     """Find and verify the largest size in fresh processes.
 
-    Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step cannot be probed, ``Undecided`` if
-    trials failed for another reason.
+    Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step
+    cannot be probed, ``Undecided`` if trials failed for another reason.
     """
     here = bench.in_this_process
     search = OwnSearch(

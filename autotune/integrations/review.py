@@ -25,7 +25,10 @@ def verify_own(
     monitor: GpuMonitor,
     read_cuda: Callable[[], str | None],
 ) -> Verification:
-    """Compare a profile with this machine, as ``approval.verify``; your source is not imported."""
+    """Compare a profile with this machine, as ``approval.verify``.
+
+    Your source is not imported.
+    """
     made_on = stored.profile.fingerprint
     site = open_device(
         "auto" if made_on.device == "cuda" else "cpu",

@@ -9,7 +9,8 @@ from typing import Any
 LOOKED_AT = 20_000
 """Samples among which the longest is sought, spread over the dataset."""
 FIRST_LOOKED_AT = 200
-"""Samples that end the search if all are of one size, as images are, and reading them takes long."""
+"""Samples that end the search if all are of one size, as images are, and reading them
+takes long."""
 SHORT_S = 0.02
 
 

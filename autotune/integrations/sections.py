@@ -24,9 +24,11 @@ from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.sections import count_head, count_table
 
 _FASTER = 1.1
-"""Advantage of half the largest size, or less, in the few timed steps of trials from which it is mentioned."""
+"""Advantage of half the largest size, or less, in the few timed steps of trials from
+which it is mentioned."""
 _LIMITED_BY_LOADER = 1.05
-"""Gain of the most workers over half as many, below which more of them would not help either."""
+"""Gain of the most workers over half as many, below which more of them would not help
+either."""
 
 
 def own_answer(one: Written) -> dict[str, Any]:

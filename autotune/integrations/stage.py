@@ -72,7 +72,10 @@ def probe_own(
 def run_probe(
     bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
 ) -> tuple[StepEvidence, TrialRunner, int]:
-    """Find the largest size, with the trial log of the profile at ``path``; return also the memory budget."""
+    """Find the largest size, with the trial log of the profile at ``path``.
+
+    Return also the memory budget.
+    """
     budget = memory_budget(bench.site, probe.memory_bytes)
     left = (
         f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
@@ -93,10 +96,13 @@ def run_probe(
 def sweep_request(
     codes: Sequence[OwnCode], profile: Path, **limits: Any
 ) -> LoaderSweep:  # noqa: ANN401 - of the request
-    """Return the request for a sweep; a profile of your own code gives its step and its arguments.
+    """Return the request for a sweep.
 
-    Raise ``UsageError`` if there is no loader, nothing that consumes its batches, or more than one combination of
-    arguments; ``BadInput`` if the profile is not one of your own code.
+    A profile of your own code gives its step and its arguments.
+
+    Raise ``UsageError`` if there is no loader, nothing that consumes its batches, or
+    more than one combination of arguments; ``BadInput`` if the profile is not one of
+    your own code.
     """
     code, *others = codes
     if others:
@@ -133,7 +139,8 @@ def sweep_request(
 def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
     """Find the fewest workers of a loader of yours, and write them into a profile.
 
-    Raise ``ProfileRejected`` if ``out`` exists and is of other code, or of another machine.
+    Raise ``ProfileRejected`` if ``out`` exists and is of other code, or of another
+    machine.
     """
     replayed = sweep.step_time_s is not None
     with open_own(
@@ -170,7 +177,10 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
 
 
 def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
-    """Return the sweep with the size that a profile found; a training function is replayed, as it has its own data."""
+    """Return the sweep with the size that a profile found.
+
+    A training function is replayed, as it has its own data.
+    """
     code, step = sweep.code, profile.evidence.step
     if (size := profile.tuned.get(code.along)) is None or code.along in code.arguments:
         return sweep

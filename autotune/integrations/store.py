@@ -44,7 +44,10 @@ class StoredOwn(Content):
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a file is a profile of your own training code; False if it cannot be read."""
+    """Return whether a file is a profile of your own training code.
+
+    False if it cannot be read.
+    """
     try:
         read_profile_tables(path, SUBJECT_KEY)
     except TrainerError:
@@ -53,7 +56,11 @@ def is_own(path: Path) -> bool:
 
 
 def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
-    """Read and validate a profile, with its approval; raise ``BadInput`` if it is invalid."""
+    """Read and validate a profile, with its approval.
+
+    Raises:
+        BadInput: If it is invalid.
+    """
     tables = read_profile_tables(path, SUBJECT_KEY)
     profile = content_of(OwnProfile, tables, where=str(path))
     return StoredOwn(
@@ -62,14 +69,20 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
 
 
 def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
-    """Read a profile, of your own training code or not, with its approval; raise an error if either cannot be used."""
+    """Read a profile, of your own training code or not, with its approval.
+
+    Raise an error if either cannot be used.
+    """
     return (
         read_own(path, reports) if is_own(path) else read_with_approval(path, reports)
     )
 
 
 def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
-    """Return the profile at a path if it is of the same subject and site; None otherwise."""
+    """Return the profile at a path if it is of the same subject and site.
+
+    None otherwise.
+    """
     try:
         found = read_own(path).profile
     except (TrainerError, BadInput):
@@ -82,9 +95,12 @@ def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
 
 
 def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile | None:
-    """Return the profile at a path, None if there is no file; if steps are ``replayed``, its GPU need not be here.
+    """Return the profile at a path, None if there is no file.
 
-    Raise ``ProfileRejected`` if it is of other code, arguments or source, or of another machine.
+    If steps are ``replayed``, its GPU need not be here.
+
+    Raise ``ProfileRejected`` if it is of other code, arguments or source, or of another
+    machine.
     """
     if not path.exists():
         return None
@@ -122,7 +138,10 @@ def write_own(
     constraints: OwnConstraints | None = None,
     **evidence: Any,  # noqa: ANN401 - of one command
 ) -> OwnProfile:
-    """Write the result of a command into the profile ``old``, or a new one; keep any other as ``.previous.toml``."""
+    """Write the result of a command into the profile ``old``, or a new one.
+
+    Keep any other as ``.previous.toml``.
+    """
     if old is None and path.is_file():
         write_atomically(
             path.with_suffix(".previous.toml"),

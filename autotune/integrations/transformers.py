@@ -36,15 +36,18 @@ def trainer_step(
 ) -> Callable[[], None]:
     """Return the training loop of a ``Trainer``, with its optimizer, precision and accumulation, as a step to probe.
 
-    Nothing is saved, evaluated or logged, and no callback stops it early. Samples are collated in this process.
+    Nothing is saved, evaluated or logged, and no callback stops it early. Samples are
+    collated in this process.
 
     Args:
         trainer: A trainer that has not trained yet.
         micro_batch_size: Its ``per_device_train_batch_size``.
         device: Device of the trial, which must be the trainer's.
-        gradient_accumulation_steps: Micro-batches of an optimizer step; None keeps the trainer's.
-        longest: True to train on the longest sample of the dataset alone, the worst case for memory: the longest of
-            20,000, spread over the dataset. False, or a dataset without length, trains on samples as they come.
+        gradient_accumulation_steps: Micro-batches of an optimizer step; None keeps the
+            trainer's.
+        longest: True to train on the longest sample of the dataset alone, the worst
+            case for memory: the longest of 20,000, spread over the dataset. False, or a
+            dataset without length, trains on samples as they come.
 
     Raise ``BadConfig`` if the trainer is on another device.
     """

@@ -37,12 +37,14 @@ WRAPPED = "__autotune_wrapped__"
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
 STEPS = 3
-"""Optimizer steps of a trial: the first allocates the optimizer's state, two further ones must agree."""
+"""Optimizer steps of a trial: the first allocates the optimizer's state, two further
+ones must agree."""
 
 LOOP = "__autotune_loop__"
 """Attribute of a function that is known to be a training loop, not a step."""
 LOOP_STEPS = 16
-"""Optimizer steps in one call of any other function from which it is left as a training loop."""
+"""Optimizer steps in one call of any other function from which it is left as a training
+loop."""
 _LONGEST_NAME = 100
 
 
@@ -50,7 +52,8 @@ class OwnCode(StrictTable):
     """Functions of yours, by name, and their fixed arguments."""
 
     step: str | None = None
-    """``module:function`` that builds a step, or that trains until it is stopped; None for a loader alone."""
+    """``module:function`` that builds a step, or that trains until it is stopped; None
+    for a loader alone."""
     loader: str | None = None
     """``module:function`` that builds a loader."""
     arguments: dict[str, Argument] = Field(default_factory=dict)
@@ -171,7 +174,8 @@ class OwnStepFigures(JobFigures):
     host_peak_bytes: int
     """Highest resident memory of the process."""
     imported: tuple[str, ...] = ()
-    """Modules that your code imported within the trial; on a CPU they count as its memory."""
+    """Modules that your code imported within the trial; on a CPU they count as its
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +197,8 @@ class SizeRow(StrictTable):
     fits: bool
     peak_bytes: Positive | None = None
     step_s: PositiveFloat | None = None
-    """Median time of the steps but the first; None if the size did not fit, or on a pretended GPU."""
+    """Median time of the steps but the first; None if the size did not fit, or on a
+    pretended GPU."""
 
 
 class StepEvidence(StrictTable):
@@ -202,16 +207,19 @@ class StepEvidence(StrictTable):
     feasible_max: Positive
     """Largest size that ran optimizer steps under the budget."""
     infeasible_min: Positive | None = None
-    """Smallest size that ran out of memory; None if the search reached its upper limit first."""
+    """Smallest size that ran out of memory; None if the search reached its upper limit
+    first."""
     feasible_peak_bytes: Positive
     """Peak memory of ``feasible_max`` in its trials."""
     predicted_peak_bytes: Positive | None = None
     """Peak of ``feasible_max`` predicted from smaller trials."""
     traced_max: NonNegative | None = None
-    """Largest size that a trace predicted before any trial; None without ``build_model`` in the step's module."""
+    """Largest size that a trace predicted before any trial; None without
+    ``build_model`` in the step's module."""
     not_traced: str | None = None
     kept_bytes: NonNegative
-    """Memory in use between two steps of ``feasible_max``: weights, optimizer state, whatever your code keeps."""
+    """Memory in use between two steps of ``feasible_max``: weights, optimizer state,
+    whatever your code keeps."""
     host_peak_bytes: NonNegative
     """Highest resident memory of the trial's process."""
     optimizer_steps: NonNegative
@@ -220,7 +228,8 @@ class StepEvidence(StrictTable):
     """True if the function is a training loop, which another loader cannot feed."""
     multiple_of: Positive = 1
     varies_bytes: NonNegative = 0
-    """Difference between steps of one size, accepted with --allow-varying; 0 if steps agree."""
+    """Difference between steps of one size, accepted with --allow-varying; 0 if steps
+    agree."""
     rows: list[SizeRow]
     """Sizes in the order in which they were tried."""
     verified_in: Literal["fresh processes", "this process"] = "fresh processes"
@@ -246,19 +255,24 @@ class LoaderEvidence(CountEvidence):
     """Private memory of the largest worker."""
     batch_bytes: NonNegative
     epoch_batches: Positive | None = None
-    """Batches of an epoch, if one ended within a window, so that restarting the loader is part of its cost."""
+    """Batches of an epoch, if one ended within a window, so that restarting the loader
+    is part of its cost."""
 
 
 class Subject(OwnCode):
     """Your functions, by name, with the arguments and the source that were measured."""
 
     step_sha256: str | None = None
-    """SHA-256 of all your modules that importing the step imported: those outside of the installed packages."""
+    """SHA-256 of all your modules that importing the step imported: those outside of
+    the installed packages."""
     loader_sha256: str | None = None
 
     @property
     def measured_sha256(self) -> str:
-        """Hash of what was measured: the step, its source and fixed arguments; the loader if there is no step."""
+        """Hash of what was measured: the step, its source and fixed arguments.
+
+        The loader if there is no step.
+        """
         own = {
             "step": self.step,
             "source": self.step_sha256,
@@ -297,7 +311,8 @@ class OwnProfile(StrictTable):
     """Values to use, by argument."""
     constraints: OwnConstraints
     fingerprint: Fingerprint
-    """Its ``model_sha256`` is that of the functions, arguments and source; it has no dataset."""
+    """Its ``model_sha256`` is that of the functions, arguments and source; it has no
+    dataset."""
     provenance: Provenance
     evidence: OwnEvidence
 
@@ -313,7 +328,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProbe:
-    """Request to find the largest size of a step of yours; None takes the default of the machine."""
+    """Request to find the largest size of a step of yours.
+
+    None takes the default of the machine.
+    """
 
     code: OwnCode
     reports: Path

@@ -42,7 +42,10 @@ class TrainOptions:
         site_requires_approval: bool,
         torch_of_profile: bool = False,
     ) -> "TrainRequest":
-        """Read and check profile and dataset; ``torch_of_profile`` if ranks run its torch, not the one here."""
+        """Read and check profile and dataset.
+
+        ``torch_of_profile`` if ranks run its torch, not the one here.
+        """
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
@@ -134,8 +137,8 @@ def train(
 ) -> None:
     """Train from a profile, here or as a SLURM job.
 
-    Exits with the code of the run. A job resumes after time limits and pre-emption until the run is complete. --nodes,
-    --time-limit and --chain require --slurm.
+    Exits with the code of the run. A job resumes after time limits and pre-emption
+    until the run is complete. --nodes, --time-limit and --chain require --slurm.
     """
     if job.slurm is not None:
         _submit(

@@ -11,9 +11,11 @@ from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 
 PATIENCE_S = 70.0
-"""Longest wait for another node's write, in seconds, as NFS caches directory entries for up to 60 s."""
+"""Longest wait for another node's write, in seconds, as NFS caches directory entries
+for up to 60 s."""
 PATIENCE_HERE_S = 5.0
-"""Longest wait on one node, in seconds, as ranks that outlive their torchrun take a moment to exit."""
+"""Longest wait on one node, in seconds, as ranks that outlive their torchrun take a
+moment to exit."""
 _POLL_S = 0.25
 MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
@@ -29,8 +31,9 @@ def run_end_of(
 ) -> Ended:
     """Return how this start of a run ended.
 
-    ``said_before`` is the content of ``exit.json`` before this start, which does not count; a new one is waited for.
-    ``job_code`` is the exit code of srun, which is torchrun's: 1 whatever its ranks return.
+    ``said_before`` is the content of ``exit.json`` before this start, which does not
+    count; a new one is waited for. ``job_code`` is the exit code of srun, which is
+    torchrun's: 1 whatever its ranks return.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         # Perhaps from before, if nothing was left to do.
@@ -83,7 +86,10 @@ def _words(end: RunExit) -> str:
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
-    """Return a failure if a run to be resumed has made no progress too often; None for all others."""
+    """Return a failure if a run to be resumed has made no progress too often.
+
+    None for all others.
+    """
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
     newest = (

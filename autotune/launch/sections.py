@@ -11,7 +11,10 @@ from autotune.launch.status import RunStatus, TuningStatus
 def status_text(
     runs: Sequence[RunStatus], tunings: Sequence[TuningStatus], *, asked: bool
 ) -> str:
-    """Return tables of runs and tunings, and why runs ended; ``asked`` is True if SLURM was queried for their jobs."""
+    """Return tables of runs and tunings, and why runs ended.
+
+    ``asked`` is True if SLURM was queried for their jobs.
+    """
     ran = table_of(
         "",
         runs,

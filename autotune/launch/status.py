@@ -28,7 +28,8 @@ class RunStatus:
     state: str
     """State, such as ``finished`` or ``running``."""
     job: str | None = None
-    """SLURM job that is queued or running for the run; None if there is none, or if SLURM cannot be queried."""
+    """SLURM job that is queued or running for the run; None if there is none, or if
+    SLURM cannot be queried."""
     step: int | None = None
     max_steps: int | None = None
     tokens_per_s: float | None = None
@@ -50,7 +51,10 @@ class TuningStatus:
 
 
 def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
-    """Return the state of a run; if it has not begun, that of its job, if SLURM can be queried."""
+    """Return the state of a run.
+
+    If it has not begun, that of its job, if SLURM can be queried.
+    """
     number, queued = (jobs or {}).get(f"train-{directory.name}", (None, None))
     if not (directory / RUN_FILE).is_file():
         return RunStatus(

@@ -15,12 +15,14 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
-"""Bytes of a parameter in a checkpoint: the weight and AdamW's two moments, in 32 bits."""
+"""Bytes of a parameter in a checkpoint: the weight and AdamW's two moments, in 32
+bits."""
 _UNKNOWN_STATE_BYTES = 2**30
 _SLOW_DISK_BYTES_PER_S = 100e6
 _LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
 _SHUTDOWN_MARGIN_S = 15
-"""Seconds by which torchrun stops before SLURM does, so that the script can report the result."""
+"""Seconds by which torchrun stops before SLURM does, so that the script can report the
+result."""
 _MEASURED_MARGIN = 1.25
 
 
@@ -47,9 +49,11 @@ class TrainRequest:
     """Time limit of the job; None for the site's."""
     python: str = sys.executable
     reviews: Path | None = None
-    """Reports directory in which the job checks the approval at each start; None if none is needed."""
+    """Reports directory in which the job checks the approval at each start; None if
+    none is needed."""
     approved_sha256: str | None = None
-    """SHA-256 of the approved profile, the only one to train from; None if no approval is required."""
+    """SHA-256 of the approved profile, the only one to train from; None if no approval
+    is required."""
 
     @property
     def script(self) -> Path:
@@ -63,7 +67,10 @@ class TrainRequest:
 
 
 def default_ranks(profile: Profile) -> int:
-    """Return the number of GPUs that the profile was tuned with; on CPUs, the ranks in its evidence."""
+    """Return the number of GPUs that the profile was tuned with.
+
+    On CPUs, the ranks in its evidence.
+    """
     return (
         max(1, profile.fingerprint.gpu_count)
         if profile.train.device == "cuda"
@@ -72,7 +79,11 @@ def default_ranks(profile: Profile) -> int:
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
-    """Return the script of a training job; raise ``BadInput`` if the time limit leaves no time to train."""
+    """Return the script of a training job.
+
+    Raises:
+        BadInput: If the time limit leaves no time to train.
+    """
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
     limit = shape.time or site.slurm.time
@@ -127,7 +138,10 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
-    """Return the command of each rank; the dataset is staged to ``stage_to`` unless the configuration says where."""
+    """Return the command of each rank.
+
+    The dataset is staged to ``stage_to`` unless the configuration says where.
+    """
     words = [
         "-m",
         "trainer",
@@ -166,7 +180,10 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
-    """Return the site's resources for these ranks; more memory if more was measured, at most that of the node."""
+    """Return the site's resources for these ranks.
+
+    More memory if more was measured, at most that of the node.
+    """
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = (
         request.profile.evidence.workers,
@@ -209,7 +226,8 @@ def _preflight(request: TrainRequest, cpus: int) -> list[str]:
         "--code",
         request.code_sha256,
     ]
-    # The job checks again, as the profile may be modified or its approval withdrawn while it is queued.
+    # The job checks again, as the profile may be modified or its approval withdrawn
+    # while it is queued.
     if request.reviews is not None:
         words += ["--require-approved", "--reports", str(request.reviews)]
     if request.approved_sha256 is not None:

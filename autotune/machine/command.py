@@ -38,8 +38,8 @@ def doctor(
 ) -> None:
     """Check this machine for measurement problems.
 
-    With --measure, write the speed of matmuls, memory and launches to reports/machines/, from where estimate and plan
-    read them.
+    With --measure, write the speed of matmuls, memory and launches to
+    reports/machines/, from where estimate and plan read them.
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
         machine = examine(
@@ -75,7 +75,11 @@ def examine(
     clock: Clock,
     paths: Sequence[Path],
 ) -> MachineFacts:
-    """Read all facts once; raise ``MachineLacks`` if the host does not describe itself the way Linux does."""
+    """Read all facts once.
+
+    Raises:
+        MachineLacks: If the host does not describe itself the way Linux does.
+    """
     seen = (
         (gpu, monitor.sample(gpu.uuid), monitor.compute_processes(gpu.uuid))
         for gpu in monitor.devices()

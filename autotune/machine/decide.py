@@ -15,7 +15,8 @@ from autotune.machine.values import (
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 MIN_SHM_BYTES = 2**30
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
-"""GPU memory that may be in use without a process; the driver reserves less than 1 GiB on idle data-centre GPUs."""
+"""GPU memory that may be in use without a process; the driver reserves less than 1 GiB
+on idle data-centre GPUs."""
 
 FIX_NVML = (
     "Fix NVML: nvidia-smi must list the GPU (in a container:"
@@ -28,7 +29,8 @@ class Unsuitable:
     """A problem that makes measurements unreliable."""
 
     severity: Severity
-    """``error``: measurements would be worthless. ``warning``: they may be off. ``info``: some are not possible."""
+    """``error``: measurements would be worthless. ``warning``: they may be off.
+    ``info``: some are not possible."""
     claim: str
     next_step: str
 

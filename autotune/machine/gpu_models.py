@@ -1,8 +1,9 @@
 """GPU models by name, with their memory, for plans without the GPU.
 
-NVML counts all memory that the driver manages; a CUDA process sees less, and by up to a few hundred MiB less with some
-drivers, so the table has the smallest of the figures found. "Secondary source" means not published by NVIDIA. Compute
-capabilities are from NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
+NVML counts all memory that the driver manages; a CUDA process sees less, and by up to a
+few hundred MiB less with some drivers, so the table has the smallest of the figures
+found. "Secondary source" means not published by NVIDIA. Compute capabilities are from
+NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
 """
 
 import difflib
@@ -16,8 +17,8 @@ _MIB = 2**20
 _GIB = 2**30
 
 RESERVE_BYTES = 512 * _MIB
-"""GPU memory that no default budget includes: lazily loaded kernels and library handles take non-PyTorch memory, which
-no limit bounds, in steps that no trial has run."""
+"""GPU memory that no default budget includes: lazily loaded kernels and library handles
+take non-PyTorch memory, which no limit bounds, in steps that no trial has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class GpuModel:
         return self.names[0]
 
     def budget_bytes(self, asked_bytes: int | None = None) -> int:
-        """Return a rank's memory budget: as requested, up to the usable memory; by default the usable less the reserve.
+        """Return a rank's memory budget: as requested, up to the usable memory.
+
+        By default the usable less the reserve.
 
         Raise ``BadInput`` if the request exceeds the GPU's memory.
         """
@@ -198,13 +201,15 @@ GPU_MODELS = (
 )
 
 _TOTAL_TOLERANCE = 0.08
-"""Tolerance: GDDR shows a fifteenth more without ECC; older drivers leave out about 1 %."""
+"""Tolerance: GDDR shows a fifteenth more without ECC; older drivers leave out about 1
+%."""
 
 
 def find_gpu_model(name: str) -> GpuModel:
     """Return the GPU model of a key, of NVML's name, or of a beginning that fits one key only, such as ``h200``.
 
-    Case, spaces, hyphens, underscores and a leading "NVIDIA" do not matter. Raise ``BadInput`` unless one model fits.
+    Case, spaces, hyphens, underscores and a leading "NVIDIA" do not matter. Raise
+    ``BadInput`` unless one model fits.
     """
     wanted = _plain(name)
     exact = [one for one in GPU_MODELS if wanted in map(_plain, (one.key, *one.names))]
@@ -233,7 +238,9 @@ def find_gpu_model(name: str) -> GpuModel:
 
 
 def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
-    """Return a device's GPU model, by NVML's name and total; None if unknown, as for a slice of a GPU (MIG, vGPU).
+    """Return a device's GPU model, by NVML's name and total.
+
+    None if unknown, as for a slice of a GPU (MIG, vGPU).
 
     The total must be close as well, as a part of a GPU may have the name of the whole.
     """

@@ -1,8 +1,9 @@
 """Time series of GPU activity during a measurement, from a process that samples all GPUs of a node.
 
-The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each sample to its standard output, until its
-standard input closes. No other process reads GPM counters meanwhile, because concurrent GPM calls have crashed drivers.
-If a call of the driver never returns, samples are missing and the process is killed.
+The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each sample to
+its standard output, until its standard input closes. No other process reads GPM
+counters meanwhile, because concurrent GPM calls have crashed drivers. If a call of the
+driver never returns, samples are missing and the process is killed.
 """
 
 import collections
@@ -22,12 +23,14 @@ from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
 from autotune.machine.values import GpmWindow, GpuSample, GpuSeries, Unavailable
 
 GPM_WINDOW_S = 0.5
-"""Length of a counter window: NVML's counters change several times in it, and it fits inside a timed window."""
+"""Length of a counter window: NVML's counters change several times in it, and it fits
+inside a timed window."""
 ANSWER_WITHIN_S = 10.0
 START_WITHIN_S = 60.0
 """Timeout of the first sample: Python and NVML may load from a slow shared disk."""
 MOST_READINGS = 2**17
-"""Most samples and counter windows kept until they are taken: twenty minutes of eight GPUs."""
+"""Most samples and counter windows kept until they are taken: twenty minutes of eight
+GPUs."""
 _POLL_S = 0.02
 
 Reading = tuple[str, Literal["sample", "gpm"], GpuSample | GpmWindow | Unavailable]
@@ -100,7 +103,10 @@ class GpuSampler:
         return self._last
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """End the process; if it is stuck in the driver, it may not end before that call returns."""
+        """End the process.
+
+        If it is stuck in the driver, it may not end before that call returns.
+        """
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
@@ -122,7 +128,10 @@ def _receive(stream: IO[bytes], keep: Callable[[Reading], None]) -> None:
 def series_of(
     readings: Sequence[Reading], last: Mapping[str, GpuSeries]
 ) -> dict[str, GpuSeries]:
-    """Group samples and counter windows by GPU; the last reason for a missing one stays until there is one."""
+    """Group samples and counter windows by GPU.
+
+    The last reason for a missing one stays until there is one.
+    """
 
     def why(
         of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None
@@ -160,7 +169,8 @@ def sample_gpus(
 ) -> None:
     """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
 
-    ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has to end, and returns True if so.
+    ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has
+    to end, and returns True if so.
     """
     counted_s = -math.inf
     while True:

@@ -1,6 +1,7 @@
 """The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
 
-Affinity, control groups (v1 and v2, at every level) and SLURM limit the CPUs and memory of a process; the least counts.
+Affinity, control groups (v1 and v2, at every level) and SLURM limit the CPUs and memory
+of a process; the least counts.
 """
 
 import contextlib
@@ -31,7 +32,10 @@ class Host(Protocol):
     """Source of facts about the host."""
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """Describe the host now, ``disks`` by path, which may be missing; raise ``MachineLacks`` without ``/proc``."""
+        """Describe the host now, ``disks`` by path, which may be missing.
+
+        Raise ``MachineLacks`` without ``/proc``.
+        """
 
     def library_versions(self) -> dict[str, str]:
         """Return the versions of the ``LIBRARIES`` that are installed, without importing any."""
@@ -46,7 +50,10 @@ class _Mount:
 
 
 class SystemHost:
-    """The host of this process; ``root`` holds ``proc``, ``sys`` and ``dev``, ``environment`` is by default its own."""
+    """The host of this process.
+
+    ``root`` holds ``proc``, ``sys`` and ``dev``, ``environment`` is by default its own.
+    """
 
     def __init__(
         self, root: Path = Path("/"), environment: Mapping[str, str] | None = None
@@ -55,7 +62,11 @@ class SystemHost:
         self._environment = os.environ if environment is None else environment
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """Read everything again; raises ``MachineLacks`` if there is no Linux ``/proc``."""
+        """Read everything again.
+
+        Raises:
+            MachineLacks: If there is no Linux ``/proc``.
+        """
         import psutil
 
         text = _read(self._root / "proc/meminfo") or ""
@@ -132,7 +143,8 @@ class SystemHost:
     ) -> Iterator[tuple[int, str, int | None]]:
         """Yield available bytes, source and limit: of the system, and of each control group that limits this process.
 
-        A group's page cache is charged to it; the inactive part is reclaimed on demand, so it counts as available.
+        A group's page cache is charged to it; the inactive part is reclaimed on demand,
+        so it counts as available.
         """
         available = memory.get("MemAvailable", memory.get("MemFree", 0))
         yield available, "the system", None
@@ -189,7 +201,8 @@ class SystemHost:
                 if path.is_relative_to(mount.root)
                 else PurePosixPath()
             )
-            # A container may show the host's path but mount only its own subtree, whose top is our group.
+            # A container may show the host's path but mount only its own subtree, whose
+            # top is our group.
             inside = PurePosixPath() if ".." in inside.parts else inside
             for level in (inside, *inside.parents):
                 yield self._root / mount.point.lstrip("/") / level

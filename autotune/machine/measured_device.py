@@ -31,7 +31,8 @@ from trainer.record.run_record import code_sha256
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 _HIDING = (None, "", "-1", "NoDevFiles", "void", "none")
-"""Values of CUDA_VISIBLE_DEVICES that hide every GPU on purpose, as users and SLURM write them."""
+"""Values of CUDA_VISIBLE_DEVICES that hide every GPU on purpose, as users and SLURM
+write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,8 @@ class MeasuredDevice:
     versions: dict[str, str]
     gpu_absent: str | None
     used_bytes_by_gpu: tuple[int | None, ...] = ()
-    """Memory in use on each GPU before this program uses it, in the order of ``gpus``; None if unknown."""
+    """Memory in use on each GPU before this program uses it, in the order of ``gpus``;
+    None if unknown."""
 
     @property
     def gpu(self) -> GpuFacts | None:
@@ -54,7 +56,10 @@ class MeasuredDevice:
 
     @property
     def cuda_bytes(self) -> float:
-        """GPU memory that a CUDA process sees, as far as it is known; infinite on a CPU."""
+        """GPU memory that a CUDA process sees, as far as it is known.
+
+        Infinite on a CPU.
+        """
         if self.gpu is None:
             return math.inf
         gpu_model = gpu_model_of(self.gpu.name, self.gpu.total_bytes)
@@ -62,7 +67,10 @@ class MeasuredDevice:
 
     @property
     def words(self) -> str:
-        """Description of the device for users; for a CPU, with the reason why it is not a GPU."""
+        """Description of the device for users.
+
+        For a CPU, with the reason why it is not a GPU.
+        """
         if self.gpu is None:
             return "the CPU" if self.gpus else f"the CPU ({self.gpu_absent})"
         others = f", the first of {len(self.gpus)} GPUs" if len(self.gpus) > 1 else ""
@@ -88,9 +96,10 @@ def open_device(
 ) -> MeasuredDevice:
     """Describe this machine and choose a device.
 
-    ``without_gpu`` is the next step if a GPU is requested and there is none; ``measures`` is False if the device is
-    only described. Raise ``MachineLacks`` if CUDA is requested and there is no GPU; or if NVML does not describe a GPU
-    that is to be measured, or only a MIG slice of one is.
+    ``without_gpu`` is the next step if a GPU is requested and there is none;
+    ``measures`` is False if the device is only described. Raise ``MachineLacks`` if
+    CUDA is requested and there is no GPU; or if NVML does not describe a GPU that is to
+    be measured, or only a MIG slice of one is.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
@@ -173,8 +182,9 @@ def memory_budget(
 ) -> int:
     """Return a rank's memory budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
 
-    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is simulated. Raise ``BadInput`` if
-    the request exceeds the memory, or a GPU is to be simulated without a GPU.
+    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is
+    simulated. Raise ``BadInput`` if the request exceeds the memory, or a GPU is to be
+    simulated without a GPU.
     """
     if as_gpu is not None:
         if site.gpu is None:
@@ -192,7 +202,8 @@ def memory_budget(
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
-        # NVML's used memory includes the driver's reserve; if it is unreadable, the table includes that reserve.
+        # NVML's used memory includes the driver's reserve; if it is unreadable, the
+        # table includes that reserve.
         free_bytes = (
             min(there_bytes, site.cuda_bytes)
             if used_bytes is None
@@ -222,7 +233,11 @@ def memory_budget(
 
 
 def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
-    """Return the ranks on this node: one per visible GPU, or as requested; raise ``BadInput`` if GPUs are fewer."""
+    """Return the ranks on this node: one per visible GPU, or as requested.
+
+    Raises:
+        BadInput: If GPUs are fewer.
+    """
     if site.device == "cpu":
         return asked or 1
     if asked is not None and asked > len(site.gpus):
@@ -240,7 +255,9 @@ def fingerprint(
     manifest: Manifest | None,
     cuda: str | None,
 ) -> Fingerprint:
-    """Return the profile's fingerprint of this machine, model and dataset; without a dataset its hash is empty.
+    """Return the profile's fingerprint of this machine, model and dataset.
+
+    Without a dataset its hash is empty.
 
     ``model`` may be the hash of what takes a model's place.
     """

@@ -1,8 +1,9 @@
 """NVIDIA GPUs as a port, through NVML: their description, state and processes.
 
-Every error of NVML is translated here: a missing figure is ``None``, or ``Unavailable`` with NVML's reason. One monitor
-per process, with one lock per GPU, because concurrent GPM calls have crashed drivers. A driver call may never return,
-so each runs in a separate thread; once one is late, NVML is not called again.
+Every error of NVML is translated here: a missing figure is ``None``, or ``Unavailable``
+with NVML's reason. One monitor per process, with one lock per GPU, because concurrent
+GPM calls have crashed drivers. A driver call may never return, so each runs in a
+separate thread; once one is late, NVML is not called again.
 """
 
 import ctypes
@@ -49,12 +50,14 @@ LEAST_CONTEXT_BYTES = 64 * 2**20
 """Least memory of a process that computes: a CUDA context takes hundreds of MiB."""
 
 ANSWER_WITHIN_S = 30.0
-"""Timeout of a call: without persistence mode the driver first initialises every GPU, which takes seconds for each."""
+"""Timeout of a call: without persistence mode the driver first initialises every GPU,
+which takes seconds for each."""
 
 MIN_INTERVAL_S = 0.1
 """Shortest interval between samples, about NVML's own; faster samples show noise."""
 
-# The field that a GPM metric fills, NVML's name for it, and the factor from NVML's unit (percent, MiB/s) to ours.
+# The field that a GPM metric fills, NVML's name for it, and the factor from NVML's unit
+# (percent, MiB/s) to ours.
 _GPM_METRICS = (
     ("sm_utilisation", "NVML_GPM_METRIC_SM_UTIL", 0.01),
     ("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01),
@@ -88,23 +91,35 @@ class GpuMonitor(Protocol):
         """Return the device memory in use, by all processes and by the driver."""
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
-        """Return the GPU's state now; ``Unavailable`` only if nothing at all could be read."""
+        """Return the GPU's state now.
+
+        ``Unavailable`` only if nothing at all could be read.
+        """
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        """Return the processes with a compute context; those of other containers may be hidden."""
+        """Return the processes with a compute context.
+
+        Those of other containers may be hidden.
+        """
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
         """Return True if NVLink connects the two GPUs."""
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Return hardware counters (Hopper and later) since the last call for this GPU; the first only starts them."""
+        """Return hardware counters (Hopper and later) since the last call for this GPU.
+
+        The first only starts them.
+        """
 
     def close(self) -> None:
         """Release the driver; afterwards every figure is unavailable."""
 
 
 class NvmlMonitor:
-    """The GPUs of this machine. Never raises if there are none: ``why_absent`` returns the reason."""
+    """The GPUs of this machine.
+
+    Never raises if there are none: ``why_absent`` returns the reason.
+    """
 
     def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - untyped bindings
         self._nvml = pynvml or importlib.import_module("pynvml")
@@ -226,7 +241,10 @@ class NvmlMonitor:
         )
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Compare the counters with those of the last call; a metric that the driver does not report is None."""
+        """Compare the counters with those of the last call.
+
+        A metric that the driver does not report is None.
+        """
         return self._ask(uuid, functools.partial(self._counted, uuid))
 
     def close(self) -> None:
@@ -396,7 +414,10 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
 
 
 def gpus_of_torch() -> tuple[str, ...]:
-    """Return the names of the GPUs that PyTorch sees in a child process; empty without a driver or PyTorch."""
+    """Return the names of the GPUs that PyTorch sees in a child process.
+
+    Empty without a driver or PyTorch.
+    """
     try:
         ctypes.CDLL("libcuda.so.1")  # without a driver, do not wait for PyTorch
     except OSError:

@@ -12,7 +12,10 @@ from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts, Unavail
 
 
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
-    """Render the facts, section by section, and then the findings; without a final newline."""
+    """Render the facts, section by section, and then the findings.
+
+    Without a final newline.
+    """
     host, slurm = machine.host, machine.slurm
     disks = table_of(
         "",

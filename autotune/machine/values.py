@@ -1,4 +1,7 @@
-"""Facts about a machine; unknown figures are ``None``, or ``Unavailable`` with the reason."""
+"""Facts about a machine.
+
+Unknown figures are ``None``, or ``Unavailable`` with the reason.
+"""
 
 import itertools
 import math
@@ -23,9 +26,10 @@ class Unavailable:
 class GpuFacts:
     """Facts about one GPU from its driver.
 
-    ``index`` is NVML's, which follows the PCI bus; CUDA may number the same GPUs differently, but UUIDs agree.
-    ``total_bytes`` is NVML's total, a little more than a CUDA process can use. ``power_cap_w`` is the enforced limit.
-    ``mig_uuids`` are the UUIDs of the GPU's MIG slices, if it has any.
+    ``index`` is NVML's, which follows the PCI bus; CUDA may number the same GPUs
+    differently, but UUIDs agree. ``total_bytes`` is NVML's total, a little more than a
+    CUDA process can use. ``power_cap_w`` is the enforced limit. ``mig_uuids`` are the
+    UUIDs of the GPU's MIG slices, if it has any.
     """
 
     uuid: str
@@ -44,10 +48,12 @@ class GpuFacts:
 class GpuSample:
     """State of one GPU at one moment.
 
-    ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
-    least one kernel ran: a rank that waits in a collective shows 1. ``used_bytes`` includes the driver's reserve.
-    ``power_w`` is, since Hopper, the mean of the last second; ``energy_j`` counts from the loading of the driver.
-    ``process_count`` counts processes that hold GPU memory to compute; those of other containers may be hidden.
+    ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the
+    driver's last window in which at least one kernel ran: a rank that waits in a
+    collective shows 1. ``used_bytes`` includes the driver's reserve. ``power_w`` is,
+    since Hopper, the mean of the last second; ``energy_j`` counts from the loading of
+    the driver. ``process_count`` counts processes that hold GPU memory to compute;
+    those of other containers may be hidden.
     """
 
     time_s: float
@@ -65,10 +71,13 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmWindow:
-    """Hardware counters of one GPU between two moments (CLOCK_MONOTONIC); shares are 0 to 1.
+    """Hardware counters of one GPU between two moments (CLOCK_MONOTONIC).
 
-    ``sm_utilisation``: busy SMs. ``sm_occupancy``: resident warps of the possible ones. ``tensor_active``: time in
-    which the SMs did any tensor operation. ``dram_active``: memory bandwidth of the theoretical maximum.
+    Shares are 0 to 1.
+
+    ``sm_utilisation``: busy SMs. ``sm_occupancy``: resident warps of the possible ones.
+    ``tensor_active``: time in which the SMs did any tensor operation. ``dram_active``:
+    memory bandwidth of the theoretical maximum.
     """
 
     start_s: float
@@ -82,7 +91,10 @@ class GpmWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeries:
-    """Samples and counter windows of one GPU in order of time; ``lacking`` and ``gpm_lacking``: why there are none."""
+    """Samples and counter windows of one GPU in order of time.
+
+    ``lacking`` and ``gpm_lacking``: why there are none.
+    """
 
     samples: tuple[GpuSample, ...] = ()
     gpm: tuple[GpmWindow, ...] = ()
@@ -100,7 +112,10 @@ class GpuSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process with a compute context on a GPU; inside a container ``pid`` is still the host's."""
+    """A process with a compute context on a GPU.
+
+    Inside a container ``pid`` is still the host's.
+    """
 
     pid: int
     used_bytes: int | None
@@ -139,9 +154,11 @@ class NicFacts:
 class HostFacts:
     """CPUs, memory, disks and network of one host, as this process may use them.
 
-    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm`` the CPUs that SLURM gave this
-    task. ``ram_available_bytes`` is the memory still available, by the system's count or by the tightest control group,
-    whichever is less; ``ram_limit_source`` names it and ``ram_limit_bytes`` is that group's limit, if it was a group.
+    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm``
+    the CPUs that SLURM gave this task. ``ram_available_bytes`` is the memory still
+    available, by the system's count or by the tightest control group, whichever is
+    less; ``ram_limit_source`` names it and ``ram_limit_bytes`` is that group's limit,
+    if it was a group.
     """
 
     cpus_online: int
@@ -173,8 +190,9 @@ class HostFacts:
 class SlurmFacts:
     """SLURM job of this process, and available SLURM commands.
 
-    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is set by the node's own daemon for
-    processes that it starts; a shell that ``salloc`` opened on the login node has none.
+    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is
+    set by the node's own daemon for processes that it starts; a shell that ``salloc``
+    opened on the login node has none.
     """
 
     job_id: str | None
@@ -196,7 +214,10 @@ class SlurmFacts:
         return "sbatch" in self.commands and (not self.in_job or self.node_name is None)
 
     def seconds_left(self, now_utc: datetime) -> float | None:
-        """Return the seconds until the job's end, 0 once it has passed; ``None`` if no end is known."""
+        """Return the seconds until the job's end, 0 once it has passed.
+
+        ``None`` if no end is known.
+        """
         return (
             None
             if self.end_time_s is None
@@ -208,8 +229,8 @@ class SlurmFacts:
 class MachineFacts:
     """All facts that ``autotune doctor`` reads.
 
-    ``gpu_absent`` is the reason if there is no GPU; ``gpu_unreadable`` names GPUs that exist but could not be
-    described. ``versions`` holds the installed libraries only.
+    ``gpu_absent`` is the reason if there is no GPU; ``gpu_unreadable`` names GPUs that
+    exist but could not be described. ``versions`` holds the installed libraries only.
     """
 
     time_utc: datetime
@@ -234,14 +255,19 @@ THROTTLE_REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""Reasons for a GPU to run below its top clock, by bit: NVML API reference, nvmlClocksEventReasons."""
+"""Reasons for a GPU to run below its top clock, by bit: NVML API reference,
+nvmlClocksEventReasons."""
 FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
-"""Throttle reasons that spoil a measurement; the others, such as the software power cap of a loaded GPU, are normal.
-The power brake is an external signal that at least halves the clocks and raises hw_slowdown."""
+"""Throttle reasons that spoil a measurement; the others, such as the software power cap
+of a loaded GPU, are normal. The power brake is an external signal that at least halves
+the clocks and raises hw_slowdown."""
 
 
 def throttle_names(mask: int) -> tuple[str, ...]:
-    """Return the names of the bits in NVML's throttle mask, lowest first; a bit not in the table keeps its number."""
+    """Return the names of the bits in NVML's throttle mask, lowest first.
+
+    A bit not in the table keeps its number.
+    """
     bits = (
         1 << position for position in range(mask.bit_length()) if mask >> position & 1
     )
@@ -258,9 +284,10 @@ def visible_devices(
 ) -> tuple[GpuFacts, ...]:
     """Return the GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
 
-    Entries are indices, or prefixes of the UUID of a GPU or MIG slice. As in CUDA, an entry that matches nothing ends
-    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares unless the user has set
-    another ``CUDA_DEVICE_ORDER`` and GPUs differ.
+    Entries are indices, or prefixes of the UUID of a GPU or MIG slice. As in CUDA, an
+    entry that matches nothing ends the list, and a repeated one empties it. Indices are
+    read in PCI order, which CUDA shares unless the user has set another
+    ``CUDA_DEVICE_ORDER`` and GPUs differ.
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -278,7 +305,8 @@ def _devices_named(devices: Sequence[GpuFacts], entry: str) -> list[GpuFacts]:
     if entry.isascii() and entry.isdecimal():
         return [device for device in devices if device.index == int(entry)]
     if entry.startswith(("GPU-", "MIG-GPU-")):
-        # Drivers before 470 named a slice by its GPU: MIG-GPU-<uuid>/<instance>/<compute instance>.
+        # Drivers before 470 named a slice by its GPU:
+        # MIG-GPU-<uuid>/<instance>/<compute instance>.
         prefix = entry.removeprefix("MIG-").split("/")[0]
         return [device for device in devices if device.uuid.startswith(prefix)]
     sliced = devices if entry.startswith("MIG-") else ()

@@ -102,9 +102,10 @@ def probe(
 ) -> None:
     """Find the largest micro-batch that fits.
 
-    Verify that one more sequence runs out of memory, measure the throughput of smaller sizes, and write a profile.
-    With a time limit, fewer sizes are measured. With --gpu, memory is capped to that of a smaller GPU. With --step,
-    your own training code is probed instead of a model.
+    Verify that one more sequence runs out of memory, measure the throughput of smaller
+    sizes, and write a profile. With a time limit, fewer sizes are measured. With --gpu,
+    memory is capped to that of a smaller GPU. With --step, your own training code is
+    probed instead of a model.
     """
     from autotune.base.document import answer_json
     from autotune.machine.gpu_models import find_gpu_model

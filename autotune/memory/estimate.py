@@ -26,18 +26,22 @@ from trainer.data.global_batch import SequenceStatistics, sequence_statistics
 
 FIRST_SIZES = 8, 64
 BELOW_SHARE = 0.8
-"""Share of the predicted largest micro-batch that is also traced, so that sizes near it lie between two traces."""
+"""Share of the predicted largest micro-batch that is also traced, so that sizes near it
+lie between two traces."""
 CLOSE_SHARE = 0.005
 """Relative distance to a traced size within which a prediction is final."""
 MOST_ROUNDS = 3
 SHIFTS = 3
-"""Attempts to trace one sequence more, if no trace matches the largest: compiled layers reuse blocks of equal size."""
+"""Attempts to trace one sequence more, if no trace matches the largest: compiled layers
+reuse blocks of equal size."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
-"""Documents per packed sequence, assumed without a dataset; program functions average 2.1 per 512 tokens."""
+"""Documents per packed sequence, assumed without a dataset; program functions average
+2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 PACKED_FULL_SHARE = 0.997
-"""Share of non-padding tokens in packed sequences of 512 tokens of program functions; ``docs/benchmarks.md``."""
+"""Share of non-padding tokens in packed sequences of 512 tokens of program functions;
+``docs/benchmarks.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,8 @@ def estimate_model(
 ) -> MemoryEstimate:
     """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
 
-    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at other sizes; ``BadInput`` if invalid.
+    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at other
+    sizes; ``BadInput`` if invalid.
     """
     fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
     for number in range(MOST_ROUNDS):
@@ -117,7 +122,11 @@ def _extended(
     traces: tuple[Trace, ...],
     rows: tuple[int, ...],
 ) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
-    """Trace further sizes; return the memory model of all traces like the largest, these traces, and model facts."""
+    """Trace further sizes.
+
+    Return the memory model of all traces like the largest, these traces, and model
+    facts.
+    """
     for shift in range(SHIFTS):
         known = {trace.micro_batch_size for trace in traces}
         sizes = dict.fromkeys(one + shift for one in rows)
@@ -143,7 +152,10 @@ def _extended(
 
 
 def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
-    """Return the kernels of a step at its settings' micro-batch size; raise ``CannotTrace`` or ``BadInput``."""
+    """Return the kernels of a step at its settings' micro-batch size.
+
+    Raise ``CannotTrace`` or ``BadInput``.
+    """
     return Trace.of(
         _traced(request, machine, (request.config.micro_batch_size,))["traces"][0]
     ).work
@@ -199,7 +211,11 @@ def sequence_contents(
 
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
-    """Return the contents of a dataset's sequences, from a sample of it; raise ``TrainerError`` if it is no dataset."""
+    """Return the contents of a dataset's sequences, from a sample of it.
+
+    Raises:
+        TrainerError: If it is no dataset.
+    """
     # Sequences do not depend on it.
     any_model = ModelSettings(name="any", config={"model_type": "bert"})
     rows, manifest = _laid_out(

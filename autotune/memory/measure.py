@@ -53,11 +53,13 @@ from trainer.data.dataset import Manifest
 from trainer.data.global_batch import SequenceStatistics
 
 FIT_STEPS = (1, 1)
-"""Warm-up and timed steps, each followed by an evaluation, of a trial that tests if a size fits."""
+"""Warm-up and timed steps, each followed by an evaluation, of a trial that tests if a
+size fits."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """Warm-up and timed steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is slower."""
+"""Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is
+slower."""
 _MOST_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 
@@ -67,7 +69,8 @@ class ProbeRequest:
     """Request to probe one model; None takes the default of the machine."""
 
     config: TrainConfig
-    """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults of model and device."""
+    """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults
+    of model and device."""
     data: Path
     reports: Path
     memory_bytes: int | None = None
@@ -75,7 +78,8 @@ class ProbeRequest:
     """Smaller GPU whose memory is imitated."""
     ranks: int | None = None
     accumulate: bool = True
-    """True if a step has several micro-batches on each rank; two stand for any larger number."""
+    """True if a step has several micro-batches on each rank; two stand for any larger
+    number."""
     headroom_share: float = HEADROOM_SHARE
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
     trial_timeout_s: float = TRIAL_TIMEOUT_S
@@ -97,7 +101,8 @@ class Probe:
     local_ranks: int = 1
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
     rows: SequenceStatistics | None = None
-    """Statistics of the dataset's sequences; None for full sequences of one document."""
+    """Statistics of the dataset's sequences; None for full sequences of one
+    document."""
     expected: Expected | None = None
     """Overheads of a traced step on this device; None if nothing is traced."""
 
@@ -116,7 +121,11 @@ class Probe:
         )
 
     def trace(self, machine: Machine) -> MemoryEstimate:
-        """Trace the model's step; predict its memory near the largest micro-batch. Raise ``CannotTrace`` on failure."""
+        """Trace the model's step.
+
+        Predict its memory near the largest micro-batch. Raise ``CannotTrace`` on
+        failure.
+        """
         request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -185,7 +194,10 @@ class Search(SizeSearch):
         return StepFigures.of(outcome).peak_bytes
 
     def curve(self, sizes: list[int]) -> list[CurvePoint]:
-        """Measure throughput from the largest size down, as far as time allows; at least the largest."""
+        """Measure throughput from the largest size down, as far as time allows.
+
+        At least the largest.
+        """
         *smaller, largest = sizes
         points = [self._point(largest)]
         with contextlib.suppress(OutOfTime):
@@ -194,7 +206,10 @@ class Search(SizeSearch):
         return points
 
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
-        """Choose the split of the global batch; if the chosen size was not measured, add it to the curve."""
+        """Choose the split of the global batch.
+
+        If the chosen size was not measured, add it to the curve.
+        """
         limit, rows, ranks = (
             curve[-1].micro_batch_size,
             self.probe.config.global_batch_size,
@@ -219,7 +234,10 @@ class Search(SizeSearch):
         )
 
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
-        """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time runs out."""
+        """Run the chosen micro-batch until the GPU is as warm as in training.
+
+        None on a CPU, or if time runs out.
+        """
         device = self.probe.config.device
         if not (
             seconds := min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
@@ -238,7 +256,8 @@ class Search(SizeSearch):
     def _point(
         self, rows: int, steps: tuple[int, int] | None = None, how_long: str = ""
     ) -> CurvePoint:
-        # Allocator settings that make a CPU's limit exact slow it down; speed is measured without, as the size fits.
+        # Allocator settings that make a CPU's limit exact slow it down; speed is
+        # measured without, as the size fits.
         budget_bytes = self.budget_bytes if self.on_gpu else None
         label = f"{plural(rows, 'sequence')}, throughput{how_long}"
         for attempt in range(MAX_FAILURES):
@@ -316,7 +335,10 @@ class Search(SizeSearch):
         )
 
     def terms_bytes(self, rows: int) -> dict[str, int]:
-        """Return the predicted memory of a micro-batch by term; empty without a trace."""
+        """Return the predicted memory of a micro-batch by term.
+
+        Empty without a trace.
+        """
         if self.estimate is None or self.probe.expected is None:
             return {}
         return dict(
@@ -331,8 +353,9 @@ def probe_model(
 ) -> tuple[TrainConfig, ProbeEvidence]:
     """Predict, find and verify the largest micro-batch in fresh processes, and measure the throughput curve.
 
-    ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the chosen micro-batch as well.
-    Raise ``ExceedsMemory`` if not even one sequence fits, ``Undecided`` if trials failed for another reason.
+    ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the
+    chosen micro-batch as well. Raise ``ExceedsMemory`` if not even one sequence fits,
+    ``Undecided`` if trials failed for another reason.
     """
     search = Search(probe=probe, runner=runner, estimate=traced)
     search.predict()
@@ -421,7 +444,10 @@ def step_trial(
     attempt: int = 0,
     micro_batches: int | None = None,
 ) -> Trial:
-    """Return a trial of the trainer's step, without a limit if there is no budget. Each attempt is another trial."""
+    """Return a trial of the trainer's step, without a limit if there is no budget.
+
+    Each attempt is another trial.
+    """
     asked = StepRequest(
         config=step_config(probe, rows, micro_batches=micro_batches),
         vocab_size=probe.manifest.vocab_size,

@@ -72,7 +72,8 @@ class PredictionRequest:
     """Request for a memory prediction."""
 
     configs: tuple[TrainConfig, ...]
-    """Settings of the step of each model, all on the same device; batch sizes are ignored."""
+    """Settings of the step of each model, all on the same device; batch sizes are
+    ignored."""
     gpu: str | None
     memory_bytes: int | None
     data: Path | None
@@ -93,7 +94,10 @@ def settings_of_step(
     precision: str | None,
     **others: object,
 ) -> TrainConfig:
-    """Return the trainer's settings, ``others`` included; None takes the default of the model or the device."""
+    """Return the trainer's settings, ``others`` included.
+
+    None takes the default of the model or the device.
+    """
     return TrainConfig.model_validate(
         {
             "model": model,
@@ -119,7 +123,10 @@ class Target:
 def predict(
     asked: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
-    """Predict every model; one that does not fit, or can only be measured, does not affect the others."""
+    """Predict every model.
+
+    One that does not fit, or can only be measured, does not affect the others.
+    """
     predicted: list[PredictedModel] = []
     rejected: dict[str, AutotuneError] = {}
     with ForkServerMachine() as machine:
@@ -150,7 +157,8 @@ def predict(
 def find_target(asked: PredictionRequest) -> Target:
     """Return the GPU to predict for, with its memory budget.
 
-    Raise ``BadInput`` if it is not found, or has less memory; ``UsageError`` if its memory is unknown, or it is a CPU.
+    Raise ``BadInput`` if it is not found, or has less memory; ``UsageError`` if its
+    memory is unknown, or it is a CPU.
     """
     budget = asked.memory_bytes
     if asked.configs[0].device == "cpu":
@@ -237,7 +245,8 @@ class _Tracer:
         low, high = size_range(
             fit, budget, expected, max_micro_batch_size=asked.max_micro_batch_size
         )
-        # Between this size and twice as much: for few sequences the peak may not depend on their number.
+        # Between this size and twice as much: for few sequences the peak may not depend
+        # on their number.
         peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
@@ -456,7 +465,10 @@ def predicted_gains(
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the memory that the profile's probe traced; None without a trace, or if it is a rank's share."""
+    """Return the memory that the profile's probe traced.
+
+    None without a trace, or if it is a rank's share.
+    """
     probe, train = profile.evidence.probe, profile.train
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None
@@ -499,7 +511,8 @@ def traced(
         if fleet.device == "cpu"
         else expected_on_gpu(capability, fleet.ranks_per_node, size)
     )
-    # Under any other strategy a rank's share is traced, and formulas would divide it once more.
+    # Under any other strategy a rank's share is traced, and formulas would divide it
+    # once more.
     whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
     config = train.model_copy(update={"parallel": whole})
     with ForkServerMachine() as machine:
@@ -573,7 +586,10 @@ def shared(
 
 
 def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
-    """Return the largest micro-batch that fits if all ranks share the state; at least one sequence."""
+    """Return the largest micro-batch that fits if all ranks share the state.
+
+    At least one sequence.
+    """
     whole = zero_share(
         memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes
     )
@@ -585,7 +601,10 @@ def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
 
 
 def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
-    """Return ``said``; if it is DDP and the model does not fit, ZeRO-1 if it fits with that, else FSDP2."""
+    """Return ``said``.
+
+    If it is DDP and the model does not fit, ZeRO-1 if it fits with that, else FSDP2.
+    """
     if memory.max_micro_batch_size > 0 or said != "ddp":
         return said
     names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}

@@ -385,7 +385,10 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
-    """Return the answer for people, then ``next_command``; empty without any predicted model or alternative."""
+    """Return the answer for people, then ``next_command``.
+
+    Empty without any predicted model or alternative.
+    """
     if not (answer.models or answer.what_if):
         return ""
     reserve = (

@@ -1,6 +1,7 @@
 """Search for the largest size of a step that fits, by trials: the largest that ran and the next that ran out of memory.
 
-A subclass sets the limits of the step, makes the trial of a size, and reads its figures.
+A subclass sets the limits of the step, makes the trial of a size, and reads its
+figures.
 """
 
 import abc
@@ -46,7 +47,8 @@ class SizeSearch(abc.ABC):
     tried: list[SizeTrial] = field(default_factory=list)
     prediction: Prediction | None = None
     close_bytes: int = CLOSE_BYTES
-    """Free memory below which the largest size is tried a second time, as processes differ slightly."""
+    """Free memory below which the largest size is tried a second time, as processes
+    differ slightly."""
     verified_twice: bool = False
     """True if the largest size always runs twice."""
 
@@ -63,7 +65,10 @@ class SizeSearch(abc.ABC):
         return plural(size, "sequence")
 
     def failed(self, size: int, outcome: Outcome) -> None:
-        """Raise an error for a failure that is not to be tried again; by default none is raised."""
+        """Raise an error for a failure that is not to be tried again.
+
+        By default none is raised.
+        """
         del size, outcome
 
     def find(self) -> None:
@@ -92,7 +97,11 @@ class SizeSearch(abc.ABC):
             self.try_size(size)
 
     def try_size(self, size: int) -> None:
-        """Run a trial of a size; raise ``Undecided`` if it failed too often for another reason than memory."""
+        """Run a trial of a size.
+
+        Raises:
+            Undecided: If it failed too often for another reason than memory.
+        """
         before = [one.fits for one in self.tried if one.micro_batch_size == size]
         label = self.words(size) + (f", attempt {len(before) + 1}" if before else "")
         try:

@@ -42,7 +42,10 @@ from trainer.health.events import utc_now
 
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
-    """Return settings of a step in which only the requested ones are set; None leaves one unset."""
+    """Return settings of a step in which only the requested ones are set.
+
+    None leaves one unset.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
@@ -135,7 +138,10 @@ def probe_one(
     traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
 ) -> ProbedModel:
-    """Probe one model and write its profile; raise ``OutOfTime`` after ``budget_ends_s``, in seconds since 1970."""
+    """Probe one model and write its profile.
+
+    Raise ``OutOfTime`` after ``budget_ends_s``, in seconds since 1970.
+    """
     check_writable(path.parent)
     profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
     profile = keep_workers(profile, path)
@@ -151,7 +157,10 @@ def profile_of_probe(
     traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
-    """Probe one model; return its profile, not yet written to ``path``, and the trials."""
+    """Probe one model.
+
+    Return its profile, not yet written to ``path``, and the trials.
+    """
     model, request = probe.config.model, probe.request
     here = bench.fingerprint(model)
     with bench.display.show(f"probe {model.name}") as update:

@@ -24,7 +24,10 @@ from trainer.data.dataset import SpecialIds
 
 
 class Term(StrEnum):
-    """A line of the memory breakdown; each kind of module has a further one for its activations."""
+    """A line of the memory breakdown.
+
+    Each kind of module has a further one for its activations.
+    """
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -94,7 +97,10 @@ class Trace:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "Trace":
-        """Read the result of ``to_json``; of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``."""
+        """Read the result of ``to_json``.
+
+        Of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``.
+        """
         terms: Sequence[str] = value["terms"]
         made = zip(
             value["sizes_bytes"], value["term_of"], value["streams"], strict=True
@@ -117,7 +123,8 @@ class StepRequest(TrialRequest):
     job: ClassVar[JobName] = "step"
 
     config: TrainConfig
-    """``micro_batch_size`` is each rank's; the global batch sets the number of micro-batches in a step."""
+    """``micro_batch_size`` is each rank's; the global batch sets the number of
+    micro-batches in a step."""
     vocab_size: int
     special_ids: SpecialIds
     memory_budget_bytes: int | None
@@ -141,7 +148,8 @@ class TraceRequest(TrialRequest):
     special_ids: SpecialIds
     documents_per_sequence: float
     micro_batches: int
-    """Micro-batches in an optimizer step; with two or more, gradients exist while later ones are computed."""
+    """Micro-batches in an optimizer step; with two or more, gradients exist while later
+    ones are computed."""
     ranks: int
     sizes: list[int] = Field(default_factory=list)
     """Micro-batch size of each trace."""
@@ -162,7 +170,8 @@ class CurvePoint(StrictTable):
     """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
     timed_steps: Positive
     padded_tokens_per_s_low: PositiveFloat | None = None
-    """Lower bound at 95 % confidence; None if the timed steps show no reliable spread."""
+    """Lower bound at 95 % confidence; None if the timed steps show no reliable
+    spread."""
     padded_tokens_per_s_high: PositiveFloat | None = None
 
     @property
@@ -178,13 +187,16 @@ class ProbeEvidence(StrictTable):
     feasible_max: Positive
     """Largest micro-batch, in sequences, that ran optimizer steps under the budget."""
     infeasible_min: Positive | None = None
-    """Smallest micro-batch that ran out of memory; None if the search reached its upper limit first."""
+    """Smallest micro-batch that ran out of memory; None if the search reached its upper
+    limit first."""
     feasible_peak_bytes: Positive
     """Peak memory of ``feasible_max`` in its trials."""
     predicted_peak_bytes: Positive | None = None
-    """Peak of ``feasible_max`` predicted by the trace and smaller trials; without a trace by a line through two."""
+    """Peak of ``feasible_max`` predicted by the trace and smaller trials; without a
+    trace by a line through two."""
     traced_peak_bytes: Positive | None = None
-    """Peak predicted for ``feasible_max`` before any trial; None if the model was not traced."""
+    """Peak predicted for ``feasible_max`` before any trial; None if the model was not
+    traced."""
     traced_micro_batch_size: NonNegative | None = None
     """Largest micro-batch that the trace alone predicted."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
@@ -195,7 +207,8 @@ class ProbeEvidence(StrictTable):
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
     gradient_accumulation_steps: Positive = 1
-    """Micro-batches of a step; two stand for any larger number: gradients exist while the next one is computed."""
+    """Micro-batches of a step; two stand for any larger number: gradients exist while
+    the next one is computed."""
     search_trials: Positive
     """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
@@ -206,13 +219,16 @@ class ProbeEvidence(StrictTable):
     knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
     """Two sizes between which the knee of the curve lies, within measurement noise."""
     sustained: CurvePoint | None = None
-    """Throughput to expect: the chosen micro-batch over a minute, warm and at the power limit; over less if a trial's
-    time limit is below 4 minutes. None on a CPU."""
+    """Throughput to expect: the chosen micro-batch over a minute, warm and at the power
+    limit; over less if a trial's time limit is below 4 minutes. None on a CPU."""
     choice: str
     """Reason for ``micro_batch_size``."""
 
     def promised(self, rows: int) -> CurvePoint | None:
-        """Return the throughput to expect of a micro-batch; None if it was not measured."""
+        """Return the throughput to expect of a micro-batch.
+
+        None if it was not measured.
+        """
         return next(
             (
                 one
@@ -256,7 +272,8 @@ class Share:
 
     name: str
     trains_here: bool
-    """True if this project's trainer supports it; the others are formulas for comparison."""
+    """True if this project's trainer supports it; the others are formulas for
+    comparison."""
     total_bytes: int
     fits: bool
     held: StateBytes
@@ -274,7 +291,8 @@ class MemoryPlan:
     micro_batch_size: int
     """Micro-batch size of a rank to which the figures apply."""
     max_micro_batch_size: int
-    """Largest micro-batch that fits a rank alone with the headroom left; 0 if none does."""
+    """Largest micro-batch that fits a rank alone with the headroom left; 0 if none
+    does."""
     source: str
     work: StepWork | None = None
     """Kernels of a step, if it was traced."""
@@ -315,7 +333,8 @@ class PredictedModel:
     samples: float | None
     traces: int
     speed: SpeedPrediction | None
-    """Predicted speed at ``micro_batch_size``; None if the machine's constants are not known."""
+    """Predicted speed at ``micro_batch_size``; None if the machine's constants are not
+    known."""
     shares: tuple[Share, ...]
     """Memory of one of several GPUs that share the model; empty for one GPU."""
 
@@ -330,7 +349,8 @@ class Answer:
     """GPU memory that is left out of the budget."""
     models: tuple[PredictedModel, ...]
     rejected: Mapping[str, Mapping[str, Any]]
-    """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
+    """Models that do not fit or cannot be predicted, each with its ``exit_code``,
+    ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives: settings, the ``micro_batch_size`` that fits (null if unknown), its ``non_padding_tokens``, and a
-    ``note``."""
+    """Alternatives: settings, the ``micro_batch_size`` that fits (null if unknown), its
+    ``non_padding_tokens``, and a ``note``."""

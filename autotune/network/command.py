@@ -59,8 +59,9 @@ def network(
 ) -> None:
     """Find the fastest gradient synchronisation.
 
-    Measures links and steps, and writes the fastest into the profile. --predict predicts scaling at the same global
-    batch; --bandwidth and --global-batch-tokens require it.
+    Measures links and steps, and writes the fastest into the profile. --predict
+    predicts scaling at the same global batch; --bandwidth and --global-batch-tokens
+    require it.
     """
     from autotune.base.document import answer_json
     from autotune.network.scaling import Assumed, known_of, ranks_of

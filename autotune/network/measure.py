@@ -1,6 +1,7 @@
 """Measure links and training steps across ranks, and find the fastest gradient synchronisation at the global batch.
 
-Candidates are predicted from links and from steps without synchronisation; the best ones are measured in rounds.
+Candidates are predicted from links and from steps without synchronisation; the best
+ones are measured in rounds.
 """
 
 import statistics
@@ -56,14 +57,16 @@ SIZES_BYTES = {
     device: [2**exponent for exponent in range(12, end, 2)]
     for device, end in (("cpu", 27), ("cuda", 29))
 }
-"""From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their bandwidth only beyond 64 MiB."""
+"""From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their
+bandwidth only beyond 64 MiB."""
 REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, SYNC_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a measured step; the time of further ones is predicted."""
 CANDIDATES = 4
 ROUNDS = 3
-"""Rounds of windows; fewer cannot decide, because steps of one start of the ranks are correlated."""
+"""Rounds of windows; fewer cannot decide, because steps of one start of the ranks are
+correlated."""
 WORTHWHILE_SHARE = 0.01
 """Least gain for which a candidate replaces the default."""
 HALVED_WORTH_SHARE = 0.03
@@ -111,7 +114,10 @@ class MeasuredGradientSync:
 
     @property
     def step_s(self) -> float | None:
-        """Median step time with all micro-batches of the global batch; None without measurements."""
+        """Median step time with all micro-batches of the global batch.
+
+        None without measurements.
+        """
         steps = [
             second + self.further_s for one in self.figures for second in one.step_s
         ]
@@ -218,7 +224,10 @@ class NetworkTuning:
         self.slowdown_share = links.slowdown_share
 
     def network(self) -> Network:
-        """Return the measured network; on a single node, the link between nodes equals the one within."""
+        """Return the measured network.
+
+        On a single node, the link between nodes equals the one within.
+        """
         fits = {scope: fit.link for scope, fit in self.fits.items()}
         within = fits.get("within nodes")
         return Network(
@@ -301,7 +310,10 @@ class NetworkTuning:
         return found
 
     def check_loss(self) -> bool:
-        """Train with 32-bit and 16-bit gradients from the same start; return True if the losses match."""
+        """Train with 32-bit and 16-bit gradients from the same start.
+
+        Return True if the losses match.
+        """
         default, half = self.default(), self.request.half
         names = "fp32 gradients", f"{half} gradients"
 
@@ -339,7 +351,8 @@ class NetworkTuning:
         except OutOfTime:
             if not self.tried[0].figures:
                 raise
-        # The default's steps show how much transfers slow compute down beyond the prediction.
+        # The default's steps show how much transfers slow compute down beyond the
+        # prediction.
         step_s, split, sync = (
             self.tried[0].step_s,
             candidates[0].split,
@@ -391,7 +404,10 @@ class NetworkTuning:
         )
 
     def micro_batch_size(self, candidate: PredictedStep) -> int:
-        """Return the largest micro-batch size that gives the candidate's batch split; the probed size if that does."""
+        """Return the largest micro-batch size that gives the candidate's batch split.
+
+        The probed size if that does.
+        """
         # The largest one, because the profile is also used with other numbers of ranks.
         asked, config, split = self.request, self.request.config, candidate.split
         sizes: list[int] = [
@@ -405,7 +421,10 @@ class NetworkTuning:
         )
 
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
-        """Return non-padding tokens/s over the default's, round by round; None if a round is missing."""
+        """Return non-padding tokens/s over the default's, round by round.
+
+        None if a round is missing.
+        """
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 

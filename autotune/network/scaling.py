@@ -59,10 +59,13 @@ def known_of(
     ranks_per_node: int | None = None,
     global_batch_tokens: float | None = None,
 ) -> ScalingModel:
-    """Return the scaling model of a probed profile; arguments override the profile, ``assumed`` its measured links.
+    """Return the scaling model of a probed profile.
 
-    Raise ``ProfileRejected`` if the profile was not probed, or was probed on a simulated GPU; ``BadInput`` if the links
-    between nodes or the number of parameters are unknown.
+    Arguments override the profile, ``assumed`` its measured links.
+
+    Raise ``ProfileRejected`` if the profile was not probed, or was probed on a
+    simulated GPU; ``BadInput`` if the links between nodes or the number of parameters
+    are unknown.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:

@@ -259,5 +259,8 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
 
 
 def _added(row: GradientSyncSplit) -> str:
-    """Return the note that some micro-batches of a measured step are predicted; empty if none are."""
+    """Return the note that some micro-batches of a measured step are predicted.
+
+    Empty if none are.
+    """
     return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

@@ -41,7 +41,10 @@ from trainer.record.progress import progress
 
 
 def nodes_here() -> int:
-    """Return the number of nodes of the SLURM job that this process is in; 1 outside of one."""
+    """Return the number of nodes of the SLURM job that this process is in.
+
+    1 outside of one.
+    """
     count = (
         os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
     )
@@ -58,10 +61,13 @@ def open_multirank(
     *,
     alone: bool = False,
 ) -> Iterator[Session]:
-    """Start ranks on this node, or on the first nodes of this job; the site is that of the first node.
+    """Start ranks on this node, or on the first nodes of this job.
 
-    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``, for requests and answers. Raise
-    ``BadInput`` if the job has fewer nodes, ``MachineLacks`` if device, torch, srun, second rank or link is missing.
+    The site is that of the first node.
+
+    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``,
+    for requests and answers. Raise ``BadInput`` if the job has fewer nodes,
+    ``MachineLacks`` if device, torch, srun, second rank or link is missing.
     """
     there = nodes_here()
     if nodes > there:
@@ -122,11 +128,14 @@ def tune_network(
     nodes: int,
     display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
-    """Measure gradient synchronisation for the profile; return the evidence, and seconds of waiting for the ranks.
+    """Measure gradient synchronisation for the profile.
 
-    Raise ``BadInput`` if there are fewer nodes than requested, or fewer sequences in a global batch than ranks. Raise
-    ``MachineLacks`` if ranks cannot be started, ``ProfileRejected`` if the profile is of another machine, model or
-    dataset, ``Undecided`` if links or steps could not be measured.
+    Return the evidence, and seconds of waiting for the ranks.
+
+    Raise ``BadInput`` if there are fewer nodes than requested, or fewer sequences in a
+    global batch than ranks. Raise ``MachineLacks`` if ranks cannot be started,
+    ``ProfileRejected`` if the profile is of another machine, model or dataset,
+    ``Undecided`` if links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.ranks or require_local_probe(stored).local_ranks
@@ -166,7 +175,8 @@ def _network_request(
 ) -> NetworkRequest:
     train, before = stored.profile.train, stored.profile.evidence.network
     if before is not None:
-        # Start from the probed micro-batch and not from an earlier choice, so that its trials are reused.
+        # Start from the probed micro-batch and not from an earlier choice, so that its
+        # trials are reused.
         train = train.model_copy(
             update={"micro_batch_size": before.default_micro_batch_size}
         )
@@ -207,7 +217,8 @@ def scale_profile(
 ) -> Scaling:
     """Predict training on each number of nodes, and measure it on those that this job has.
 
-    The prediction is written before the measurement, so that it cannot be fitted afterwards.
+    The prediction is written before the measurement, so that it cannot be fitted
+    afterwards.
     """
     place, sequences = report_directory(stored.path, reports), None
     directory, probe = stored.data_here(data), stored.profile.evidence.probe

@@ -29,7 +29,8 @@ class Link:
     latency_s: float
     """Latency of each hop."""
     bytes_per_s: float
-    """Bandwidth of one direction: of a node's NIC between nodes, of one GPU's links within a node."""
+    """Bandwidth of one direction: of a node's NIC between nodes, of one GPU's links
+    within a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,13 @@ class Network:
     ranks_per_node: int
     between: Link
     within: Link | None = None
-    """Link within a node; None (no cost) if a node has one rank or the link is unknown."""
+    """Link within a node; None (no cost) if a node has one rank or the link is
+    unknown."""
     trees: bool = True
     """True if all-reduces may use a tree, as with NCCL; gloo only has rings."""
     all_reduce_factor: float = 1.0
-    """Measured over predicted time of all-reduces over several nodes of several ranks."""
+    """Measured over predicted time of all-reduces over several nodes of several
+    ranks."""
 
     @property
     def ranks(self) -> int:
@@ -70,13 +73,16 @@ class RankCompute:
     micro_batch_s: float
     """Constant part of a micro-batch's forward and backward time."""
     optimizer_step_s: float
-    """Time of clipping and the optimizer per step, with all optimizer state on this rank."""
+    """Time of clipping and the optimizer per step, with all optimizer state on this
+    rank."""
     gradients: tuple[GradientPart, ...]
     """Gradients in the order in which they are ready."""
     forward_share: float = 1 / 3
-    """Forward's share of forward and backward; a third without checkpointing, as backward has twice the matmuls."""
+    """Forward's share of forward and backward; a third without checkpointing, as
+    backward has twice the matmuls."""
     jitter_share: float = 0.0
-    """Standard deviation of one rank's time for a micro-batch, as share of that time."""
+    """Standard deviation of one rank's time for a micro-batch, as share of that
+    time."""
     slowdown_share: float = 0.0
     """Share of compute lost during transfers of gradients."""
 
@@ -98,7 +104,8 @@ class GradientSync:
     gradient_dtype: GradientDtype = "fp32"
     bucket_cap_bytes: int = 25 * MIB
     shard_within_nodes: bool = False
-    """True with ``fsdp2`` if each node holds one copy of the model (HSDP), rather than all nodes together."""
+    """True with ``fsdp2`` if each node holds one copy of the model (HSDP), rather than
+    all nodes together."""
 
     @property
     def element_bytes(self) -> int:
@@ -155,7 +162,10 @@ class GradientSyncRequest(TrialRequest):
 
 
 class LinkEvidence(StrictTable):
-    """One kind of link, fitted to all-reduces of many sizes; bounds at 98 % confidence."""
+    """One kind of link, fitted to all-reduces of many sizes.
+
+    Bounds at 98 % confidence.
+    """
 
     scope: Scope
     members: Annotated[int, Field(ge=2)]
@@ -168,7 +178,8 @@ class LinkEvidence(StrictTable):
     bytes_per_s_low: NonNegativeFloat | None = None
     bytes_per_s_high: NonNegativeFloat | None = None
     worst_error_share: NonNegativeFloat
-    """Largest relative error of the fitted line at the sizes that determine the bandwidth."""
+    """Largest relative error of the fitted line at the sizes that determine the
+    bandwidth."""
 
     @property
     def link(self) -> Link:
@@ -177,7 +188,10 @@ class LinkEvidence(StrictTable):
 
     @property
     def ends(self) -> tuple[Link, Link] | None:
-        """Links at the worse and at the better end of the bounds; None without bounds."""
+        """Links at the worse and at the better end of the bounds.
+
+        None without bounds.
+        """
         slow, fast = self.bytes_per_s_low, self.bytes_per_s_high
         late, early = self.latency_s_high, self.latency_s_low
         if slow is None or fast is None or late is None or early is None:
@@ -192,7 +206,8 @@ class ComputeEvidence(StrictTable):
 
     micro_batch_size: Positive
     micro_batch_s: PositiveFloat
-    """Time of forward and backward of a micro-batch of ``micro_batch_size`` sequences."""
+    """Time of forward and backward of a micro-batch of ``micro_batch_size``
+    sequences."""
     fixed_s: NonNegativeFloat
     """Part of ``micro_batch_s`` that does not grow with the number of sequences."""
     optimizer_step_s: NonNegativeFloat
@@ -267,7 +282,8 @@ class GradientSyncRow(GradientSyncSplit, RatioBounds):
     peak_bytes: Positive | None = None
     """Peak memory of the rank that needed most."""
     ratio_to_default: PositiveFloat | None = None
-    """Non-padding tokens/s over the default's, round by round; None for the default, and if a round is missing."""
+    """Non-padding tokens/s over the default's, round by round; None for the default,
+    and if a round is missing."""
     outcome: str
 
     @property
@@ -295,7 +311,8 @@ class ScalingRow(GradientSyncSplit):
     limit: str
     """Largest cost beside compute, or compute if nothing else costs 1 % of the step."""
     limit_share: Share | None = None
-    """Share of the step that ``limit`` costs; None if it is negligible, or the step was measured."""
+    """Share of the step that ``limit`` costs; None if it is negligible, or the step was
+    measured."""
     measured: bool
 
 
@@ -313,9 +330,11 @@ class NetworkEvidence(StrictTable):
     """Transport of messages, or the reason why it is unknown."""
     links: list[LinkEvidence]
     all_reduce_factor: PositiveFloat = 1.0
-    """Measured over predicted time of all-reduces over all ranks; 1 if it was not measured."""
+    """Measured over predicted time of all-reduces over all ranks; 1 if it was not
+    measured."""
     warnings: list[str] = Field(default_factory=list)
-    """Warnings about slow links, slow ranks, or an interface below its nominal speed."""
+    """Warnings about slow links, slow ranks, or an interface below its nominal
+    speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
     """Matmul FLOP/s of each rank while all ranks compute."""
     default_micro_batch_size: Positive
@@ -324,11 +343,13 @@ class NetworkEvidence(StrictTable):
     gradient_syncs: list[GradientSyncRow]
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: Positive | None = None
-    """Largest number of nodes that is at least 90 % efficient at this global batch; predicted."""
+    """Largest number of nodes that is at least 90 % efficient at this global batch;
+    predicted."""
     levers: list[str] = Field(default_factory=list)
     """Changes that raise the number of useful nodes."""
     choice: str
     equal_loss: str | None = None
-    """Result of a check of 16-bit gradients against 32-bit ones; None if there was none."""
+    """Result of a check of 16-bit gradients against 32-bit ones; None if there was
+    none."""
     windows: NonNegative
     seconds: NonNegativeFloat

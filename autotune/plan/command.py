@@ -86,7 +86,8 @@ def plan(
 ) -> None:
     """Predict steps, time, cost and memory of a run.
 
-    Each figure is marked as given, measured, predicted or assumed. --seq-length and --precision require --model.
+    Each figure is marked as given, measured, predicted or assumed. --seq-length and
+    --precision require --model.
     """
     from autotune.base.document import answer_json
     from autotune.network.scaling import Assumed

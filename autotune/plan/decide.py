@@ -34,7 +34,10 @@ class NodesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Inputs of a plan, and the results computed from them. Unknown figures are None."""
+    """Inputs of a plan, and the results computed from them.
+
+    Unknown figures are None.
+    """
 
     model: str
     goal: Goal
@@ -77,7 +80,11 @@ class Plan:
 
 
 def plan_of(known: Plan) -> Plan:
-    """Return the plan with all results of its inputs; raise ``BadInput`` if its goal cannot be converted to tokens."""
+    """Return the plan with all results of its inputs.
+
+    Raises:
+        BadInput: If its goal cannot be converted to tokens.
+    """
     goal, fleet, per_row, rows = (
         known.goal,
         known.fleet,

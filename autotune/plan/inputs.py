@@ -95,7 +95,11 @@ class _Subject:
 
 
 def plan(asked: PlanRequest, update: Update) -> Plan:
-    """Plan a training; raise ``AutotuneError`` if the GPU, the model, the dataset or the goal cannot be used."""
+    """Plan a training.
+
+    Raises:
+        AutotuneError: If the GPU, the model, the dataset or the goal cannot be used.
+    """
     if (goal := asked.goal) is None:
         if not isinstance(asked.source, StoredProfile):
             add = (
@@ -278,7 +282,10 @@ def _fleet_of(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
 def _rows(
     subject: _Subject, asked: PlanRequest
 ) -> tuple[SequenceContents, PlanFigure, PlanFigure | None, str]:
-    """Return contents, tokens and tokens per pass of a dataset, else assumed ones; and a warning if it is another."""
+    """Return contents, tokens and tokens per pass of a dataset, else assumed ones.
+
+    And a warning if it is another.
+    """
     train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (
@@ -395,7 +402,10 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
 
 
 def _as_measured(subject: _Subject) -> AllRanks | None:
-    """Return the measured step of the same batch on the same number of nodes; None if it did not run."""
+    """Return the measured step of the same batch on the same number of nodes.
+
+    None if it did not run.
+    """
     profile, fleet = subject.measured, subject.fleet
     network = None if profile is None else profile.evidence.network
     if (

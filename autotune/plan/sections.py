@@ -151,7 +151,11 @@ def _row(
 
 
 def _duration(of: float, seconds: float) -> str:
-    """Format a time; in days if ``of``, the figure with these bounds, is long, so that units are the same."""
+    """Format a time.
+
+    In days if ``of``, the figure with these bounds, is long, so that units are the
+    same.
+    """
     return (
         format_seconds(seconds)
         if of < _MOST_SHOWN_S

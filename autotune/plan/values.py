@@ -8,8 +8,9 @@ from autotune.base.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = get_args(Basis)
-"""Bases of a figure, the best known first: *given* by the user; *measured*, in a profile or dataset; *predicted* from
-those; *assumed*, if any part of it was neither given nor measured."""
+"""Bases of a figure, the best known first: *given* by the user; *measured*, in a
+profile or dataset; *predicted* from those; *assumed*, if any part of it was neither
+given nor measured."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
 GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
@@ -29,7 +30,10 @@ class PlanFigure(Interval):
 
 
 def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
-    """Return a figure computed from others; ``compute``, which is monotone, also maps the ends of a single interval."""
+    """Return a figure computed from others.
+
+    ``compute``, which is monotone, also maps the ends of a single interval.
+    """
     values = [one.value for one in of]
     found = Interval(value=compute(*values))
     bounded = [

@@ -58,7 +58,8 @@ class Content:
     recorded_sha256: str | None
     """Hash that the file names; None if it names none."""
     file_sha256: str
-    """Hash of the whole file, the recorded hash included, by which runs identify the profile."""
+    """Hash of the whole file, the recorded hash included, by which runs identify the
+    profile."""
     approval: Approval
 
 
@@ -68,7 +69,10 @@ class ApprovedProfile(StoredProfile, Content):
 
 
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
-    """Read a profile once, with the approval of exactly that content; raise an error if either cannot be used."""
+    """Read a profile once, with the approval of exactly that content.
+
+    Raise an error if either cannot be used.
+    """
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
     return ApprovedProfile(
@@ -79,7 +83,11 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
-    """Return the hashes and the approval of a profile's ``tables``; raise ``BadInput`` if its review is corrupt."""
+    """Return the hashes and the approval of a profile's ``tables``.
+
+    Raises:
+        BadInput: If its review is corrupt.
+    """
     recorded, present = tables.get(HASH_KEY), present_sha256(tables, where=str(profile))
     return Content(
         intact=recorded == present,
@@ -97,7 +105,10 @@ def review_path(profile: Path, reports: Path) -> Path:
 
 
 def _read(path: Path) -> ApprovalRecord | None:
-    """Return the review; None without a file. Raise ``BadInput`` if the file is corrupt."""
+    """Return the review.
+
+    None without a file. Raise ``BadInput`` if the file is corrupt.
+    """
     if not os.path.lexists(path):
         return None
     try:
@@ -123,10 +134,12 @@ def review(
 ) -> None:
     """Store an approval or rejection of a profile's present content, replacing the last one.
 
-    ``read`` reads and validates the profile, which may be one of your own training code.
+    ``read`` reads and validates the profile, which may be one of your own training
+    code.
 
-    Raise ``ProfileRejected`` if it is to be approved, was edited since it was written, and ``as_edited`` is not set;
-    ``TrainerError`` or ``AutotuneError`` if the name, the note, the profile or its review cannot be used.
+    Raise ``ProfileRejected`` if it is to be approved, was edited since it was written,
+    and ``as_edited`` is not set; ``TrainerError`` or ``AutotuneError`` if the name, the
+    note, the profile or its review cannot be used.
     """
     before = read(profile, reports)
     present, recorded = before.approval.present_sha256, before.recorded_sha256
@@ -153,7 +166,8 @@ def review(
     mine = parse_table(
         ApprovalRecord, {"profile_sha256": present, **said}, where="review"
     )
-    # Escaped to ASCII, so that the file cannot contain control sequences for a terminal.
+    # Escaped to ASCII, so that the file cannot contain control sequences for a
+    # terminal.
     write_atomically(
         review_path(profile, reports),
         json.dumps(mine.model_dump(mode="json"), indent=2) + "\n",
@@ -163,7 +177,11 @@ def review(
 def require_approved(
     profile: Path, reports: Path, *, expect_sha256: str | None = None
 ) -> ApprovedProfile:
-    """Return a profile that is approved as it is; raise ``ProfileRejected`` if it is not, or has another hash."""
+    """Return a profile that is approved as it is.
+
+    Raises:
+        ProfileRejected: If it is not, or has another hash.
+    """
     found = read_with_approval(profile, reports)
     reject_unapproved(found, profile, reports, expect_sha256=expect_sha256)
     return found
@@ -243,7 +261,8 @@ def verify(
 ) -> Verification:
     """Compare a profile with this machine, and with the dataset at ``data``, else in AUTOTUNE_DATA or the profile.
 
-    ``read_cuda`` returns the CUDA version that torch is built for; it is called only if a GPU is compared.
+    ``read_cuda`` returns the CUDA version that torch is built for; it is called only if
+    a GPU is compared.
     """
     train, made_on, manifest, no_data = (
         stored.profile.train,
@@ -292,7 +311,8 @@ def verify(
             here=present,
         )
     ]
-    # Fields of [train] that repeat the fingerprint must match it, or the figures are of something else.
+    # Fields of [train] that repeat the fingerprint must match it, or the figures are of
+    # something else.
     twice: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
     if train.data.dataset_hash is not None:
         twice.append(

@@ -42,7 +42,8 @@ def show(
 ) -> None:
     """Show a profile's settings and their evidence.
 
-    With KEY or --explain: the origin of a setting (measured, requested, or default) and the measurements behind it.
+    With KEY or --explain: the origin of a setting (measured, requested, or default) and
+    the measurements behind it.
     """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, plain
@@ -99,7 +100,8 @@ def verify(
 ) -> None:
     """Check that a profile matches this machine.
 
-    Compares every field of its fingerprint, and its figures with its trial log; measures nothing.
+    Compares every field of its fingerprint, and its figures with its trial log;
+    measures nothing.
     """
     from autotune.base.document import answer_json
     from autotune.integrations.review import verify_own
@@ -162,7 +164,8 @@ def approve(
 ) -> None:
     """Approve or reject a profile, or show its approval.
 
-    Any later edit of the profile voids its approval. --reject, --note and --as-edited require --by.
+    Any later edit of the profile voids its approval. --reject, --note and --as-edited
+    require --by.
     """
     from autotune.base.document import answer_json
     from autotune.integrations.store import read_either
@@ -225,7 +228,8 @@ def export(
 ) -> None:
     """Export a profile to another trainer.
 
-    Standard error lists the settings that differ or have no equivalent, and code to add to your program.
+    Standard error lists the settings that differ or have no equivalent, and code to add
+    to your program.
     """
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
@@ -273,7 +277,10 @@ def export(
 
 
 def _export_text(export: "Export") -> str:
-    """Format what the settings file cannot express; settings that mean the same are only counted."""
+    """Format what the settings file cannot express.
+
+    Settings that mean the same are only counted.
+    """
     same = sum(
         one.equivalence == "same" and one.value is not None for one in export.settings
     )

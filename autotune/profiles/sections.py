@@ -117,7 +117,10 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
 
 
 def _gradient_sync_rows(profile: Profile) -> list[list[str | None]]:
-    """Return the rows on gradient synchronisation; none if it was not measured and is at its defaults."""
+    """Return the rows on gradient synchronisation.
+
+    None if it was not measured and is at its defaults.
+    """
     parallel, network = profile.train.parallel, profile.evidence.network
     if network is None and parallel == type(parallel)():
         return []

@@ -52,7 +52,10 @@ class StoredProfile:
     """True if the content still has the hash that it was written with."""
 
     def data_dir(self, override: Path | None = None) -> Path:
-        """Return the dataset: ``override``, else AUTOTUNE_DATA, else the profile's; raise ``BadConfig`` without one."""
+        """Return the dataset: ``override``, else AUTOTUNE_DATA, else the profile's.
+
+        Raise ``BadConfig`` without one.
+        """
         return find_data(self.path, self.profile.train, override)[0]
 
     def data_here(self, override: Path | None = None) -> Path | None:
@@ -65,7 +68,10 @@ class StoredProfile:
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
-    """Read and validate a profile, or the ``tables`` of its file; raise an error with the reason if it is invalid."""
+    """Read and validate a profile, or the ``tables`` of its file.
+
+    Raise an error with the reason if it is invalid.
+    """
     profile, intact = profile_from_tables(
         tables or read_profile_tables(path), where=str(path)
     )
@@ -76,7 +82,9 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 def read_trials(
     profile_path: Path, profile: "Profile | OwnProfile", reports: Path
 ) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
-    """Return a profile's trials, later ones included; the number of corrupt trial log lines; and the check of the log.
+    """Return a profile's trials, later ones included.
+
+    The number of corrupt trial log lines; and the check of the log.
 
     Raise ``BadInput`` if a file of the trial log exceeds the size limit.
     """
@@ -92,7 +100,11 @@ def read_trials(
 def profile_paths(
     out: Path | None, names: Sequence[str], device_name: str
 ) -> list[Path]:
-    """Return where to write these models' profiles; raise ``UsageError`` if ``out`` or the names do not allow it."""
+    """Return where to write these models' profiles.
+
+    Raises:
+        UsageError: If ``out`` or the names do not allow it.
+    """
     if len(set(names)) < len(names):
         raise UsageError(
             "two models have the same name",
@@ -182,9 +194,13 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile; keep a different one at that path as ``.previous.toml``, and return the path of this copy.
+    """Write a profile.
 
-    Raise ``Undecided`` or ``MachineLacks`` if it holds a rate beyond its GPU's, or any rate of a pretended GPU.
+    Keep a different one at that path as ``.previous.toml``, and return the path of this
+    copy.
+
+    Raise ``Undecided`` or ``MachineLacks`` if it holds a rate beyond its GPU's, or any
+    rate of a pretended GPU.
     """
     check_profile(profile)
     kept = None
@@ -215,9 +231,12 @@ def relative_data_path(data_dir: Path, profile_path: Path) -> str:
 def require_local_probe(
     stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
 ) -> ProbeEvidence:
-    """Return a profile's probe evidence; report minor differences from ``here`` (not the GPU's if ``replayed``).
+    """Return a profile's probe evidence.
 
-    Raise ``ProfileRejected`` if it has no probe, exceeds it, or its machine, model or dataset does not match ``here``.
+    Report minor differences from ``here`` (not the GPU's if ``replayed``).
+
+    Raise ``ProfileRejected`` if it has no probe, exceeds it, or its machine, model or
+    dataset does not match ``here``.
     """
     rows, path, probe = (
         stored.profile.train.micro_batch_size,

@@ -45,7 +45,8 @@ _HEADER = (
     "the profile as modified. Names contain the units; a _share is between 0 and 1.",
 )
 
-# Always written, so that a reader sees what was decided; everything else only if it differs from its default.
+# Always written, so that a reader sees what was decided; everything else only if it
+# differs from its default.
 _ALWAYS_WRITTEN = (
     "seq_length_tokens",
     "layout",
@@ -61,7 +62,8 @@ class Constraints(StrictTable):
     """Limits that the user set: memory, headroom and global batch."""
 
     memory_budget_bytes: Positive
-    """Memory of a rank: on CUDA all device memory of its process, on a CPU what training adds to the program."""
+    """Memory of a rank: on CUDA all device memory of its process, on a CPU what
+    training adds to the program."""
     headroom_share: Annotated[float, Field(ge=0, lt=1)]
     """Share of the largest micro-batch size that fits, left unused, 0 to 1."""
     global_batch_tokens: Positive
@@ -69,7 +71,10 @@ class Constraints(StrictTable):
 
 
 class Fingerprint(StrictTable):
-    """Machine, versions, model and dataset of the measurements; with others, some or all figures do not hold."""
+    """Machine, versions, model and dataset of the measurements.
+
+    With others, some or all figures do not hold.
+    """
 
     device: Literal["cpu", "cuda"]
     """Device type that was measured."""
@@ -96,7 +101,8 @@ class Fingerprint(StrictTable):
     cpu_model: str | None = None
     """Name of the processor."""
     allotted_cpus: Positive
-    """CPUs that the process may use: the minimum of its affinity, cgroup and SLURM limits."""
+    """CPUs that the process may use: the minimum of its affinity, cgroup and SLURM
+    limits."""
     ram_total_bytes: Positive
     """Memory of the host."""
     data_filesystem: str | None = None
@@ -120,13 +126,16 @@ class Provenance(StrictTable):
     created_utc: str
     """Time at which the profile was written."""
     commands: list[str]
-    """Commands that wrote the profile, oldest first. Untrusted in a foreign profile: shown, never suggested."""
+    """Commands that wrote the profile, oldest first. Untrusted in a foreign profile:
+    shown, never suggested."""
     slurm_job_id: str | None = None
     """SLURM job that measured; None outside of a job."""
     trial_log_sha256: str
-    """Hash of all records in the trial log of this model, dataset, device and sequence length."""
+    """Hash of all records in the trial log of this model, dataset, device and sequence
+    length."""
     trial_log_until_utc: str | None = None
-    """Time of the last of these records; None without any, and in older profiles, whose hash cannot be recomputed."""
+    """Time of the last of these records; None without any, and in older profiles, whose
+    hash cannot be recomputed."""
 
 
 class Profile(StrictTable):
@@ -151,7 +160,10 @@ class Profile(StrictTable):
 
     @property
     def mean_tokens_per_sequence(self) -> float | None:
-        """Average non-padding tokens of a sequence in this layout; None without a probe."""
+        """Average non-padding tokens of a sequence in this layout.
+
+        None without a probe.
+        """
         return (
             None
             if self.evidence.probe is None
@@ -190,7 +202,11 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Return a file's profile, and whether its content has the recorded hash; raise ``BadInput`` if it is invalid."""
+    """Return a file's profile, and whether its content has the recorded hash.
+
+    Raises:
+        BadInput: If it is invalid.
+    """
     return content_of(Profile, tables, where=where), tables.get(
         HASH_KEY
     ) == present_sha256(tables, where=where)
@@ -209,7 +225,11 @@ def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> Tab
 
 
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:
-    """Return a profile's present hash, whatever it records; raise ``BadInput`` if a value has no canonical form."""
+    """Return a profile's present hash, whatever it records.
+
+    Raises:
+        BadInput: If a value has no canonical form.
+    """
     try:
         return canonical_sha256(
             {key: value for key, value in tables.items() if key != HASH_KEY}
@@ -230,7 +250,8 @@ class Check:
 
     field: str
     found: Found
-    """``same``, the severity of a difference, or ``unknown`` if it cannot be checked on this machine."""
+    """``same``, the severity of a difference, or ``unknown`` if it cannot be checked on
+    this machine."""
     profile: str
     here: str
     """Value on this machine, or the reason why it cannot be checked."""
@@ -241,10 +262,12 @@ class TrialLogCheck:
     """Comparison of a profile with the trial log beside it."""
 
     found: Literal["same", "differs", "not recomputable", "no trials"]
-    """``same`` if no trial was changed, removed or inserted since the profile was written. ``not recomputable`` if the
-    profile does not record up to when trials count. ``no trials`` if the log has none of it."""
+    """``same`` if no trial was changed, removed or inserted since the profile was
+    written. ``not recomputable`` if the profile does not record up to when trials
+    count. ``no trials`` if the log has none of it."""
     trials: int
-    """Trials of the profile's model, dataset and sequence length, up to the time it was written."""
+    """Trials of the profile's model, dataset and sequence length, up to the time it was
+    written."""
     added: int
     others: int
     """Trials in the trial log that are not the profile's."""
@@ -296,7 +319,10 @@ State = Literal["not reviewed", "approved", "rejected", "voided"]
 
 
 class ApprovalRecord(StrictTable):
-    """The last approval or rejection, in ``review.json``. The name in it is not authenticated."""
+    """The last approval or rejection, in ``review.json``.
+
+    The name in it is not authenticated.
+    """
 
     schema_version: Literal[2] = 2
     profile_sha256: Annotated[str, Field(pattern=_SHA256)]
@@ -306,7 +332,8 @@ class ApprovalRecord(StrictTable):
     note: Annotated[str, Field(max_length=2000)] | None = None
     time_utc: Annotated[str, Field(max_length=40)]
     as_edited: bool = False
-    """True if the content was approved although it was modified after it was written."""
+    """True if the content was approved although it was modified after it was
+    written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +348,10 @@ class Approval:
 
 
 def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
-    """Return the approval of this content; a review counts only for the content that it names."""
+    """Return the approval of this content.
+
+    A review counts only for the content that it names.
+    """
     state: State = "not reviewed"
     if review is not None and review.profile_sha256 == present_sha256:
         state = review.decision
@@ -349,7 +379,10 @@ def updated(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """Return the profile with these settings and a command's evidence; drop the evidence of commands in ``without``."""
+    """Return the profile with these settings and a command's evidence.
+
+    Drop the evidence of commands in ``without``.
+    """
     # The baseline holds only for the settings that it was measured with.
     gone = [*without, *(["baseline"] if train != profile.train else [])]
     commands = [

@@ -1,4 +1,7 @@
-"""The bottleneck that a report names, and the quality of the measurements it rests on. Pure."""
+"""The bottleneck that a report names, and the quality of the measurements it rests on.
+
+Pure.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +26,11 @@ BASELINES: dict[RecipeName, str] = {
 FEW_WINDOWS, SHORT_WINDOW_S = 5, 1.0
 """Fewest windows of a recipe, and shortest window, that leave no doubt."""
 WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
-"""Half-widths of an interval, as shares of its value, from which measurements are doubtful, and from which poor."""
+"""Half-widths of an interval, as shares of its value, from which measurements are
+doubtful, and from which poor."""
 DIP_SHARE = 0.02
-"""Loss of throughput between a smaller and a larger micro-batch that are both faster, from which it is noise."""
+"""Loss of throughput between a smaller and a larger micro-batch that are both faster,
+from which it is noise."""
 ENOUGH_STEPS = 30
 """Fewest steps of a run that show a bottleneck better than the windows of a tuning."""
 
@@ -89,7 +94,10 @@ def quality_of(one: ReportedProfile) -> Quality:
 
 
 def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
-    """Yield each doubt: whether it is serious, its reason, and the stage to repeat; None if repeating is no help."""
+    """Yield each doubt: whether it is serious, its reason, and the stage to repeat.
+
+    None if repeating is no help.
+    """
     evidence, rate = one.profile.evidence, tuned_rate(one.profile)
     if evidence.probe is None:
         yield True, "the micro-batch was not probed", "probe"

@@ -1,4 +1,7 @@
-"""The document of a report: the answer on the first screen, then its evidence; and the same facts for machines."""
+"""The document of a report: the answer on the first screen, then its evidence.
+
+And the same facts for machines.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +44,19 @@ Made = tuple[doc.Block, ...]
 
 @dataclass(slots=True)
 class _Parts:
-    """Sections with content, and everything that was not measured, by part and profile; ``""`` is all profiles."""
+    """Sections with content, and everything that was not measured, by part and profile.
+
+    ``""`` is all profiles.
+    """
 
     sections: list[doc.Section] = field(default_factory=list)
     missing: dict[str, dict[str, list[doc.Missing]]] = field(default_factory=dict)
 
     def add(self, title: str, key: str, made: Mapping[str, Made]) -> None:
-        """Add a section of the blocks of each profile, unless it is empty; missing parts are only noted."""
+        """Add a section of the blocks of each profile, unless it is empty.
+
+        Missing parts are only noted.
+        """
         for name, blocks in made.items():
             if lacking := [block for block in blocks if isinstance(block, doc.Missing)]:
                 self.missing.setdefault(title, {})[name] = lacking
@@ -241,7 +250,10 @@ def together(made: Mapping[str, Made]) -> Made:
 
 
 def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
-    """Return tables of several models as one: of facts, with a column for each model; of others, with its name."""
+    """Return tables of several models as one: of facts, with a column for each model.
+
+    Of others, with its name.
+    """
     titles, first = [title for title, _ in tables], tables[0][1]
     rows: list[Row] = []
     if first.headers != doc.FACTS:
@@ -297,7 +309,10 @@ def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
 def report_facts(
     profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
 ) -> dict[str, Any]:
-    """Return all facts of the document, with units in the names; null is not measured, or infinite."""
+    """Return all facts of the document, with units in the names.
+
+    Null is not measured, or infinite.
+    """
     from pydantic_core import to_jsonable_python
 
     lacking = _evidence(profiles, reported).lacking()

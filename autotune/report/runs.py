@@ -202,7 +202,10 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
 
 
 def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
-    """Return the loss curves of the first runs that have one; with more, the chart is not readable."""
+    """Return the loss curves of the first runs that have one.
+
+    With more, the chart is not readable.
+    """
     falling = [
         one for one in reported if any(step.loss is not None for step in one.run.steps)
     ]

@@ -336,7 +336,10 @@ def step_chart(
 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
-    """Return each profile's settings, throughput and speedups with 95 % intervals; a missing one was not measured."""
+    """Return each profile's settings, throughput and speedups with 95 % intervals.
+
+    A missing one was not measured.
+    """
     return doc.table_of(
         "",
         zip(names, profiles, strict=True),

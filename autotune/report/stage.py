@@ -34,9 +34,11 @@ def build_report(
 ) -> dict[str, Path]:
     """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
 
-    All profiles are of your own training code, or none. Trial logs and reviews are read from ``reports``. Returns the
-    three paths, by ``html``, ``markdown`` and ``json``. Raise ``UsageError`` if there are more profiles or runs than
-    one report takes, or two of the same name, ``TrainerError`` or ``AutotuneError`` if one cannot be reported.
+    All profiles are of your own training code, or none. Trial logs and reviews are read
+    from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
+    Raise ``UsageError`` if there are more profiles or runs than one report takes, or
+    two of the same name, ``TrainerError`` or ``AutotuneError`` if one cannot be
+    reported.
     """
     # They load a library of charts, which other stages do without.
     from autotune.base.render import report_html, report_markdown
@@ -65,7 +67,10 @@ def build_report(
 def pull_request_text(
     profiles: Sequence[Path], reports: Path, *, runs: Sequence[Path], data: Path | None
 ) -> str:
-    """Return the answer of each profile in five lines of Markdown; raise the errors of ``build_report``."""
+    """Return the answer of each profile in five lines of Markdown.
+
+    Raise the errors of ``build_report``.
+    """
     from autotune.base.render import markdown_text
     from autotune.report.sections import pull_request
 
@@ -101,7 +106,10 @@ def _read(
 def _reported_profile(
     path: Path, reports: Path, host: Host, data: Path | None
 ) -> ReportedProfile:
-    """Return a profile with its trials, dataset and advice; if the dataset is missing, with the reason."""
+    """Return a profile with its trials, dataset and advice.
+
+    If the dataset is missing, with the reason.
+    """
     stored = read_with_approval(path, reports)
     finished, corrupt, check = read_trials(path, stored.profile, reports)
     manifest, directory, lacking = None, None, ""

@@ -63,9 +63,11 @@ class ReportedRun:
     run: Run
     profile_path: Path | None
     matched_by: Literal["the profile's hash", "dataset and model"] | None = None
-    """Criterion that found the profile: a run with changed settings has another hash."""
+    """Criterion that found the profile: a run with changed settings has another
+    hash."""
     otherwise: tuple[str, ...] = ()
-    """Differences from the profile's training step, because of which its expectations do not apply to the run."""
+    """Differences from the profile's training step, because of which its expectations
+    do not apply to the run."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
 

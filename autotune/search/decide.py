@@ -1,12 +1,15 @@
 """Build the search space of a training step's settings, and predict all of it from trials of a part. Pure.
 
-Log throughput is modelled as a Gaussian process over the configurations of a small discrete space: a constant, an
-effect of each setting, an effect of each pair of settings, and a residual of each configuration. Micro-batch sizes that
-are close have similar effects. The mean before any window is a share of the log throughput that traces predict. This
-share and the scales of the other parts are the most likely of a few candidates, given the windows.
+Log throughput is modelled as a Gaussian process over the configurations of a small
+discrete space: a constant, an effect of each setting, an effect of each pair of
+settings, and a residual of each configuration. Micro-batch sizes that are close have
+similar effects. The mean before any window is a share of the log throughput that traces
+predict. This share and the scales of the other parts are the most likely of a few
+candidates, given the windows.
 
-Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
-Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
+Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2
+and 5; expected improvement is Jones, Schonlau and Welch, Journal of Global Optimization
+13, 1998.
 """
 
 import functools
@@ -24,20 +27,24 @@ from autotune.workers.decide.worker_count import ladder
 from trainer.config.train_config import Layout
 
 ROW_DOUBLINGS = 5
-"""Halvings of the largest useful micro-batch down to the smallest to try: far below the knee nothing is fastest."""
+"""Halvings of the largest useful micro-batch down to the smallest to try: far below the
+knee nothing is fastest."""
 Float64 = npt.NDArray[np.float64]
 
 ROWS_SCALE = 1.5
-"""Length scale in doublings of the micro-batch: effects this far apart have a correlation of 61 %."""
+"""Length scale in doublings of the micro-batch: effects this far apart have a
+correlation of 61 %."""
 LEVEL_VARIANCE = 4.0
 """Prior variance of the constant, large because it is unknown."""
 EFFECT_SIGMAS = (0.1, 0.3, 0.7)
-"""Candidate standard deviations of a setting's effect on log throughput: 0.3 is a third faster or slower."""
+"""Candidate standard deviations of a setting's effect on log throughput: 0.3 is a third
+faster or slower."""
 PAIR_SHARES = (0.03, 0.1, 0.4)
 """Candidate variances of a pair's effect, as a share of a single setting's."""
 CELL_SIGMA = 0.03
 PREDICTED_SHARES = (1.0, 0.5, 0.0)
-"""Candidate shares of the predicted log ratios in the prior mean: 0 gives up a prediction that windows contradict."""
+"""Candidate shares of the predicted log ratios in the prior mean: 0 gives up a
+prediction that windows contradict."""
 NOISE_SIGMAS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.16)
 """Candidate standard deviations of the noise of one full window."""
 SHORT_NOISE = 2.0
@@ -50,7 +57,8 @@ class Seen:
 
     cell: int
     log_ratio: float
-    """Logarithm of non-padding tokens/s over those of the starting configuration in the same round."""
+    """Logarithm of non-padding tokens/s over those of the starting configuration in the
+    same round."""
     short: bool = False
 
 
@@ -61,7 +69,8 @@ class Posterior:
     mean: Float64
     """Mean log ratio to the starting configuration, shape (cells,)."""
     covariance: Float64
-    """Covariance of the long-run log ratios, without window noise, shape (cells, cells)."""
+    """Covariance of the long-run log ratios, without window noise, shape (cells,
+    cells)."""
     noise_sigma: float
     """Standard deviation of a full window's noise."""
 
@@ -76,10 +85,15 @@ def posterior(
     seen: Sequence[Seen],
     predicted: Mapping[int, float] | None = None,
 ) -> Posterior:
-    """Predict all from windows of some and from log ratios of traces; raise ``ValueError`` if there are no windows."""
+    """Predict all from windows of some and from log ratios of traces.
+
+    Raises:
+        ValueError: If there are no windows.
+    """
     if not seen:
         raise ValueError("there are no windows")
-    # Windows of one configuration and length count as their mean; their scatter informs the noise alone.
+    # Windows of one configuration and length count as their mean; their scatter informs
+    # the noise alone.
     groups: dict[tuple[int, bool], list[float]] = {}
     for one in seen:
         groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
@@ -212,7 +226,10 @@ def knob_space(
     ranks: int,
     max_micro_batch_size: Callable[[Configuration], int],
 ) -> tuple[Configuration, ...]:
-    """Return all configurations, the starting one first; equal tokens are fewer packed sequences than padded ones."""
+    """Return all configurations, the starting one first.
+
+    Equal tokens are fewer packed sequences than padded ones.
+    """
     cells = [with_split_batch(starting, global_batch_size, ranks)]
     for values in itertools.product(*levels.values()):
         one = starting.but(**dict(zip(levels, values, strict=True))).kind
@@ -236,7 +253,10 @@ def with_split_batch(
 def micro_batches(
     global_batch_size: int, ranks: int, max_micro_batch_size: int
 ) -> list[int]:
-    """Return sizes to try, as split: the largest useful one and powers of two below it; none if a rank would idle."""
+    """Return sizes to try, as split: the largest useful one and powers of two below it.
+
+    None if a rank would idle.
+    """
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:
         return []

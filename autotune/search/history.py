@@ -36,18 +36,22 @@ class ExploreRequest:
     """Configurations to search, with the global batch and limits of the search."""
 
     training: TrainingWindows
-    """Training windows of the starting configuration; the budget covers the search and the verification after it."""
+    """Training windows of the starting configuration; the budget covers the search and
+    the verification after it."""
     cells: tuple[Configuration, ...]
     """Configurations to search, the starting configuration first."""
     global_batch_size: Mapping[Layout, int]
-    """Sequences of the global batch, by layout; every layout's hold the same non-padding tokens."""
+    """Sequences of the global batch, by layout; every layout's hold the same
+    non-padding tokens."""
     non_padding_shares: Mapping[Layout, float | None]
-    """Average share of non-padding tokens in the dataset's sequences, by layout; None if each window counts its own."""
+    """Average share of non-padding tokens in the dataset's sequences, by layout; None
+    if each window counts its own."""
     most_trials: int = 60
     left_out: tuple[str, ...] = ()
     predict: Callable[[Configuration], Mapping[str, Any]] | None = None
-    """Predictions of a ``kind``: its largest micro-batch that leaves the headroom free as ``max``, None if unknown; if
-    the machine's constants are known, seconds of an optimizer step by micro-batch size as ``step_s``. Takes seconds."""
+    """Predictions of a ``kind``: its largest micro-batch that leaves the headroom free
+    as ``max``, None if unknown; if the machine's constants are known, seconds of an
+    optimizer step by micro-batch size as ``step_s``. Takes seconds."""
     predicted_for: Mapping[str, object] = field(default_factory=dict)
     """Limits that predictions depend on besides the configuration."""
 
@@ -76,14 +80,19 @@ class ConfigurationWindows:
 
     full: list[tuple[float, float]] = field(default_factory=list)
     short: list[tuple[float, float]] = field(default_factory=list)
-    """Non-padding tokens/s of windows, and the logarithms of their ratios to the starting configuration."""
+    """Non-padding tokens/s of windows, and the logarithms of their ratios to the
+    starting configuration."""
     outcome: str = "ran"
     crashed: bool = False
-    """True if one of its values may be the cause; out of memory and interference by other users do not count."""
+    """True if one of its values may be the cause; out of memory and interference by
+    other users do not count."""
 
     @property
     def best(self) -> list[tuple[float, float]]:
-        """Full windows, or short ones if there are no full ones; empty if nothing ran."""
+        """Full windows, or short ones if there are no full ones.
+
+        Empty if nothing ran.
+        """
         return self.full or self.short
 
 
@@ -121,7 +130,10 @@ class SearchState:
         self._believed = None
 
     def predicted_ratio(self, cell: Configuration) -> float | None:
-        """Return the predicted ratio of tokens/s to the starting configuration; None if it is not known."""
+        """Return the predicted ratio of tokens/s to the starting configuration.
+
+        None if it is not known.
+        """
         before_s, after_s = (
             self.predicted_s.get(self.starting),
             self.predicted_s.get(cell),
@@ -129,7 +141,10 @@ class SearchState:
         return before_s / after_s if before_s and after_s else None
 
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
-        """Record a failure; out of memory excludes larger micro-batches, repeated crashes exclude a value."""
+        """Record a failure.
+
+        Out of memory excludes larger micro-batches, repeated crashes exclude a value.
+        """
         one = self.tried.setdefault(cell, ConfigurationWindows())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
@@ -140,7 +155,10 @@ class SearchState:
             self._leave_out(cell)
 
     def _leave_out(self, crashed: Configuration) -> None:
-        """Exclude the values of a crashed configuration that never ran; several suspects only in combination."""
+        """Exclude the values of a crashed configuration that never ran.
+
+        Several suspects only in combination.
+        """
         suspects = {
             name: value
             for name, value in crashed.model_dump().items()
@@ -185,7 +203,10 @@ class SearchState:
         self._believed = None
 
     def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
-        """Return the posterior of all remaining configurations; ``lies`` are assumed to perform as predicted."""
+        """Return the posterior of all remaining configurations.
+
+        ``lies`` are assumed to perform as predicted.
+        """
         if self._believed is None:
             self._believed = self._posterior(self._seen())
         if not lies:
@@ -213,7 +234,8 @@ class SearchState:
 
     def _seen(self) -> list[Seen]:
         place = self.places
-        # The starting configuration's ratio is 1 by definition, as certain as many windows would make it.
+        # The starting configuration's ratio is 1 by definition, as certain as many
+        # windows would make it.
         seen = [Seen(cell=place[self.starting], log_ratio=0.0) for _ in range(_SURE)]
         for cell, tried in self.tried.items():
             if cell in place and cell != self.starting:

@@ -1,10 +1,12 @@
 """Search the settings of a training step jointly for non-padding tokens/s, guided by a Gaussian process.
 
-In recorded grids this search finds on average 99.7 % of the best rate, and at least 91 %, after 20 % of the
-configurations; Optuna's TPE 99.3 and 98.5 %, and at least 78 %, after 30 % (40 searches of each).
+In recorded grids this search finds on average 99.7 % of the best rate, and at least 91
+%, after 20 % of the configurations; Optuna's TPE 99.3 and 98.5 %, and at least 78 %,
+after 30 % (40 searches of each).
 
-Every configuration keeps the global batch, and is first measured in a short window next to the starting configuration.
-Windows use cached batches, as DataLoader workers are tuned later.
+Every configuration keeps the global batch, and is first measured in a short window next
+to the starting configuration. Windows use cached batches, as DataLoader workers are
+tuned later.
 """
 
 import bisect
@@ -29,21 +31,26 @@ from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
 from autotune.workers.measure import training_trial
 
 TOGETHER = 3
-"""Number of configurations that are proposed at once and share one window of the starting configuration."""
+"""Number of configurations that are proposed at once and share one window of the
+starting configuration."""
 SHORT_PART = 0.25
 """Length of a short window, as a share of a full one."""
 PRUNE_SIGMAS = 2.0
-"""Standard deviations below the best at which a short window excludes a configuration."""
+"""Standard deviations below the best at which a short window excludes a
+configuration."""
 LEAST_TRIALS = 12
 VISIBLE_SHARE = 0.1
-"""Smallest difference that a dozen interleaved windows can resolve, as a share of a window's noise."""
+"""Smallest difference that a dozen interleaved windows can resolve, as a share of a
+window's noise."""
 COMPILING_S = 60.0
-"""Extra seconds assumed for a window with compiled layers until one is measured: a minute on a CPU, less on GPUs."""
+"""Extra seconds assumed for a window with compiled layers until one is measured: a
+minute on a CPU, less on GPUs."""
 LEAST_S = 0.001
 """Fewest seconds that a window counts as: trial logs keep no more digits."""
 
 FINALISTS = 6
-"""Largest number of configurations that are verified against the starting configuration."""
+"""Largest number of configurations that are verified against the starting
+configuration."""
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
 UNKNOWN = Interval(value=1.0, low=None, high=None)
 """Ratio of a configuration that did not run or was not measured."""
@@ -134,7 +141,8 @@ class Exploration:
         """Return all configurations by expected gain and time, the best first."""
         found = self.known.believed(pending)
         gains = expected_improvement(found, self.known.best_mean(found))
-        # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2: compiling takes a minute.
+        # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2:
+        # compiling takes a minute.
         worth = {
             cell: gain / self._takes_s(cell) ** 0.5
             for cell, gain in zip(self.known.cells, gains, strict=True)
@@ -148,7 +156,10 @@ class Exploration:
         return max(LEAST_S, compiled if cell.compile else plain)
 
     def _fits(self, cell: Configuration) -> bool:
-        """Return whether it is predicted to fit; predictions are logged, so that a resumed search decides the same."""
+        """Return whether it is predicted to fit.
+
+        Predictions are logged, so that a resumed search decides the same.
+        """
         if (predict := self.request.predict) is None:
             return True
         if (kind := cell.kind) not in self.predicted:
@@ -237,7 +248,10 @@ class Exploration:
         short: bool = False,
         starting_last: bool = False,
     ) -> Mapping[Configuration, float]:
-        """Measure a window of each and the starting configuration; return non-padding tokens/s of those that ran."""
+        """Measure a window of each and the starting configuration.
+
+        Return non-padding tokens/s of those that ran.
+        """
         if not cells:
             return {}
         every = [*cells, self.starting] if starting_last else [self.starting, *cells]
@@ -296,7 +310,8 @@ class ConfirmedChoice:
     candidate: Configuration
     """Most promising configuration; the starting configuration if nothing is better."""
     ratio: Interval
-    """Ratio of the candidate to the starting configuration, with 98 % bounds that hold for all finalists together."""
+    """Ratio of the candidate to the starting configuration, with 98 % bounds that hold
+    for all finalists together."""
     equal_loss: str | None
     adopted: bool
     rejected: str | None = None
@@ -305,7 +320,10 @@ class ConfirmedChoice:
 
 
 def confirm(search: Exploration) -> ConfirmedChoice:
-    """Return the fastest finalist; if the loss check rejects it, the fastest one with another arithmetic."""
+    """Return the fastest finalist.
+
+    If the loss check rejects it, the fastest one with another arithmetic.
+    """
     found = first = confirm_one_of(search.finalists(), search)
     rejected: list[str] = []
     while found.rejected is not None and (not rejected or search.left_s > 0):
@@ -346,9 +364,10 @@ def _race(
 ) -> tuple[Configuration, Interval]:
     """Measure interleaved windows of all finalists, and drop each that is no longer expected to be the fastest.
 
-    Stop when the last one is verified to be faster, when none remains, or when time or rounds run out. All windows
-    decide which one remains. Its ratio uses these rounds alone, because chance in earlier ones selected it, and its
-    bounds hold for every finalist, because chance in these rounds affects which one remains.
+    Stop when the last one is verified to be faster, when none remains, or when time or
+    rounds run out. All windows decide which one remains. Its ratio uses these rounds
+    alone, because chance in earlier ones selected it, and its bounds hold for every
+    finalist, because chance in these rounds affects which one remains.
     """
     left = list(finalists)
     pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}

@@ -53,10 +53,13 @@ def explore_settings(
     probe_request: ProbeRequest,
     request: SweepRequest,
 ) -> ExploreEvidence:
-    """Search, and write the result; settings that are verified to be faster are probed and adopted.
+    """Search, and write the result.
 
-    Settings that you fixed in the ``probe_request`` are not searched. Raise ``ProfileRejected`` if the profile does not
-    match the machine, model or dataset; ``Undecided`` if the starting configuration could not be measured.
+    Settings that are verified to be faster are probed and adopted.
+
+    Settings that you fixed in the ``probe_request`` are not searched. Raise
+    ``ProfileRejected`` if the profile does not match the machine, model or dataset;
+    ``Undecided`` if the starting configuration could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)
@@ -81,7 +84,10 @@ def _settle(
     search: Exploration,
     explored: ConfirmedChoice,
 ) -> tuple[Profile, ConfirmedChoice]:
-    """Probe the settings to adopt; if only a smaller micro-batch leaves the headroom free, verify its speed as well."""
+    """Probe the settings to adopt.
+
+    If only a smaller micro-batch leaves the headroom free, verify its speed as well.
+    """
     if not explored.adopted:
         return stored.profile, explored
     chosen, train, ends_s = (
@@ -142,7 +148,10 @@ def explore_request(
     probe_request: ProbeRequest,
     request: SweepRequest,
 ) -> ExploreRequest:
-    """Return the search space around a profile's settings, with its windows; arguments as of ``explore_settings``."""
+    """Return the search space around a profile's settings, with its windows.
+
+    Arguments as of ``explore_settings``.
+    """
     train, constraints = stored.profile.train, stored.profile.constraints
     probe = settled_probe(bench, probe_request)
     levels, left_out = _levels(bench, train, probe_request.config)

@@ -27,7 +27,10 @@ from trainer.config.train_config import (
 
 
 class Configuration(StrictTable):
-    """Settings of a training step that are searched jointly. They leave the recipe unchanged, up to rounding."""
+    """Settings of a training step that are searched jointly.
+
+    They leave the recipe unchanged, up to rounding.
+    """
 
     precision: Precision
     attention: Attention
@@ -53,7 +56,10 @@ class Configuration(StrictTable):
 
     @property
     def arithmetic(self) -> str:
-        """Settings by which results are rounded, as text; others are verified by tests to compute the same."""
+        """Settings by which results are rounded, as text.
+
+        Others are verified by tests to compute the same.
+        """
         words = [
             self.precision,
             "fa3" if self.attention == "fa3" else "",
@@ -124,10 +130,12 @@ class ExploredRow(StrictTable):
     tokens_per_s: PositiveFloat | None = None
     """Median non-padding tokens/s; None if it did not run."""
     ratio_to_starting: PositiveFloat | None = None
-    """Median ratio to the starting configuration in the same round, of full windows, or of short ones if there are no
-    full ones. None for the starting configuration itself, and if nothing ran."""
+    """Median ratio to the starting configuration in the same round, of full windows, or
+    of short ones if there are no full ones. None for the starting configuration itself,
+    and if nothing ran."""
     predicted_ratio: PositiveFloat | None = None
-    """The same, as predicted from traces of both steps; None without a trace or constants of the machine."""
+    """The same, as predicted from traces of both steps; None without a trace or
+    constants of the machine."""
     outcome: str
     """``ran``, ``pruned`` after a short window, or the reason why it did not run."""
 
@@ -136,7 +144,8 @@ class ExploreEvidence(RatioBounds):
     """Result of a search over the settings of a training step."""
 
     configurations: Positive
-    """Number of configurations in the search space, without those predicted not to fit."""
+    """Number of configurations in the search space, without those predicted not to
+    fit."""
     trials: NonNegative
     """Number of configurations that were tried, including those that did not run."""
     windows: NonNegative
@@ -144,18 +153,21 @@ class ExploreEvidence(RatioBounds):
     """Number of configurations that were rejected after one short window."""
     starting: Configuration
     chosen: Configuration
-    """Configuration to train with; equals ``starting`` if none was verified to be faster."""
+    """Configuration to train with; equals ``starting`` if none was verified to be
+    faster."""
     candidate: Configuration
-    """Most promising configuration, which was compared with the starting configuration."""
+    """Most promising configuration, which was compared with the starting
+    configuration."""
     ratio_to_starting: PositiveFloat
-    """Non-padding tokens/s of the candidate over the starting configuration's, in windows of the same rounds."""
+    """Non-padding tokens/s of the candidate over the starting configuration's, in
+    windows of the same rounds."""
     adopted: bool
     choice: str
     """Reason for the chosen settings."""
     stopped_because: str
     equal_loss: str | None = None
-    """Result of the loss check if rounding differs: of the chosen settings, or of faster ones that it rejected. None if
-    there was nothing to check."""
+    """Result of the loss check if rounding differs: of the chosen settings, or of
+    faster ones that it rejected. None if there was nothing to check."""
     left_out: list[str] = Field(default_factory=list)
     """Settings and values that were not searched, and why."""
     rows: list[ExploredRow]

@@ -1,7 +1,8 @@
 """Roofline: the time of each kernel from the constants of a machine, and the time of the step. Pure.
 
-A kernel takes as long as its bytes or its FLOPs need; a matmul's reading and writing overlap little with its FLOPs, so
-both count. Measured kernels of one H100 gave the shares of the data sheet that kernels reach.
+A kernel takes as long as its bytes or its FLOPs need; a matmul's reading and writing
+overlap little with its FLOPs, so both count. Measured kernels of one H100 gave the
+shares of the data sheet that kernels reach.
 """
 
 import math
@@ -26,10 +27,12 @@ from trainer.model.flops import find_peak, peak_flops_per_s, product_format
 Float64 = npt.NDArray[np.float64]
 
 MATMUL_SHARE, MATMUL_BYTES_SHARE, MATMUL_FIXED_S = 0.87, 2.0, 4e-6
-"""Rates of matmuls as shares of the data sheet's FLOP/s and bytes/s, and their fixed time. Half of the bytes are hidden
-by the FLOPs. Fitted to 105 matmuls of encoder layers on an H100 (``reports/gpu/``): 3 % error in the median."""
+"""Rates of matmuls as shares of the data sheet's FLOP/s and bytes/s, and their fixed
+time. Half of the bytes are hidden by the FLOPs. Fitted to 105 matmuls of encoder layers
+on an H100 (``reports/gpu/``): 3 % error in the median."""
 BYTES_SHARE, KERNEL_S = 0.87, 3e-6
-"""Share of the memory bandwidth that elementwise kernels reach, and their fixed time; same source."""
+"""Share of the memory bandwidth that elementwise kernels reach, and their fixed time;
+same source."""
 ATTENTION_SHARES = {
     "hopper": {
         "varlen": (0.35, 0.20),
@@ -39,14 +42,15 @@ ATTENTION_SHARES = {
     },
     "other": {"varlen": (0.62, 0.50), "flash": (0.62, 0.50), "efficient": (0.29, 0.22)},
 }
-"""Rates of attention kernels, forward and backward, as shares of the bf16 peak on long documents: measured on an H100;
-for other GPUs and FlashAttention 3 from the papers of FlashAttention 2 and 3 (Dao 2023, Shah et al. 2024)."""
+"""Rates of attention kernels, forward and backward, as shares of the bf16 peak on long
+documents: measured on an H100; for other GPUs and FlashAttention 3 from the papers of
+FlashAttention 2 and 3 (Dao 2023, Shah et al. 2024)."""
 ATTENTION_HALF_TOKENS = 200.0
 LAUNCH_S, COMPILED_LAUNCH_S, GRAPH_CALL_S = 20e-6, 25e-6, 0.8e-3
 """Host times, from steps of BERT on an H100's host; hosts differ much."""
 FLOAT8_SLOWER = 1.85
-"""Time of kernels around float8 matmuls over that of their bytes: they compute GELU three times and write transposed
-copies. Measured on an H100."""
+"""Time of kernels around float8 matmuls over that of their bytes: they compute GELU
+three times and write transposed copies. Measured on an H100."""
 RANGE_SHARE = 0.2
 GAPS_SHARE = 0.02
 """Share of a step in which the device has no work although the host runs ahead."""
@@ -54,13 +58,17 @@ _PARTS = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer
 
 
 def data_sheet_rates(gpu_name: str) -> MachineRates | None:
-    """Return a GPU's constants from its data sheet; None if the GPU is not in the table of peaks."""
+    """Return a GPU's constants from its data sheet.
+
+    None if the GPU is not in the table of peaks.
+    """
     peak = find_peak(gpu_name)
     if peak is None:
         return None
     shares = ATTENTION_SHARES["hopper" if "H" in peak.name.split()[0] else "other"]
     bytes_per_s = MATMUL_BYTES_SHARE * peak.memory_bytes_per_s
-    # No float8 matmul was measured: they are assumed to reach the share of the peak that bf16 ones reach.
+    # No float8 matmul was measured: they are assumed to reach the share of the peak
+    # that bf16 ones reach.
     matmul = {
         dtype: MatmulRates(
             flops_per_s=MATMUL_SHARE * rate,
@@ -105,7 +113,10 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
 def fit_matmul_rates(
     flops: Float64, moved_bytes: Float64, seconds: Float64
 ) -> MatmulRates:
-    """Return the rates that fit measured matmuls best, by relative error; all shapes (N,)."""
+    """Return the rates that fit measured matmuls best, by relative error.
+
+    All shapes (N,).
+    """
     columns = (
         np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
     )
@@ -175,7 +186,10 @@ def predict_speed(
     train: TrainConfig,
     non_padding_tokens: float | None = None,
 ) -> SpeedPrediction:
-    """Return the predicted speed of a step; ``non_padding_tokens`` are those of a sequence, None if not known."""
+    """Return the predicted speed of a step.
+
+    ``non_padding_tokens`` are those of a sequence, None if not known.
+    """
     peak = peak_flops_per_s(
         rates.device, product_format(train.precision, tf32=train.tf32)
     )
@@ -186,7 +200,8 @@ def predict_speed(
         else (non_padding_tokens or 0.0) / train.seq_length_tokens
     )
     if train.attention == "fa3":
-        # Rates may have none of it: those of a measured machine without it, and of GPUs other than Hoppers.
+        # Rates may have none of it: those of a measured machine without it, and of GPUs
+        # other than Hoppers.
         of_fa3 = {
             name.replace("FA3", "varlen"): one
             for name, one in rates.attention.items()
@@ -205,7 +220,8 @@ def predict_speed(
             else 1.0
         )
         parts[part] = parts.get(part, 0.0) + count * slower * kernel_s(kernel, rates)
-        # Replayed CUDA graphs cost as much: on an H100, steps of 8 sequences took 32.2 instead of 32.7 ms.
+        # Replayed CUDA graphs cost as much: on an H100, steps of 8 sequences took 32.2
+        # instead of 32.7 ms.
         host_s += count * (
             rates.graph_call_s if kernel.kind == "graph call" else launch_s
         )

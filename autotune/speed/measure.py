@@ -17,7 +17,8 @@ TIMEOUT_S = 300.0
 MOST_SPREAD = 1.2
 """Largest ratio of medians to shortest times; an idle machine stays below 1.1."""
 MEASURED_RANGE_SHARE = 0.15
-"""Share by which predictions from measured constants may be off; ``docs/benchmarks.md``."""
+"""Share by which predictions from measured constants may be off;
+``docs/benchmarks.md``."""
 
 
 def rates_path(device: str, directory: Path = DIRECTORY) -> Path:
@@ -26,7 +27,11 @@ def rates_path(device: str, directory: Path = DIRECTORY) -> Path:
 
 
 def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None:
-    """Return a device's measured constants, or a GPU's from its data sheet, or None; raise ``BadConfig`` if damaged."""
+    """Return a device's measured constants, or a GPU's from its data sheet, or None.
+
+    Raises:
+        BadConfig: If damaged.
+    """
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
         rates = parse_table(
@@ -41,7 +46,11 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
 def measure_rates(
     machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str
 ) -> MachineRates:
-    """Measure this machine's constants, a minute; raise ``MachineLacks`` if that fails, ``Undecided`` if it is busy."""
+    """Measure this machine's constants, a minute.
+
+    Raises:
+        MachineLacks: If that fails, ``Undecided`` if it is busy.
+    """
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
         what = (
@@ -66,7 +75,10 @@ def measure_rates(
 
 
 def write_rates(rates: MachineRates, directory: Path = DIRECTORY) -> Path:
-    """Write a machine's constants; return the path. Raise ``BadInput`` if the directory cannot be written."""
+    """Write a machine's constants.
+
+    Return the path. Raise ``BadInput`` if the directory cannot be written.
+    """
     path = rates_path(rates.device, directory)
     write_atomically(path, rates.model_dump_json(indent=1) + "\n")
     return path

@@ -22,9 +22,10 @@ KernelKind = Literal[
 ]
 """Kinds of kernels, by what their time depends on.
 
-``copy``: arithmetic on each element, casts and copies. ``math``: GELU, exponentials and the like. ``norm``: layer norms
-and sums. ``random``: dropout masks. A kernel that does several of them has the last of these kinds. ``graph call``: the
-host's work for one call of a compiled graph, besides its kernels.
+``copy``: arithmetic on each element, casts and copies. ``math``: GELU, exponentials and
+the like. ``norm``: layer norms and sums. ``random``: dropout masks. A kernel that does
+several of them has the last of these kinds. ``graph call``: the host's work for one
+call of a compiled graph, besides its kernels.
 """
 
 
@@ -87,7 +88,10 @@ class MatmulRates(StrictTable):
 
 
 class AttentionRates(StrictTable):
-    """Rate of an attention kernel on long documents; it is half as fast on documents of ``half_tokens``."""
+    """Rate of an attention kernel on long documents.
+
+    It is half as fast on documents of ``half_tokens``.
+    """
 
     flops_per_s: PositiveFloat
     half_tokens: NonNegativeFloat = 0.0
@@ -113,7 +117,8 @@ class MachineRates(StrictTable):
     attention: dict[str, AttentionRates]
     """By kernel and direction, then dtype, such as ``varlen backward bf16``."""
     passes: dict[str, list[PassRate]]
-    """Rates of other kernels, by kind, then by size, ascending; kinds that are missing have the rates of ``copy``."""
+    """Rates of other kernels, by kind, then by size, ascending; kinds that are missing
+    have the rates of ``copy``."""
     kernel_s: NonNegativeFloat
     """Fixed time of a kernel on the device."""
     launch_s: NonNegativeFloat
@@ -121,7 +126,8 @@ class MachineRates(StrictTable):
     compiled_launch_s: NonNegativeFloat
     """Host time per kernel of a compiled graph."""
     graph_call_s: NonNegativeFloat
-    """Host time of a call of a compiled graph, forward or backward, besides its launches."""
+    """Host time of a call of a compiled graph, forward or backward, besides its
+    launches."""
     host_runs_ahead: bool
     """True if the host launches kernels while the device computes earlier ones."""
     range_share: NonNegativeFloat
@@ -150,4 +156,5 @@ class SpeedPrediction:
     mfu: Interval | None
     """Model FLOP/s as a share of the device's dense peak; None if that is not known."""
     parts_s: Mapping[str, float]
-    """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add up to the step."""
+    """Seconds of matmuls, attention, memory-bound kernels, optimizer and host; they add
+    up to the step."""

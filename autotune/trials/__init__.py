@@ -1,1 +1,4 @@
-"""Trials: request, child process, outcome and log; paired rounds; monitoring of the GPUs meanwhile."""
+"""Trials: request, child process, outcome and log; paired rounds.
+
+Monitoring of the GPUs meanwhile.
+"""

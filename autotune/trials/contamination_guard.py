@@ -10,19 +10,23 @@ from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
 WAIT_BEFORE_S, WAIT_AFTER_S = 30.0, 10.0
-"""Longest waits for GPUs to be free: before a trial, and for its own memory after it."""
+"""Longest waits for GPUs to be free: before a trial, and for its own memory after
+it."""
 
 
 class ContaminationGuard:
     """Machine that runs trials on another one, each only on GPUs that are as free as they were at first.
 
-    A trial is not run while a GPU holds more than its baseline. Its figures, and an out of memory, are discarded if the
-    memory is not freed after it, if a second process used the GPU, or, for a timed trial, if heat or the hardware
-    slowed a GPU down. A process that the driver hides, and that only runs during one trial, goes undetected. Figures of
-    a timed window get the activity of the GPUs in it. A trace uses no GPU, and is not monitored.
+    A trial is not run while a GPU holds more than its baseline. Its figures, and an out
+    of memory, are discarded if the memory is not freed after it, if a second process
+    used the GPU, or, for a timed trial, if heat or the hardware slowed a GPU down. A
+    process that the driver hides, and that only runs during one trial, goes undetected.
+    Figures of a timed window get the activity of the GPUs in it. A trace uses no GPU,
+    and is not monitored.
 
-    The memory in use at construction is the baseline, so this program must not use the GPUs before. The machine and the
-    sampler are closed with this one, the monitor is not.
+    The memory in use at construction is the baseline, so this program must not use the
+    GPUs before. The machine and the sampler are closed with this one, the monitor is
+    not.
     """
 
     def __init__(
@@ -42,7 +46,10 @@ class ContaminationGuard:
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial once its GPUs are free; discard its figures unless they are free again afterwards."""
+        """Run a trial once its GPUs are free.
+
+        Discard its figures unless they are free again afterwards.
+        """
         if trial.job in ("trace", "own_trace"):
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
@@ -75,7 +82,10 @@ class ContaminationGuard:
         self._machine.close()
 
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
-        """Wait until these GPUs are at their baselines; return a description of each that is not at the time limit."""
+        """Wait until these GPUs are at their baselines.
+
+        Return a description of each that is not at the time limit.
+        """
         started_s = self._clock.monotonic_s()
         while True:
             used = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
@@ -102,7 +112,10 @@ class ContaminationGuard:
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return a clause for each GPU that another process uses; call it before this program uses any."""
+    """Return a clause for each GPU that another process uses.
+
+    Call it before this program uses any.
+    """
     uses = (
         (
             _name(monitor, uuid),

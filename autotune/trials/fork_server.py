@@ -31,12 +31,14 @@ from trainer.errors import HOST_OUT_OF_MEMORY
 
 _OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
 START_TIMEOUT_S = 300.0
-"""Longest start of the server, or of the ranks; on a network file system imports take minutes."""
+"""Longest start of the server, or of the ranks; on a network file system imports take
+minutes."""
 ENVIRONMENT = {
     # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Libraries look for a GPU at import; through the CUDA runtime this would break CUDA in all forked processes.
+    # Libraries look for a GPU at import; through the CUDA runtime this would break CUDA
+    # in all forked processes.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment variables of every process that runs trials."""
@@ -57,7 +59,8 @@ class StartedMachine(abc.ABC):
 
     def __init__(self) -> None:
         self.versions: dict[str, Any] = {}
-        """Versions of torch, CUDA and transformers, once the processes have started; ``preloaded``, if anything."""
+        """Versions of torch, CUDA and transformers, once the processes have started;
+        ``preloaded``, if anything."""
         self.waited_s = 0.0
         """Time that this process has waited for the processes and their trials."""
 
@@ -73,7 +76,12 @@ class StartedMachine(abc.ABC):
             self._started()
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial; raise ``MachineLacks`` if its processes do not start, ``BadInput`` if its input is unusable."""
+        """Run a trial.
+
+        Raises:
+            MachineLacks: If its processes do not start, ``BadInput`` if its input is
+                unusable.
+        """
         with self._waiting():
             return self._run(trial)
 
@@ -99,7 +107,8 @@ class StartedMachine(abc.ABC):
 class ForkServerMachine(StartedMachine):
     """Machine that forks every trial from a server process that has torch and transformers loaded.
 
-    A trial runs in its own session; its whole process group is killed at its end. The server itself uses no GPU.
+    A trial runs in its own session; its whole process group is killed at its end. The
+    server itself uses no GPU.
     """
 
     def __init__(
@@ -131,9 +140,12 @@ class ForkServerMachine(StartedMachine):
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
     def load(self, modules: Sequence[str]) -> bool:
-        """Import modules in the server, so that trials do not; those that cannot be imported are left out.
+        """Import modules in the server, so that trials do not.
 
-        Return False if that started threads, which a fork breaks: then the server is started again, without them.
+        Those that cannot be imported are left out.
+
+        Return False if that started threads, which a fork breaks: then the server is
+        started again, without them.
         """
         if not self._ask(
             self._started(), {"modules": list(modules)}, self._start_timeout_s
@@ -169,7 +181,8 @@ class ForkServerMachine(StartedMachine):
         with (self._scratch / "server.log").open("w") as log:
             # Your directory may have modules of any name.
             flags = ["-P"] if self._arguments else []
-            # A session of its own: Ctrl-C is for this process, which then closes the server; the trial ends with it.
+            # A session of its own: Ctrl-C is for this process, which then closes the
+            # server; the trial ends with it.
             self._server = subprocess.Popen(
                 [
                     sys.executable,
@@ -205,7 +218,10 @@ class ForkServerMachine(StartedMachine):
     def _read(
         self, server: "subprocess.Popen[str]", timeout_s: float | None
     ) -> dict[str, Any]:
-        """Return the next reply; end a server that takes longer to import than ``timeout_s``."""
+        """Return the next reply.
+
+        End a server that takes longer to import than ``timeout_s``.
+        """
         assert server.stdout is not None
         if not select.select([server.stdout], [], [], timeout_s)[0]:
             server.kill()
@@ -243,9 +259,11 @@ def classify(
 ) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
 
-    ``ranks`` has for each rank ``result`` (what it wrote, or None), ``exit_code`` (negative for a signal), ``killed``
-    (by the server), ``ended_s`` and ``log_tail``; ``killed_by_kernel`` is True if memory ran out meanwhile. Raise
-    ``BadInput`` if the job could not use its input, which is no measurement, ``MachineLacks`` if not the device.
+    ``ranks`` has for each rank ``result`` (what it wrote, or None), ``exit_code``
+    (negative for a signal), ``killed`` (by the server), ``ended_s`` and ``log_tail``;
+    ``killed_by_kernel`` is True if memory ran out meanwhile. Raise ``BadInput`` if the
+    job could not use its input, which is no measurement, ``MachineLacks`` if not the
+    device.
     """
     outcomes = [
         _of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks

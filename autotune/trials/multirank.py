@@ -32,9 +32,12 @@ END_TIMEOUT_S = 40.0
 
 
 class MultirankMachine(StartedMachine):
-    """Machine that runs trials one after the other on ranks that have joined once; a failure restarts the ranks.
+    """Machine that runs trials one after the other on ranks that have joined once.
 
-    ``scratch`` is a directory for this machine alone, visible to the first node's ranks and better to all nodes'.
+    A failure restarts the ranks.
+
+    ``scratch`` is a directory for this machine alone, visible to the first node's ranks
+    and better to all nodes'.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path) -> None:
@@ -150,7 +153,10 @@ class MultirankMachine(StartedMachine):
         return (lines or log or ["the log is empty"])[-1].strip()[:500]
 
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
-        """End the processes that were started here, ranks of this node included; srun ends those of other nodes."""
+        """End the processes that were started here, ranks of this node included.
+
+        Srun ends those of other nodes.
+        """
         self._process = None
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):

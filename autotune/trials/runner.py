@@ -1,7 +1,10 @@
-"""Running of trials, or reuse of their results from the trial log; and timed windows in rounds.
+"""Running of trials, or reuse of their results from the trial log.
 
-The windows of a round are interleaved, so that slow changes of a machine affect all of them; every other round runs
-backwards, so that a drift within rounds cancels too. A round is reused from the trial log completely or not at all.
+And timed windows in rounds.
+
+The windows of a round are interleaved, so that slow changes of a machine affect all of
+them; every other round runs backwards, so that a drift within rounds cancels too. A
+round is reused from the trial log completely or not at all.
 """
 
 import statistics
@@ -59,9 +62,11 @@ class TrialRunner:
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
     """Called with each finished trial, those from the trial log included."""
     ends_s: float | None = None
-    """Hard end, in seconds since 1970: no trial begins whose time limit does not fit before that."""
+    """Hard end, in seconds since 1970: no trial begins whose time limit does not fit
+    before that."""
     budget_ends_s: float | None = None
-    """End of the time budget, in seconds since 1970: no trial begins that is likely to end later."""
+    """End of the time budget, in seconds since 1970: no trial begins that is likely to
+    end later."""
     made_on: MadeOn | None = None
     """Readable form of ``site``, for people and for reports of other profiles."""
     finished: list[FinishedTrial] = field(default_factory=list)
@@ -92,9 +97,11 @@ class TrialRunner:
     ) -> Outcome:
         """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
 
-        ``timed`` is True if a rate is taken from a ``step``; ``RATE_JOBS`` always measure one. ``by`` is run instead.
-        Raise ``OutOfTime`` if it is likely to end after ``budget_ends_s``, ``StartAgain`` if it may exceed ``ends_s``.
-        Raise ``Undecided`` for a rate that the GPU cannot reach, ``MachineLacks`` for any of a pretended one.
+        ``timed`` is True if a rate is taken from a ``step``; ``RATE_JOBS`` always
+        measure one. ``by`` is run instead. Raise ``OutOfTime`` if it is likely to end
+        after ``budget_ends_s``, ``StartAgain`` if it may exceed ``ends_s``. Raise
+        ``Undecided`` for a rate that the GPU cannot reach, ``MachineLacks`` for any of
+        a pretended one.
         """
         here = self.made_on if timed or trial.job in RATE_JOBS else None
         if here is not None:
@@ -113,7 +120,8 @@ class TrialRunner:
             outcome = (by or self.machine.run)(trial)
             if isinstance(outcome, Measured) and here is not None:
                 check_rates(here.gpu_name, rates_of_trial(trial, outcome))
-            # Rounded as in the trial log, so that decisions by time are the same when it is read back.
+            # Rounded as in the trial log, so that decisions by time are the same when
+            # it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             record = TrialRecord(
                 time_utc=self.clock.utc_now().isoformat(),
@@ -192,7 +200,10 @@ class TrialRunner:
             )
 
     def _remember(self, record: TrialRecord) -> None:
-        """Keep the record; only figures and out of memory are reused, other failures are tried again."""
+        """Keep the record.
+
+        Only figures and out of memory are reused, other failures are tried again.
+        """
         done = record.finished()
         if isinstance(done.outcome, Measured | OutOfMemory):
             self._known[record.key] = done
@@ -224,8 +235,9 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round; ``trials`` are windows with their labels.
 
-        Windows that failed in a logged round are tried again; if one succeeds, the whole round is measured again.
-        ``check`` gets each outcome with its seconds, and may raise; ``refuse``, if given, errors of unusable input.
+        Windows that failed in a logged round are tried again; if one succeeds, the
+        whole round is measured again. ``check`` gets each outcome with its seconds, and
+        may raise; ``refuse``, if given, errors of unusable input.
         """
 
         def measured(*, anew: bool) -> dict[Key, Outcome]:

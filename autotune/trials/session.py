@@ -96,7 +96,10 @@ class Bench:
         )
 
     def used_before(self, ranks: int) -> list[int] | None:
-        """Return the memory in use on the first GPUs before this program used them; None unless all report it."""
+        """Return the memory in use on the first GPUs before this program used them.
+
+        None unless all report it.
+        """
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
 
@@ -105,7 +108,8 @@ class Bench:
     ) -> TrialRunner:
         """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
 
-        The total is hidden after ``expected_trials``. Raise ``BadInput`` if the trial log's directory is not writable.
+        The total is hidden after ``expected_trials``. Raise ``BadInput`` if the trial
+        log's directory is not writable.
         """
         directory = reports / trial_log.TRIAL_LOG_DIRECTORY
         check_writable(directory)
@@ -194,7 +198,9 @@ def device_here(
     *,
     without_gpu: str | None = None,
 ) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
-    """Choose a device whose site has these libraries and the disk of a dataset; arguments as for ``open_session``.
+    """Choose a device whose site has these libraries and the disk of a dataset.
+
+    Arguments as for ``open_session``.
 
     Raise ``MachineLacks`` if the device or a library is missing.
     """
@@ -222,9 +228,11 @@ def open_session(
 ) -> Iterator[Session]:
     """Choose a device and start the trial server, which takes some seconds.
 
-    ``without_gpu`` is the next step to suggest if a GPU is required and there is none; None for the usual advice.
-    ``check`` rejects requests that this device cannot meet, before torch is loaded. Raise ``TrainerError`` if there is
-    no dataset, ``MachineLacks`` if the required device, torch, or torch's support for the device is missing.
+    ``without_gpu`` is the next step to suggest if a GPU is required and there is none;
+    None for the usual advice. ``check`` rejects requests that this device cannot meet,
+    before torch is loaded. Raise ``TrainerError`` if there is no dataset,
+    ``MachineLacks`` if the required device, torch, or torch's support for the device is
+    missing.
     """
     manifest = read_manifest(data_dir)
     with open_bench(
@@ -246,8 +254,8 @@ def open_bench(
 ) -> Iterator[Bench]:
     """Choose a device and start a trial server, as ``open_session``, without a dataset.
 
-    ``place`` is a directory on the disk that is read. ``shared`` accepts memory that this process itself holds on a
-    GPU. ``loading`` names what the server loads.
+    ``place`` is a directory on the disk that is read. ``shared`` accepts memory that
+    this process itself holds on a GPU. ``loading`` names what the server loads.
     """
     with contextlib.ExitStack() as stack:
         here = device_here(

@@ -19,10 +19,13 @@ MAX_TRIAL_LOG_BYTES = 256 * 2**20
 
 
 class TrialLog:
-    """An append-only list of trial records in a directory; one file per writer, merged on read.
+    """An append-only list of trial records in a directory.
 
-    Each line is JSON with a checksum. A torn last line, which a crash or a full disk leaves, is ignored on read and
-    never appended to: ``writer`` is a name that no other process has at the same time.
+    One file per writer, merged on read.
+
+    Each line is JSON with a checksum. A torn last line, which a crash or a full disk
+    leaves, is ignored on read and never appended to: ``writer`` is a name that no other
+    process has at the same time.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
@@ -30,7 +33,11 @@ class TrialLog:
         self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record and sync it to disk; raise ``BadInput`` if the directory cannot be written."""
+        """Append a record and sync it to disk.
+
+        Raises:
+            BadInput: If the directory cannot be written.
+        """
         line = (
             canonical_json({"record": record, "sha256": canonical_sha256(record)})
             + b"\n"
@@ -43,7 +50,8 @@ class TrialLog:
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """Return all writers' records, ordered by their ``time_utc``, and the number of corrupt lines.
 
-    A log that does not exist yet is empty. Raise ``BadInput`` if a file of it is too large for a trial log.
+    A log that does not exist yet is empty. Raise ``BadInput`` if a file of it is too
+    large for a trial log.
     """
     found: list[dict[str, Any] | None] = []
     for path in sorted(directory.glob("*.jsonl")):
@@ -94,7 +102,8 @@ def own_records(
     records: Sequence[TrialRecord], made_on: Fingerprint, seq_length_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
     """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
-    # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
+    # Trials of one site are of one model and one dataset; those that name neither are
+    # known by their neighbours.
     others = {record.site for record in records if _is_other(record, made_on)}
     own = [
         (one, one.trial.config.get("seq_length_tokens"))

@@ -1,4 +1,7 @@
-"""A trial: the request, its key, its outcome and its figures. Trials with equal keys measure the same."""
+"""A trial: the request, its key, its outcome and its figures.
+
+Trials with equal keys measure the same.
+"""
 
 import functools
 import math
@@ -34,7 +37,10 @@ class OutOfMemory(_Failure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOutOfMemory(_Failure):
-    """The kernel killed the job because the host ran out of memory; this says nothing about the budget."""
+    """The kernel killed the job because the host ran out of memory.
+
+    This says nothing about the budget.
+    """
 
     kind: Literal["host_out_of_memory"] = field(
         default="host_out_of_memory", init=False
@@ -68,7 +74,11 @@ _WORDS = {"measured": "completed", "host_out_of_memory": "killed: host out of me
 
 
 def outcome_from_json(value: dict[str, Any]) -> Outcome:
-    """Read ``dataclasses.asdict`` of an outcome; raise ``ValueError`` if its kind is unknown or a field is missing."""
+    """Read ``dataclasses.asdict`` of an outcome.
+
+    Raises:
+        ValueError: If its kind is unknown or a field is missing.
+    """
     kind = value.get("kind")
     name, of = ("figures", dict) if kind == "measured" else ("detail", str)
     if kind in _KINDS and isinstance(value.get(name), of):
@@ -83,7 +93,8 @@ def describe(outcome: Outcome) -> str:
 
 
 FEWEST_TIMED_STEPS = 3
-"""Fewest timed steps of a trial that measures throughput; with fewer it only tests if a size fits."""
+"""Fewest timed steps of a trial that measures throughput; with fewer it only tests if a
+size fits."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 JobName = Literal[
@@ -129,7 +140,10 @@ class Trial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings of the trainer, perhaps written by another version of this project; empty without any."""
+        """Settings of the trainer, perhaps written by another version of this project.
+
+        Empty without any.
+        """
         config = self.measured.get("config")
         return config if isinstance(config, dict) else {}
 
@@ -207,11 +221,15 @@ class TrialRecord(StrictTable):
     outcome: dict[str, Any]
     seconds: Annotated[float, Field(ge=0)]
     made_on: MadeOn | None = None
-    """Origin of the trial; None in older trial logs, whose ``site`` distinguishes machines without naming them."""
+    """Origin of the trial; None in older trial logs, whose ``site`` distinguishes
+    machines without naming them."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "TrialRecord | None":
-        """Read a record; return None if it is no trial of this version of the project."""
+        """Read a record.
+
+        Return None if it is no trial of this version of the project.
+        """
         try:
             found = parse_table(cls, record, where="trial_log")
             outcome = outcome_from_json(found.outcome)
@@ -245,7 +263,11 @@ class JobFigures:
 
     @classmethod
     def of(cls, outcome: Measured) -> Self:
-        """Read a trial's figures but unknown ones; raise ``ValueError`` if one is missing or of another type."""
+        """Read a trial's figures but unknown ones.
+
+        Raises:
+            ValueError: If one is missing or of another type.
+        """
         found: Self = _reader(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
         return found
 
@@ -262,16 +284,17 @@ class StepFigures(JobFigures):
     step_s: tuple[float, ...]
     padded_tokens_per_step: int
     peak_bytes: int
-    """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory; on a CPU the growth of the
-    process since before the model was built."""
+    """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory;
+    on a CPU the growth of the process since before the model was built."""
     non_pytorch_bytes: int | None
     """Non-PyTorch memory of the device (context, workspaces); None on a CPU."""
     loss: float
     model_flops_per_step: float | None = None
-    """Model FLOPs of a step on all ranks; None in trial logs from before they were counted."""
+    """Model FLOPs of a step on all ranks; None in trial logs from before they were
+    counted."""
     local_ranks: int = 1
-    """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
-    the highest memory of any rank."""
+    """Ranks that took the steps together; the figures are the job's: all ranks' tokens,
+    the slowest rank's seconds, and the highest memory of any rank."""
 
 
 class GpuUse(StrictTable):
@@ -283,9 +306,11 @@ class GpuUse(StrictTable):
     sm_clock_mhz: float | None = None
     """Median SM clock of a window's samples."""
     power_capped_share: Share | None = None
-    """Share of samples at the power cap, which is normal for a loaded GPU and not a fault."""
+    """Share of samples at the power cap, which is normal for a loaded GPU and not a
+    fault."""
     gpm_sm_share: Share | None = None
-    """Share of the time, over SMs, with a warp resident; by GPM, as the fields below."""
+    """Share of the time, over SMs, with a warp resident; by GPM, as the fields
+    below."""
     gpm_occupancy_share: Share | None = None
     """Resident warps as a share of the most that fit."""
     gpm_tensor_share: Share | None = None
@@ -317,17 +342,21 @@ class LoadedWindow(JobFigures):
     tokens_per_s: float
     """Non-padding tokens per second; batches per second of a loader of your own."""
     data_wait_share: float
-    """Share of the window in which devices had nothing to do but wait for data, summed over ranks, 0 to 1: an upper
-    bound on the cost of data loading, as a rank that waits delays the others."""
+    """Share of the window in which devices had nothing to do but wait for data, summed
+    over ranks, 0 to 1: an upper bound on the cost of data loading, as a rank that waits
+    delays the others."""
     window_start_s: float
-    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
+    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own
+    samples to the window."""
     window_end_s: float
     memory_bytes: int | None
-    """Memory of the ranks and their DataLoader workers, shared pages counted in parts; None if it cannot be read."""
+    """Memory of the ranks and their DataLoader workers, shared pages counted in parts;
+    None if it cannot be read."""
     worker_bytes: int | None
     """Private memory of the largest DataLoader worker; None without workers."""
     storage_bytes_per_s: float | None
-    """Rate at which the kernel read from storage for them; None if it does not count."""
+    """Rate at which the kernel read from storage for them; None if it does not
+    count."""
     gpus: tuple[GpuUseFigures, ...] = ()
     """Activity of each GPU in the window; empty without a GPU."""
 
@@ -339,12 +368,14 @@ class TrainingFigures(LoadedWindow):
     optimizer_steps: int
     """Steps that ran, discarded ones included."""
     discarded_batches: int
-    """Batches taken before the window: those that the queues held ready, up to twice over, and warm-up."""
+    """Batches taken before the window: those that the queues held ready, up to twice
+    over, and warm-up."""
     padded_tokens_per_s: float
     local_ranks: int
     gradient_accumulation_steps: int
     model_flops_per_s: float | None = None
-    """Model FLOP/s of all ranks for non-padding tokens; None if the step was replayed."""
+    """Model FLOP/s of all ranks for non-padding tokens; None if the step was
+    replayed."""
     losses: tuple[float, ...] = ()
     """Loss of each step, warm-up included, if requested."""
 
@@ -354,13 +385,17 @@ class LinkFigures(JobFigures):
     """Figures of a ``links`` job: times of messages between ranks."""
 
     all: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces over all ranks; the slowest rank's seconds, as in the fields below."""
+    """Bytes and seconds of all-reduces over all ranks; the slowest rank's seconds, as
+    in the fields below."""
     within: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces within every node at once; empty if nodes have one rank."""
+    """Bytes and seconds of all-reduces within every node at once; empty if nodes have
+    one rank."""
     between: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces over the first ranks of all nodes; empty for one node."""
+    """Bytes and seconds of all-reduces over the first ranks of all nodes; empty for one
+    node."""
     neighbours_bytes_per_s: tuple[float, ...]
-    """Bandwidth in each direction between each node and the next, the last one with the first."""
+    """Bandwidth in each direction between each node and the next, the last one with the
+    first."""
     matmul_flops_per_s: tuple[float, ...]
     """Matmul FLOP/s of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
     nodes: int
@@ -385,12 +420,15 @@ class GradientSyncFigures(JobFigures):
     """Time of each step on its slowest rank."""
     optimizer_step_s: float
     communication_s: float | None
-    """Median wait for gradients after the last ones were sent; None if it cannot be measured."""
+    """Median wait for gradients after the last ones were sent; None if it cannot be
+    measured."""
     compute_s_by_rank: tuple[tuple[float, ...], ...]
-    """Time of forward and backward of each step, without waiting for other ranks; empty if it cannot be measured."""
+    """Time of forward and backward of each step, without waiting for other ranks; empty
+    if it cannot be measured."""
     forward_share: float | None
     gradients: tuple[tuple[int, float], ...]
-    """Elements of each gradient, and the share of backward after which it was ready, in that order."""
+    """Elements of each gradient, and the share of backward after which it was ready, in
+    that order."""
     gradient_accumulation_steps: int
     micro_batch_size: int
     tokens_per_step: float
@@ -414,8 +452,12 @@ class TrialRequest(StrictTable):
     job: ClassVar[JobName]
 
     def trial(self, *, timeout_s: float, **local: Any) -> Trial:  # noqa: ANN401 - JSON
-        """Return the trial of this request; ``local`` holds its inputs that depend on this machine."""
-        # Fields with a default came later; leaving defaults out keeps the keys of trials in older trial logs.
+        """Return the trial of this request.
+
+        ``local`` holds its inputs that depend on this machine.
+        """
+        # Fields with a default came later; leaving defaults out keeps the keys of
+        # trials in older trial logs.
         fields = type(self).model_fields.items()
         defaults = {
             name
@@ -427,5 +469,9 @@ class TrialRequest(StrictTable):
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Self:
-        """Read ``Trial.measured``; raise ``BadConfig`` if a field is invalid, or settings contradict each other."""
+        """Read ``Trial.measured``.
+
+        Raises:
+            BadConfig: If a field is invalid, or settings contradict each other.
+        """
         return parse_table(cls, measured, where="trial")

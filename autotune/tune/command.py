@@ -59,9 +59,9 @@ def tune(
 ) -> None:
     """Find the fastest training settings for your data.
 
-    Writes profiles and a report; run the same command again to resume. With --slurm and several nodes, a second job
-    measures the network between two nodes. --skip probe uses the existing profile; --skip accumulation tunes for one
-    micro-batch per step.
+    Writes profiles and a report; run the same command again to resume. With --slurm and
+    several nodes, a second job measures the network between two nodes. --skip probe
+    uses the existing profile; --skip accumulation tunes for one micro-batch per step.
     """
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 

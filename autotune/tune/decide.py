@@ -10,11 +10,14 @@ LEAST_WINDOWS: dict[StageName, int] = {
     "network": 6,
     "baseline": 11,
 }
-"""Fewest trials of a phase that give a result: three rounds, and those that must come first."""
+"""Fewest trials of a phase that give a result: three rounds, and those that must come
+first."""
 LEAST_PROBES = 6
-"""Fewest trials of a probe: the predicted size, the next one, which does not fit, and a few timed sizes."""
+"""Fewest trials of a probe: the predicted size, the next one, which does not fit, and a
+few timed sizes."""
 USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0}
-"""Assumed seconds of phases without a time budget, until one of the same kind has run."""
+"""Assumed seconds of phases without a time budget, until one of the same kind has
+run."""
 
 
 def least_s(name: StageName, trial_s: float, window_s: float) -> float:
@@ -29,7 +32,10 @@ def least_s(name: StageName, trial_s: float, window_s: float) -> float:
 
 
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
-    """Return the phase's part of the seconds left, shared with waiting phases; None if it is not bounded."""
+    """Return the phase's part of the seconds left, shared with waiting phases.
+
+    None if it is not bounded.
+    """
     weight = BUDGET_WEIGHTS.get(stage.name)
     if weight is None:
         return None

@@ -25,7 +25,8 @@ class TuningView(Display):
     budget_s: float
     began_s: float = field(init=False)
     _live: bool = False
-    """True if a table is shown; other output on standard error then appears above it."""
+    """True if a table is shown; other output on standard error then appears above
+    it."""
     _stage: Stage | None = None
     _stage_began_s: float = 0.0
     _finished: list[FinishedTrial] = field(default_factory=list)
@@ -65,7 +66,10 @@ class TuningView(Display):
         stage.status = "running"
 
     def end(self, stage: Stage) -> None:
-        """Stop the timer of a finished phase; without a table, write its status and result."""
+        """Stop the timer of a finished phase.
+
+        Without a table, write its status and result.
+        """
         if stage is self._stage:
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None

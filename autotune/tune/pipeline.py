@@ -1,6 +1,7 @@
 """Complete tuning: the phases of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
 
-Every phase keeps its trials in a trial log and its decision in the profile, so that the same command resumes.
+Every phase keeps its trials in a trial log and its decision in the profile, so that the
+same command resumes.
 """
 
 import math
@@ -47,7 +48,8 @@ OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
 """Errors of one model, after which the other models are still tuned."""
 REPORT = "report.html"
 ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
-"""Assumed seconds of a trial besides its measurement, by device, until some have run."""
+"""Assumed seconds of a trial besides its measurement, by device, until some have
+run."""
 OVERRUN_SHARE = 0.2
 """Longest overrun of a phase that has begun, as a share of the time budget."""
 BASELINE_MINUTES = 2.0
@@ -59,15 +61,18 @@ class TuneRequest:
     """Models to tune, with the time and the phases for them."""
 
     probes: tuple[ProbeRequest, ...]
-    """Probe requests, one for each model, with the same dataset, reports and time limit."""
+    """Probe requests, one for each model, with the same dataset, reports and time
+    limit."""
     out: Path | None
     """Directory of the profiles, or a ``.toml`` file for a single model."""
     device: DeviceChoice
     minutes: float
-    """Time budget of the whole tuning, in minutes; phases share the time after the probes."""
+    """Time budget of the whole tuning, in minutes; phases share the time after the
+    probes."""
     skip: frozenset[StageName] = frozenset()
     nodes: int = 1
-    """Nodes of the later training; gradient synchronisation is measured on those that this job has."""
+    """Nodes of the later training; gradient synchronisation is measured on those that
+    this job has."""
     window_s: float = WINDOW_S
 
     @property
@@ -110,7 +115,10 @@ class Tuning:
         )
 
     def run(self) -> TuningResult:
-        """Run all phases; raise the error of a phase that failed in a way that affects all models."""
+        """Run all phases.
+
+        Raise the error of a phase that failed in a way that affects all models.
+        """
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
         with self.view.open():

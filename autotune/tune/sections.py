@@ -64,7 +64,10 @@ def stage_words(stage: Stage) -> str:
 
 
 def best_words(finished: Sequence[FinishedTrial]) -> str:
-    """Return the fastest of a phase's windows of training so far; empty until one has run."""
+    """Return the fastest of a phase's windows of training so far.
+
+    Empty until one has run.
+    """
     windows = [
         (TrainingFigures.of(one.outcome).tokens_per_s, one)
         for one in finished
@@ -72,7 +75,8 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
         and isinstance(one.outcome, Measured)
         and not one.trial.measured.get("losses")
     ]
-    # Next to DataLoader workers, cached batches are an upper bound and no choice; a search has only cached ones.
+    # Next to DataLoader workers, cached batches are an upper bound and no choice; a
+    # search has only cached ones.
     loaded = [window for window in windows if not window[1].trial.measured["cached"]]
     if not windows:
         return ""

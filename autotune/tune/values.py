@@ -14,7 +14,8 @@ BUDGET_WEIGHTS: dict[StageName, float] = {
     "network": 3.0,
     "baseline": 1.0,
 }
-"""Weights by which phases share the time left; others are not bounded. Baseline tunes nothing, so it has the least."""
+"""Weights by which phases share the time left; others are not bounded. Baseline tunes
+nothing, so it has the least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,5 +52,6 @@ class TuningResult:
     stages: tuple[Stage, ...]
     seconds: float
     seconds_in_children: float
-    """Part of ``seconds`` in which trials, their fork server, or ranks were running or starting."""
+    """Part of ``seconds`` in which trials, their fork server, or ranks were running or
+    starting."""
     next_steps: tuple[str, ...] = ()

@@ -50,8 +50,9 @@ def workers(
 ) -> None:
     """Find the fewest DataLoader workers that suffice.
 
-    Measures at the probed micro-batch size, and writes num_workers into the profile. The time limit may leave several
-    numbers undecided. With --loader, your own loader is measured, with --step or --step-time as its consumer.
+    Measures at the probed micro-batch size, and writes num_workers into the profile.
+    The time limit may leave several numbers undecided. With --loader, your own loader
+    is measured, with --step or --step-time as its consumer.
     """
     from autotune.base.document import answer_json
     from autotune.profiles.store import read_profile, require_local_probe

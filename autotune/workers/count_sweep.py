@@ -43,7 +43,8 @@ _DIED = (
     "No space left on device",
     "Cannot allocate memory",
 )
-"""Messages of torch's DataLoader about workers that were killed or found no shared memory."""
+"""Messages of torch's DataLoader about workers that were killed or found no shared
+memory."""
 _ENDED = "exited unexpectedly with exit code"
 """Its message about a worker that your code ended."""
 
@@ -92,11 +93,18 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         """Return the trial of a window in round ``number`` with the named windows."""
 
     def failed(self, label: str, outcome: Outcome) -> None:
-        """Raise a better error than that a window could not be measured; by default none is raised."""
+        """Raise a better error than that a window could not be measured.
+
+        By default none is raised.
+        """
         del label, outcome
 
     def run(self) -> WorkersChoice:
-        """Measure until the count is decided or the budget is used up; raise ``Undecided`` if a window fails."""
+        """Measure until the count is decided or the budget is used up.
+
+        Raises:
+            Undecided: If a window fails.
+        """
         while (
             todo := self._rule().next_rounds()
         ) is not None and not self.time_is_over:
@@ -134,7 +142,8 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     ) -> list[FiguresT]:
         """Return figures of consecutive windows, each a trial with its name.
 
-        Raise ``WorkersDied`` if host memory ran out, ``Undecided`` if a window failed for another reason.
+        Raise ``WorkersDied`` if host memory ran out, ``Undecided`` if a window failed
+        for another reason.
         """
         trials = {
             place: (trial, f"{name}, round {number + 1}")
@@ -172,7 +181,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
-        """Measure a round; return False if its largest count does not fit, or the budget is used up."""
+        """Measure a round.
+
+        Return False if its largest count does not fit, or the budget is used up.
+        """
         names = [
             "cached batches" if count is None else f"num_workers={count}"
             for count in counts
@@ -213,7 +225,10 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
 
     @property
     def worker_bytes(self) -> int | None:
-        """Memory of the largest DataLoader worker so far; None before one was measured."""
+        """Memory of the largest DataLoader worker so far.
+
+        None before one was measured.
+        """
         known = (
             figures.worker_bytes for one in self.rounds for figures in one.values()
         )

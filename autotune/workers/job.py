@@ -42,7 +42,8 @@ CACHED_BATCHES = 32
 """Number of cached batches: enough for average sequences, few enough for memory."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a measured step; the last one synchronises gradients and updates, as in training."""
+"""Limit of micro-batches in a measured step; the last one synchronises gradients and
+updates, as in training."""
 FIRST_PART = 4
 """Divisor of a window's time for its first part, which shows the speed of steps."""
 NOT_READY_S = 0.005
@@ -52,8 +53,9 @@ NOT_READY_S = 0.005
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Train all ranks for a timed window, and return the fields of ``TrainingFigures``, the same from every rank.
 
-    ``measured`` is a ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only distinguish windows. ``local``
-    has ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
+    ``measured`` is a ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only
+    distinguish windows. ``local`` has ``data_dir``, the dataset's directory; with
+    several ranks ``environment`` and ``rendezvous``.
     """
     asked = TrainingRequest.of(measured)
     ranks = join_ranks(
@@ -78,7 +80,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
             "global_batch_tokens": None,
             "global_batch_samples": None,
             "max_epochs": None,
-            # Other sequences in every round, so that their cost is noise between rounds and not bias.
+            # Other sequences in every round, so that their cost is noise between rounds
+            # and not bias.
             "seed": config.seed + asked.round,
         }
     )
@@ -145,7 +148,10 @@ class TrainingStep:
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and launch the step; return after the device finished the previous one."""
+        """Take a step's micro-batches and launch the step.
+
+        Return after the device finished the previous one.
+        """
         batches = self.wait.take(loader, self._micro_batches)
         if not self._taken:
             self._module.expect_documents(batches[0])
@@ -161,16 +167,23 @@ class TrainingStep:
         return batches
 
     def finish(self) -> None:
-        """Wait until the device is idle; raise ``ValueError`` if the loss is not finite."""
+        """Wait until the device is idle.
+
+        Raises:
+            ValueError: If the loss is not finite.
+        """
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
 
 
 class ReplayedStep:
-    """Simulation of a GPU with a known time per micro-batch; this process keeps one CPU core busy, as in training.
+    """Simulation of a GPU with a known time per micro-batch.
 
-    A micro-batch takes its ``share`` of ``micro_batch_s``; it starts when all ranks have their data, as they
-    synchronise gradients. Copies to the GPU and their host memory bandwidth are not simulated.
+    This process keeps one CPU core busy, as in training.
+
+    A micro-batch takes its ``share`` of ``micro_batch_s``; it starts when all ranks
+    have their data, as they synchronise gradients. Copies to the GPU and their host
+    memory bandwidth are not simulated.
     """
 
     def __init__(
@@ -269,7 +282,8 @@ class _Delayed:
 def drain(loader: Iterator[Any], ready: int) -> int:
     """Take the batches that are ready in queues, so that a slow loader has no head start; return their number.
 
-    It is twice ``ready``, or less if one that was not ready shows that the queues are empty.
+    It is twice ``ready``, or less if one that was not ready shows that the queues are
+    empty.
     """
     for number in range(2 * ready):
         asked_s = time.perf_counter()
@@ -329,11 +343,14 @@ def timed_window(
     least: int,
     group: int,
 ) -> tuple[dict[str, Any], float]:
-    """Take steps until a window is full, the same number on all ranks; ``took`` gets the batches of each.
+    """Take steps until a window is full, the same number on all ranks.
 
-    ``window_s`` is the least duration of the window, ``step_s`` the duration of a step so far, ``least`` the fewest
-    steps of the window's first part. Steps come in whole groups of ``group``, in which workers deliver whole bursts.
-    Return fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
+    ``took`` gets the batches of each.
+
+    ``window_s`` is the least duration of the window, ``step_s`` the duration of a step
+    so far, ``least`` the fewest steps of the window's first part. Steps come in whole
+    groups of ``group``, in which workers deliver whole bursts. Return fields of
+    ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
     """
 
     def filling(left_s: float, step_s: float, least: int = 1) -> int:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PREFETCH_CHOICES = (1, 2, 4, 8)
 MOST_TRIALS = 12
 VERIFYING_ROUNDS = 12
-"""Limit of rounds that compare the best of the search with the best number of workers alone."""
+"""Limit of rounds that compare the best of the search with the best number of workers
+alone."""
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
@@ -39,7 +40,8 @@ def search_joint(
 ) -> JointChoice | None:
     """Search after a sweep, then compare the best with the best number of workers alone in interleaved windows.
 
-    Each of the ``trials`` is a window next to one on cached batches. Return None if no setting was tried.
+    Each of the ``trials`` is a window next to one on cached batches. Return None if no
+    setting was tried.
     """
     alone = sweep.training.config.data.model_copy(
         update={"num_workers": choice.workers}
@@ -68,7 +70,10 @@ def search_joint(
 def _search(
     sweep: Sweep, alone: DataSettings, trials: int
 ) -> dict[DataSettings, list[float]]:
-    """Try ``trials`` settings; return the ratios to cached batches of those that ran."""
+    """Try ``trials`` settings.
+
+    Return the ratios to cached batches of those that ran.
+    """
     from optuna.trial import TrialState
 
     pinning = (
@@ -102,7 +107,10 @@ def _search(
 def _verify(
     sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings
 ) -> Interval:
-    """Interleave windows of both until they differ or the rounds or time are used up; return the ratio."""
+    """Interleave windows of both until they differ or the rounds or time are used up.
+
+    Return the ratio.
+    """
     pairs: list[tuple[float, float]] = []
     while True:
         tried, reference = _rates(
@@ -143,7 +151,10 @@ def _rates(sweep: Sweep, number: int, *asked: tuple[DataSettings, bool]) -> list
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
-    """Return the joint space of loader settings; pinned memory is only useful with a GPU."""
+    """Return the joint space of loader settings.
+
+    Pinned memory is only useful with a GPU.
+    """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     workers, ahead = (
@@ -164,7 +175,8 @@ def study_of(
 ) -> "optuna.Study":
     """Return a study that maximises tokens/s including padding relative to cached batches in the same round.
 
-    Windows with settings outside the space, or without cached batches in their round, are ignored.
+    Windows with settings outside the space, or without cached batches in their round,
+    are ignored.
     """
     import optuna
 

@@ -34,7 +34,8 @@ class TrainingWindows:
     config: TrainConfig
     limits: LoaderLimits
     storage: str = ""
-    """Name of the storage that holds the dataset; trial logs are reused on the same storage only."""
+    """Name of the storage that holds the dataset; trial logs are reused on the same
+    storage only."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +45,8 @@ class Sweep(CountSweep[TrainingFigures]):
     training: TrainingWindows
     figures: type[TrainingFigures] = TrainingFigures
     rate: str = "padded_tokens_per_s"
-    """Tokens/s including padding, because the non-padding tokens of a window depend on its samples."""
+    """Tokens/s including padding, because the non-padding tokens of a window depend on
+    its samples."""
 
     @property
     def limits(self) -> LoaderLimits:
@@ -108,7 +110,10 @@ def training_trial(
     cached: bool = False,
     **changes: Any,  # noqa: ANN401 - of the request
 ) -> Trial:
-    """Return the trial of a window in round ``number`` with the named windows; ``changes`` alter the request."""
+    """Return the trial of a window in round ``number`` with the named windows.
+
+    ``changes`` alter the request.
+    """
     request = training.request
     said: dict[str, Any] = {
         "config": config,
@@ -194,7 +199,10 @@ def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
 def gpu_source(
     site: MeasuredDevice, windows: Sequence[LoadedWindow], *, replayed: bool = False
 ) -> str:
-    """Return the source of each kind of GPU figure; ``replayed`` if no training step ran."""
+    """Return the source of each kind of GPU figure.
+
+    ``replayed`` if no training step ran.
+    """
     if replayed:
         return "n/a (simulated step)"
     if site.gpu is None:

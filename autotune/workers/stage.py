@@ -27,7 +27,8 @@ def count_workers(
 ) -> WorkersEvidence:
     """Find the smallest sufficient number of DataLoader workers and write it into the profile.
 
-    Raise ``ProfileRejected`` if it is of another machine, model or dataset, ``Undecided`` if a window failed.
+    Raise ``ProfileRejected`` if it is of another machine, model or dataset,
+    ``Undecided`` if a window failed.
     """
     replayed = request.replayed_step_s is not None
     probe = require_local_probe(

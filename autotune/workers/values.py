@@ -58,7 +58,8 @@ class CountRow(RatioBounds):
     """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["verified", "refuted", "open"]
     data_wait_share: Share
-    """Median share of a window in which GPUs waited for data, summed over local ranks."""
+    """Median share of a window in which GPUs waited for data, summed over local
+    ranks."""
     memory_bytes: Positive | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
     gpu: GpuUse | None = None
@@ -75,7 +76,8 @@ class WorkersRow(CountRow):
     padded_tokens_per_s: list[float]
     """Tokens/s including padding in each window, of all local ranks."""
     model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
-    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step was replayed."""
+    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step
+    was replayed."""
     storage_bytes_per_s: NonNegativeFloat | None = None
     """Median rate of reads from storage rather than from memory."""
 
@@ -146,7 +148,8 @@ class SweepRequest:
     data: Path
     reports: Path
     minutes: float
-    """Time budget of all windows, including those from the trial log; the result may be undecided after it."""
+    """Time budget of all windows, including those from the trial log; the result may be
+    undecided after it."""
     ranks: int | None = None
     """Number of local ranks; None means as probed."""
     max_workers: int | None = None

@@ -1,4 +1,5 @@
-"""Commands called in the tests' own process, with a trial server that is started once for all of them."""
+"""Commands called in the tests' own process, with a trial server that is started once
+for all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from trainer.data.dataset import read_manifest
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """The working directory, with the example's profile as ``p.toml``, and no cluster."""
+    """The working directory, with the example's profile as ``p.toml``, and no
+    cluster."""
     monkeypatch.chdir(tmp_path)
     for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
         monkeypatch.delenv(name, raising=False)
@@ -29,7 +31,8 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def made_here(here, patterned_dataset) -> Path:
-    """The same with a dataset, ``data``, from which ``p.toml`` was made on this machine's CPU."""
+    """The same with a dataset, ``data``, from which ``p.toml`` was made on this
+    machine's CPU."""
     (here / "data").symlink_to(patterned_dataset)
     found, monitor, manifest = (
         example_profile(),
@@ -52,7 +55,8 @@ def made_here(here, patterned_dataset) -> Path:
 
 @pytest.fixture
 def sbatch(here, monkeypatch) -> Path:
-    """A scripted sbatch on PATH, which makes this a login node: the file in which it notes what it is given, by line.
+    """A scripted sbatch on PATH, which makes this a login node: the file in which it
+    notes what it is given, by line.
 
     The number of a job is that of its line.
     """

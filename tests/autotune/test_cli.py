@@ -1,4 +1,5 @@
-"""Bad input: one clear message, what to do next, its exit code, no traceback, nothing half-written."""
+"""Bad input: one clear message, what to do next, its exit code, no traceback, nothing
+half-written."""
 
 import subprocess
 import sys
@@ -18,7 +19,8 @@ def here(here, monkeypatch):
 
 @pytest.fixture
 def refused(here, capsys):
-    """Call a command that is to be refused with an exit code and words, and to write nothing."""
+    """Call a command that is to be refused with an exit code and words, and to write
+    nothing."""
 
     def call(*arguments, code, words):
         before = sorted(here.rglob("*"))

@@ -1,4 +1,5 @@
-"""The benchmark of advice: what counts as a kept promise, its bars, and real trainings with a known limit."""
+"""The benchmark of advice: what counts as a kept promise, its bars, and real trainings
+with a known limit."""
 
 import platform
 

@@ -36,7 +36,8 @@ TINY = Case(
 
 @pytest.fixture(scope="module")
 def fits():
-    """Whether so many rows of the case fit in a fresh process, as autotune tries them."""
+    """Whether so many rows of the case fit in a fresh process, as autotune tries
+    them."""
     with ForkServerMachine() as machine:
 
         def fits(rows: int) -> bool:

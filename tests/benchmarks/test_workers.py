@@ -33,7 +33,8 @@ def verdict(**changes) -> Verdict:
 
 
 def quiet(count: int) -> list[int]:
-    """Trainings that are neither borderline nor noisy nor large, so that they are decided soon."""
+    """Trainings that are neither borderline nor noisy nor large, so that they are
+    decided soon."""
     feeds = ((seed, SimulatedFeed(seed)) for seed in range(2000))
     clear = (
         seed

@@ -1,7 +1,8 @@
-"""What ``test_compiled`` runs on a pretended GPU: steps of compiled layers, with machine code.
+"""What ``test_compiled`` runs on a pretended GPU: steps of compiled layers, with
+machine code.
 
-``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each: graphs, those of later steps, and
-Triton kernels that a step launches.
+``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each:
+graphs, those of later steps, and Triton kernels that a step launches.
 """
 
 import json

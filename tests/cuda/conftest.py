@@ -25,7 +25,8 @@ def cuda_environment() -> Environment:
 
 @pytest.fixture(scope="session")
 def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
-    """A function that sets up a machine with pretended GPUs, for several tests; see ``Machine``."""
+    """A function that sets up a machine with pretended GPUs, for several tests; see
+    ``Machine``."""
 
     def make(*, state: Path | None = None, **options) -> Machine:
         folder = state or tmp_path_factory.mktemp("machine")
@@ -36,7 +37,8 @@ def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
 
 @pytest.fixture
 def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
-    """A function that sets up a machine with pretended GPUs, each of whose planned faults must occur."""
+    """A function that sets up a machine with pretended GPUs, each of whose planned
+    faults must occur."""
     machines: list[Machine] = []
 
     def make(**options) -> Machine:

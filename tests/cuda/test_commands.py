@@ -1,4 +1,5 @@
-"""Every command that looks at a GPU, on pretended ones: it ends as it should, and says what it is to say."""
+"""Every command that looks at a GPU, on pretended ones: it ends as it should, and says
+what it is to say."""
 
 import itertools
 import json
@@ -8,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
-"""Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
+"""Otherwise every rate is rejected, and what measures them ends at once; nothing of it
+is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
 QUICK = ("--trial-timeout", "30s", "--global-batch-tokens", "16384")
 """The chosen size is timed for at most a quarter of this."""

@@ -1,4 +1,5 @@
-"""Layers that are compiled for a GPU, down to machine code: what is compiled, and how often. Nothing is computed."""
+"""Layers that are compiled for a GPU, down to machine code: what is compiled, and how
+often. Nothing is computed."""
 
 import json
 
@@ -9,11 +10,13 @@ from tests.nullgpu.environment import ROOT
 
 pytestmark = pytest.mark.cuda
 JOB = ROOT / "tests/cuda/compile_job.py"
-# BERT: a layer, the last one, which computes predicted tokens only, loss and gradient; ModernBERT: two kinds of layer.
+# BERT: a layer, the last one, which computes predicted tokens only, loss and gradient;
+# ModernBERT: two kinds of layer.
 GRAPHS = {"bert": 4, "roberta": 4, "modernbert": 5}
 QUICK = ("bert=4", "modernbert=6")
 MORE = (
-    # First, in fresh memory: torch draws its weights again until all are in range, and here no kernel changes them.
+    # First, in fresh memory: torch draws its weights again until all are in range, and
+    # here no kernel changes them.
     "modernbert=6,activation_checkpointing=selective",
     "bert=8",
     "roberta=4,activation_checkpointing=full",

@@ -1,4 +1,5 @@
-"""Probes on a GPU that is shared, sliced, hot or short of memory, or whose driver does not tell everything."""
+"""Probes on a GPU that is shared, sliced, hot or short of memory, or whose driver does
+not tell everything."""
 
 import tomllib
 

@@ -1,4 +1,5 @@
-"""The GPU check on pretended GPUs: every stage's command runs to its end, and nothing is kept."""
+"""The GPU check on pretended GPUs: every stage's command runs to its end, and nothing
+is kept."""
 
 import json
 
@@ -18,7 +19,8 @@ QUICK = ("doctor", "arithmetic", "estimate", "probe", "train", "advise")
     "only", [QUICK, pytest.param((), marks=pytest.mark.soak, id="all")]
 )
 def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu, only):
-    # With torchao, which starts CUDA where it is imported: trials must not be forked from such a process.
+    # With torchao, which starts CUDA where it is imported: trials must not be forked
+    # from such a process.
     paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"}
     machine = null_gpu(devices=2, driver="580.95.05", variables=paths)
     out, page = machine.folder / "check", (ROOT / "docs/reference/gpu.md").read_text()

@@ -1,4 +1,5 @@
-"""Optimizer steps in every pair of settings, on two pretended GPUs with values, against two CPUs."""
+"""Optimizer steps in every pair of settings, on two pretended GPUs with values, against
+two CPUs."""
 
 import itertools
 import json
@@ -45,7 +46,8 @@ def all_cases() -> Iterator[Case]:
 
 
 def in_pairs() -> list[Case]:
-    """Return few cases in which every possible pair of settings of three families occurs; the same every time."""
+    """Return few cases in which every possible pair of settings of three families
+    occurs; the same every time."""
     cases = [case for case in all_cases() if case["family"] in FACTORS["family"][:3]]
     pairs = {
         case_id: set(itertools.combinations(case.items(), 2))
@@ -99,7 +101,8 @@ MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()
 
 @pytest.fixture(scope="module")
 def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
-    """A function that returns what a case came to; all of its group are run when the first is asked for."""
+    """A function that returns what a case came to; all of its group are run when the
+    first is asked for."""
     place = tmp_path_factory.mktemp("matrix")
     samples = [
         [5 + (start + step) % 60 for step in range(8 + start % 33)]

@@ -1,4 +1,5 @@
-"""The allocator and the kernels of attention that memory is predicted for, and the memory that it then reserves."""
+"""The allocator and the kernels of attention that memory is predicted for, and the
+memory that it then reserves."""
 
 import pytest
 
@@ -87,7 +88,8 @@ LAYERS = 2
 def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     null_gpu, patterned_dataset, attention, expected
 ):
-    """In training and in evaluation; on Hopper torch would choose cuDNN's kernels for both."""
+    """In training and in evaluation; on Hopper torch would choose cuDNN's kernels for
+    both."""
     ended = null_gpu(name="h100-sxm-80gb").run("-c", STEP, patterned_dataset, attention)
     assert ended.out == "stepped\n", ended
     counts = ended.counts
@@ -128,6 +130,7 @@ WORKSPACE_BYTES = 32 * 2**20
 def test_workspaces_of_libraries_do_not_split_the_memory_of_activations(
     null_gpu, patterned_dataset
 ):
-    """They are taken before the model: within a step they would lie between its activations, and stay there."""
+    """They are taken before the model: within a step they would lie between its
+    activations, and stay there."""
     ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSED, patterned_dataset)
     assert int(ended.out) < WORKSPACE_BYTES, ended

@@ -32,7 +32,8 @@ def workplace(machine, folder):
 @pytest.mark.parametrize(
     ("faults", "memory", "code"),
     [
-        # The backward pass has a handle of its own, which is made when activations are at their highest.
+        # The backward pass has a handle of its own, which is made when activations are
+        # at their highest.
         (f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}@2", None, 4),
         (NO_PRODUCT, 1000 * MIB, 4),
         (NO_PRODUCT, None, 70),
@@ -76,7 +77,8 @@ except torch.OutOfMemoryError:
 
 
 def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
-    """Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15 GB."""
+    """Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15
+    GB."""
     ended = null_gpu().run("-c", BUDGET)
     assert ended.out == "15\nout of memory\n", ended
 

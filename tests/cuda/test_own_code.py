@@ -1,4 +1,5 @@
-"""Training code of others on a pretended GPU: torch's own allocator has the last word on every answer."""
+"""Training code of others on a pretended GPU: torch's own allocator has the last word
+on every answer."""
 
 import json
 from pathlib import Path

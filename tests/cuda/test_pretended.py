@@ -1,4 +1,5 @@
-"""Whatever is measured on a pretended GPU with its own driver is shown as torch's allocator's, or rejected."""
+"""Whatever is measured on a pretended GPU with its own driver is shown as torch's
+allocator's, or rejected."""
 
 import html
 import json

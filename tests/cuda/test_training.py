@@ -1,4 +1,5 @@
-"""The trainer under torchrun on pretended GPUs, with values: it comes to what it comes to on CPUs, whatever happens."""
+"""The trainer under torchrun on pretended GPUs, with values: it comes to what it comes
+to on CPUs, whatever happens."""
 
 import json
 
@@ -64,7 +65,8 @@ def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
 
 
 def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
-    """Asynchronous saves every two steps; the losses are those of an undisturbed run."""
+    """Asynchronous saves every two steps; the losses are those of an undisturbed
+    run."""
     move(
         place,
         (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage()),
@@ -79,7 +81,8 @@ def test_steps_that_are_sick_on_one_gpu_are_left_out_by_all(place):
 
 FEW, MANY = 12, 32
 WAITS = {"cudaEventSynchronize": 22, "pageable copy to the device": 24}
-"""Of a rank in 20 steps that are logged twice, as measured in 2026-11; they may not rise."""
+"""Of a rank in 20 steps that are logged twice, as measured in 2026-11; they may not
+rise."""
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What the documentation asks people to type: commands of fenced blocks, and those that prose names.
+"""What the documentation asks people to type: commands of fenced blocks, and those that
+prose names.
 
-A block of ``sh`` holds commands; any other block holds them where a line begins with ``$ ``, and what follows is what
-they print. A line that ends with a backslash goes on, and so does one inside of open quotes. ``…`` stands for what was
-left out.
+A block of ``sh`` holds commands; any other block holds them where a line begins with
+``$ ``, and what follows is what they print. A line that ends with a backslash goes on,
+and so does one inside of open quotes. ``…`` stands for what was left out.
 """
 
 import re
@@ -44,7 +45,8 @@ class Command:
 
 
 def commands_of(page: Path) -> list[Command]:
-    """All commands of a page's blocks, in order; variables that a block sets are filled in."""
+    """All commands of a page's blocks, in order; variables that a block sets are filled
+    in."""
     found: list[Command] = []
     for language, first, lines in _blocks(page.read_text()):
         variables: dict[str, str] = {}
@@ -61,7 +63,8 @@ def commands_of(page: Path) -> list[Command]:
 
 
 def named_in_prose(page: Path, names: Container[str] = ()) -> Iterator[Command]:
-    """What stands as ``autotune …``, or as one of its commands, ``names``, with options, outside of blocks."""
+    """What stands as ``autotune …``, or as one of its commands, ``names``, with
+    options, outside of blocks."""
     inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         if line.lstrip().startswith("```"):

@@ -1,4 +1,5 @@
-"""Every command that the documentation names is one that the programs know: parsed by their own parsers, never run."""
+"""Every command that the documentation names is one that the programs know: parsed by
+their own parsers, never run."""
 
 import argparse
 import contextlib
@@ -29,7 +30,8 @@ from trainer.__main__ import command_line as trainer_command_line
 OTHERS = frozenset(
     {".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"}
 )
-"""Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
+"""Programs that are not this project's; a line that begins with none of these and none
+of ours is a mistake."""
 
 
 class Wrong(Exception):
@@ -37,7 +39,8 @@ class Wrong(Exception):
 
 
 def check(command: Command) -> None:
-    """Parse a command; ``Wrong`` if no program of this name is known, or it does not take these words."""
+    """Parse a command; ``Wrong`` if no program of this name is known, or it does not
+    take these words."""
     elided = ELLIPSIS in command.words
     try:
         _check(command.words, elided=elided)
@@ -49,7 +52,8 @@ def check(command: Command) -> None:
 
 
 def check_named(command: Command) -> None:
-    """Check what prose names: that the command exists, and has each of the options; arguments may be left out."""
+    """Check what prose names: that the command exists, and has each of the options;
+    arguments may be left out."""
     if command.words[1].isupper():  # autotune COMMAND
         return
     leaf, _, words = _leaf(command.words[1:])

@@ -1,4 +1,5 @@
-"""The documentation as a site: it builds without a warning, and fetches nothing from anywhere."""
+"""The documentation as a site: it builds without a warning, and fetches nothing from
+anywhere."""
 
 import re
 import subprocess

@@ -1,10 +1,12 @@
-"""The commands of the README, the quickstart and the page about data do what these pages say, typed in order.
+"""The commands of the README, the quickstart and the page about data do what these
+pages say, typed in order.
 
-They are typed in a shell, whose place and variables stay. What cannot run here or would take long is replaced first, by
-a page's substitutions in order, each with its reason.
+They are typed in a shell, whose place and variables stay. What cannot run here or would
+take long is replaced first, by a page's substitutions in order, each with its reason.
 
-``python -m tests.documentation.test_typed PAGE DIR`` types the ``$ `` lines of a page in the empty directory DIR as
-they stand, on a quiet machine, and replaces what the page shows behind each by what it prints, up to a last line "…".
+``python -m tests.documentation.test_typed PAGE DIR`` types the ``$ `` lines of a page
+in the empty directory DIR as they stand, on a quiet machine, and replaces what the page
+shows behind each by what it prints, up to a last line "…".
 """
 
 import json
@@ -31,7 +33,8 @@ _QUICK = "less of the same, to be done sooner"
 _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
 
 
-# A regular expression, what replaces it (nothing where the whole command is left out), and why.
+# A regular expression, what replaces it (nothing where the whole command is left out),
+# and why.
 SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "README.md": (
         (
@@ -79,7 +82,8 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
-    """Return what is typed instead of a page's command, and which substitutions had something to replace."""
+    """Return what is typed instead of a page's command, and which substitutions had
+    something to replace."""
     text, used = command.text.partition("  #")[0].strip(), set()
     for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
         replaced = re.sub(pattern, by, text, flags=re.DOTALL)
@@ -90,12 +94,14 @@ def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
 
 
 SLURM = frozenset({"sacct", "salloc", "sbatch", "scontrol", "sinfo", "squeue", "srun"})
-"""A newcomer's machine has none of these; where they are, measuring commands take it for a login node."""
+"""A newcomer's machine has none of these; where they are, measuring commands take it
+for a login node."""
 Done = subprocess.CompletedProcess[str]
 
 
 class Shell:
-    """Runs commands by bash, the first in a directory, which is made if it is not there."""
+    """Runs commands by bash, the first in a directory, which is made if it is not
+    there."""
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / ".shell"

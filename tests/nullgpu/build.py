@@ -43,7 +43,8 @@ _TRIVIAL = "|".join(
 _PLAIN = r"ng_\w+|__cuda(Unr|R)egister\w+|__cudaInitModule|ncclCommGetAsyncError"
 """Functions that no fault is planned for, or that ask for it themselves."""
 _WORDS = 24
-"""More than any function takes, with what it takes by value; none takes a floating-point number so."""
+"""More than any function takes, with what it takes by value; none takes a
+floating-point number so."""
 _PARAMETERS = ", ".join(f"long a{number}" for number in range(_WORDS))
 _ARGUMENTS = ", ".join(f"a{number}" for number in range(_WORDS))
 KINDS = {
@@ -81,7 +82,8 @@ KINDS = {
     "libnvshmem_host": Kind(answer=1, names=r"nvshmem\w+"),
     "libnvidia-ml": Kind(sources=("nvml.c",), answer=3, names=r"nvml\w+"),
 }
-"""In the order in which a symbol without a version is looked up from behind: ``cuFile`` is not the driver's."""
+"""In the order in which a symbol without a version is looked up from behind: ``cuFile``
+is not the driver's."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,8 @@ def build(torch: Path, include: Path, cache: Path) -> Path:
 
 
 def _versions(metadata: Path) -> list[str]:
-    """What torch was compiled with, and compares when it runs: 9.24.0 of cuDNN is 92400, 2.30.7 of NCCL 23007."""
+    """What torch was compiled with, and compares when it runs: 9.24.0 of cuDNN is
+    92400, 2.30.7 of NCCL 23007."""
     text = metadata.read_text()
     found = []
     for library in ("cudnn", "nccl"):
@@ -251,7 +254,8 @@ def _compile(
 
 
 def _asked(name: str, parameters: str, otherwise: str) -> str:
-    # An array has an address of its own, by which calls are counted; equal literals share one.
+    # An array has an address of its own, by which calls are counted; equal literals
+    # share one.
     return (
         f'NG_API long {name}({parameters}) {{ static const char name[] = "{name}"; int'
         " fault = ng_called(name); return fault != NG_NO_FAULT ? fault :"

@@ -1,4 +1,5 @@
-"""What the stubs counted: kernels by name, calls of libraries, copies, and waits of the host."""
+"""What the stubs counted: kernels by name, calls of libraries, copies, and waits of the
+host."""
 
 import struct
 import subprocess
@@ -12,8 +13,8 @@ _ENTRY = struct.Struct("q504s")  # as counts.c writes it
 class Counts(Counter[tuple[str, str]]):
     """How often, by kind and name.
 
-    Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits for the device), ``poll`` and
-    ``fault``.
+    Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits
+    for the device), ``poll`` and ``fault``.
     """
 
     @classmethod

@@ -1,4 +1,5 @@
-"""The second environment: torch's CUDA build without NVIDIA's libraries, beside the packages of this one.
+"""The second environment: torch's CUDA build without NVIDIA's libraries, beside the
+packages of this one.
 
 ``python -m tests.nullgpu.environment [newest | lowest]`` makes it, in the repository.
 """
@@ -51,7 +52,8 @@ def make(which: str = "newest") -> Environment:
     versions = _versions()
     folder = ROOT / versions[which]["folder"]
     _call(sys.executable, "-m", "venv", "--without-pip", "--clear", folder)
-    # No dependencies: torch looks for NVIDIA's libraries beside itself before LD_LIBRARY_PATH.
+    # No dependencies: torch looks for NVIDIA's libraries beside itself before
+    # LD_LIBRARY_PATH.
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     _call(
         *pip,

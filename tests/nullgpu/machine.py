@@ -22,7 +22,8 @@ NCCL_CUDA_ERROR, NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 1, 2, 6
 NVML_NOT_SUPPORTED, NVML_NO_PERMISSION, NVML_DRIVER_NOT_LOADED = 3, 4, 9
 
 MEASURING = frozenset({"probe", "workers", "network", "baseline", "tune"})
-"""Commands that are rejected on login nodes, which a machine with ``sbatch`` is taken for."""
+"""Commands that are rejected on login nodes, which a machine with ``sbatch`` is taken
+for."""
 
 _USUAL = 1
 """Of least, usual and most in the product's assumptions."""
@@ -45,8 +46,9 @@ class Faults:
     """What goes wrong on purpose; field names are the stubs' settings."""
 
     faults: str = ""
-    """``FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES]``, with commas between: a number that a library's function returns, or
-    ``hang``; from which call of a process to which; only while fewer bytes are free. ``kernel`` is any launch."""
+    """``FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES]``, with commas between: a number that a
+    library's function returns, or ``hang``; from which call of a process to which; only
+    while fewer bytes are free. ``kernel`` is any launch."""
     may_miss: bool = False
     """Whether a test may end without one of them."""
     absent: tuple[str, ...] = ()
@@ -65,7 +67,8 @@ class Faults:
     """A profile such as ``1g.12gb``: the GPUs are in MIG mode, with one slice each."""
     mig_memory: int = 11 * 2**30
     collective_wait_s: float = 60.0
-    """A collective whose peer lives and does not come is given up; if the peer is dead, at once."""
+    """A collective whose peer lives and does not come is given up; if the peer is dead,
+    at once."""
 
 
 NO_FAULTS = Faults()
@@ -101,9 +104,9 @@ class Machine:
     name: str = "h100-nvl-94gb"
     memory: int | None = None
     driver: str = ""
-    """Version that NVML states instead of its own, by which the project knows that nothing here may be kept as
-    measured: for what must be run to its end all the same, and is thrown away. Matrix products and collectives take
-    time then."""
+    """Version that NVML states instead of its own, by which the project knows that
+    nothing here may be kept as measured: for what must be run to its end all the same,
+    and is thrown away. Matrix products and collectives take time then."""
     faults: Faults = NO_FAULTS
     values: bool = False
     """Whether ranks of torchrun compute; collectives exchange data only then."""
@@ -117,7 +120,8 @@ class Machine:
     def torchrun(
         self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300
     ) -> Ended:
-        """Run a script or ``-m`` module on as many ranks as there are devices, or on so many."""
+        """Run a script or ``-m`` module on as many ranks as there are devices, or on so
+        many."""
         launch = (
             "-m",
             "torch.distributed.run",
@@ -145,7 +149,8 @@ class Machine:
         return Counts.read(self._counts.glob("*"))
 
     def missed(self) -> list[str]:
-        """Return the planned faults that the last command did not meet, unless it may miss them."""
+        """Return the planned faults that the last command did not meet, unless it may
+        miss them."""
         planned = (
             []
             if self.faults.may_miss
@@ -167,7 +172,8 @@ class Machine:
         )
 
     def variables_of_commands(self) -> dict[str, str]:
-        """Return the environment that makes a Python of the second environment see these GPUs."""
+        """Return the environment that makes a Python of the second environment see
+        these GPUs."""
         gpu_model = find_gpu_model(self.name)
         memory = gpu_model.usable_bytes
         own = {
@@ -220,7 +226,8 @@ class Machine:
         }
 
     def _rates(self) -> dict[str, float]:
-        """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
+        """Return rates that this GPU could have: of products in any format, and of a
+        collective over PCIe."""
         peaks = [
             peak_flops_per_s(find_gpu_model(self.name).name, of)
             for of in ("bf16", "tf32")

@@ -1,4 +1,5 @@
-"""Predict and find the largest micro-batch of a configuration where torch sees pretended GPUs, and train it there.
+"""Predict and find the largest micro-batch of a configuration where torch sees
+pretended GPUs, and train it there.
 
 ``python -m tests.nullgpu.memory CASE [ROWS]`` is what runs there.
 """
@@ -171,7 +172,8 @@ def probed(case: Case) -> dict[str, Any]:
 
 
 def _request(case: Case) -> tuple[Probe, Expected]:
-    """What is probed, under all of the GPU's memory, and what is assumed to lie outside the allocator."""
+    """What is probed, under all of the GPU's memory, and what is assumed to lie outside
+    the allocator."""
     monitor = NvmlMonitor()
     gpu = monitor.devices()[0]
     used = monitor.used_bytes(gpu.uuid)
@@ -219,7 +221,8 @@ def _request(case: Case) -> tuple[Probe, Expected]:
 
 
 def trained(case: Case, rows: int) -> dict[str, Any]:
-    """Take steps on packed sequences of real lengths; return how often the allocator had to try again."""
+    """Take steps on packed sequences of real lengths; return how often the allocator
+    had to try again."""
     import torch
 
     from trainer.build import build_training

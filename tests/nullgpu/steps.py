@@ -1,4 +1,5 @@
-"""Count what a steady optimizer step of the trainer asks of a GPU: its whole loop runs, and nothing is computed.
+"""Count what a steady optimizer step of the trainer asks of a GPU: its whole loop runs,
+and nothing is computed.
 
 ``python -m tests.nullgpu.steps PROFILE DATA [ASSIGNMENT …]`` is what runs there.
 """
@@ -43,7 +44,8 @@ WITHOUT: dict[str, tuple[str, Any]] = {
 }
 """Optimisations that no setting turns off, by name, with what replaces them."""
 WARM_STEPS, FIRST_STEP, LAST_STEP = 2, 20, 30
-"""Steps in which graphs may be compiled; counted are steps after ``FIRST_STEP``, to ``LAST_STEP``."""
+"""Steps in which graphs may be compiled; counted are steps after ``FIRST_STEP``, to
+``LAST_STEP``."""
 _STEPS = LAST_STEP - FIRST_STEP
 DOCUMENTS = 4_000
 _MATMUL = re.compile(r"cublas(LtMatmul|\w*[Gg]emm\w*)")
@@ -91,11 +93,12 @@ def counted(
     traced: str = "wait",
     without: str = "",
 ) -> dict[str, Any]:
-    """Return counts per step by kind and name, and the lines of code behind those whose ``kind:name`` begins so.
+    """Return counts per step by kind and name, and the lines of code behind those whose
+    ``kind:name`` begins so.
 
-    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them; ``without`` is one of ``WITHOUT``. Kinds are
-    those of ``Counts``, with ``matmul`` for calls of cuBLAS and ``allocation`` for those that make the allocators'
-    memory.
+    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them; ``without`` is
+    one of ``WITHOUT``. Kinds are those of ``Counts``, with ``matmul`` for calls of
+    cuBLAS and ``allocation`` for those that make the allocators' memory.
     """
     from tests.nullgpu.environment import make
     from tests.nullgpu.machine import Machine
@@ -131,7 +134,8 @@ def counted(
 
 
 def _lines(written: str) -> list[tuple[str, Counter[str]]]:
-    """Return how often each line of the trainer, innermost first, asked for what was traced."""
+    """Return how often each line of the trainer, innermost first, asked for what was
+    traced."""
     found: dict[str, Counter[str]] = {}
     for one in written.split("nullgpu trace ")[1:]:
         name, _, stack = one.partition("\n")
@@ -155,7 +159,8 @@ class _Counting(Watchdog):
         self.graphs: list[int] = []
 
     def heartbeat(self, step: int | None = None) -> None:
-        """Note counts before and after the steady steps, during which stacks are written."""
+        """Note counts before and after the steady steps, during which stacks are
+        written."""
         super().heartbeat(step)
         if step == FIRST_STEP:
             faulthandler.register(signal.SIGRTMIN, all_threads=False)

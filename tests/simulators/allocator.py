@@ -1,7 +1,9 @@
-"""What predicted peaks are held against: the CPU allocator's own account of real steps, and torch's own prediction.
+"""What predicted peaks are held against: the CPU allocator's own account of real steps,
+and torch's own prediction.
 
-torch's profiler records every request to the CPU's allocator and every release, whoever asked. The trainer's own steps
-run under it on real tensors; nothing of how peaks are predicted takes part.
+torch's profiler records every request to the CPU's allocator and every release, whoever
+asked. The trainer's own steps run under it on real tensors; nothing of how peaks are
+predicted takes part.
 """
 
 import gc
@@ -99,7 +101,8 @@ class Case:
 
 
 HEAD_VOCAB_SIZE, LAYER_VOCAB_SIZE = 30_522, 512
-"""With the first the peak lies in the prediction head, with the second in the layers."""
+"""With the first the peak lies in the prediction head, with the second in the
+layers."""
 
 CASES = (
     Case(family="bert", dropout=0.1, vocab_size=HEAD_VOCAB_SIZE, rows=16),
@@ -217,11 +220,13 @@ CASES = (
         settings={"layout": "padded"},
     ),
 )
-"""Families, dropout, precisions, layouts, heads, checkpointing, accumulation; peaks in the head and in the layers."""
+"""Families, dropout, precisions, layouts, heads, checkpointing, accumulation; peaks in
+the head and in the layers."""
 
 
 def allocator_peak_bytes(case: Case) -> int:
-    """The most that building the model and taking steps holds at once, by the allocator's own account, from empty."""
+    """The most that building the model and taking steps holds at once, by the
+    allocator's own account, from empty."""
     config = case.config
     alone = Ranks(
         rank=0,
@@ -262,7 +267,8 @@ def allocator_peak_bytes(case: Case) -> int:
 def fake_peak_bytes(
     model: ModelSettings, vocab_size: int, rows: int, width: int
 ) -> int:
-    """The peak that torch's ``MemTracker`` finds for transformers' model and AdamW on fake tensors of a CPU."""
+    """The peak that torch's ``MemTracker`` finds for transformers' model and AdamW on
+    fake tensors of a CPU."""
     config = build_config(
         model, vocab_size=vocab_size, special_ids=SPECIAL_IDS, seq_length_tokens=width
     )

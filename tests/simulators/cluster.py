@@ -1,10 +1,13 @@
-"""A simulated cluster that trains by DDP, on which predictions of how many nodes are useful are held to their truth.
+"""A simulated cluster that trains by DDP, on which predictions of how many nodes are
+useful are held to their truth.
 
-What it is was settled before the rules that it judges. Each rank computes in its own time, a little different in every
-step; gradients become ready matrix by matrix, gather in buckets as DDP lays them out, and leave in order, each when the
-slowest rank has it. A bucket is cut within its node, goes round a ring of nodes in as many pieces as there are nodes,
-hop by hop, and is put together again; small ones take a tree where that is faster, as NCCL does. While something
-travels, kernels that move it slow the computation down. Rows cost in proportion, and every micro-batch a bit extra.
+What it is was settled before the rules that it judges. Each rank computes in its own
+time, a little different in every step; gradients become ready matrix by matrix, gather
+in buckets as DDP lays them out, and leave in order, each when the slowest rank has it.
+A bucket is cut within its node, goes round a ring of nodes in as many pieces as there
+are nodes, hop by hop, and is put together again; small ones take a tree where that is
+faster, as NCCL does. While something travels, kernels that move it slow the computation
+down. Rows cost in proportion, and every micro-batch a bit extra.
 """
 
 import math
@@ -17,7 +20,8 @@ from trainer.config.train_config import GradientDtype
 
 MIB = 2**20
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
-"""DDP's first bucket is small, so that something travels early; where a size is asked for, it has that."""
+"""DDP's first bucket is small, so that something travels early; where a size is asked
+for, it has that."""
 FP32_BYTES = 4
 BACKWARD_SHARE = 2 / 3
 """Of forward and backward: twice the products."""
@@ -26,7 +30,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """An encoder with a tied output embedding: what its gradients are, and what a row costs."""
+    """An encoder with a tied output embedding: what its gradients are, and what a row
+    costs."""
 
     name: str
     layers: int
@@ -44,7 +49,8 @@ class SimulatedModel:
 
     @property
     def embedding_elements(self) -> int:
-        """Weights that are looked up; their gradient is ready last, and takes hardly any time."""
+        """Weights that are looked up; their gradient is ready last, and takes hardly
+        any time."""
         return (self.vocab_size + self.positions) * self.hidden
 
     @property
@@ -55,7 +61,8 @@ class SimulatedModel:
         )
 
     def gradients(self) -> list[tuple[int, float]]:
-        """Elements of each gradient, and after which part of backward it is ready, in that order."""
+        """Elements of each gradient, and after which part of backward it is ready, in
+        that order."""
         work = (
             self.layers * self.layer_elements
             + self.hidden * (self.hidden + self.vocab_size) * 0.15
@@ -83,7 +90,8 @@ class SimulatedCluster:
     flops_per_s: float
     """Achieved by one rank."""
     most_micro_batch_tokens: int
-    """That fit, per rank, for a model of 120 million parameters; larger ones fit fewer, in proportion."""
+    """That fit, per rank, for a model of 120 million parameters; larger ones fit fewer,
+    in proportion."""
     inter_bytes_per_s: float
     """Of a node's network card, each way."""
     inter_latency_s: float
@@ -157,7 +165,8 @@ class Simulator:
         return within + min(ring, tree)
 
     def step_s(self, recipe: Recipe, *, steps: int = 4, sync: bool = True) -> float:
-        """Mean seconds of an optimizer step over some steps; without exchange, as if no gradient had to travel."""
+        """Mean seconds of an optimizer step over some steps; without exchange, as if no
+        gradient had to travel."""
         return float(np.mean([self._one_step(recipe, sync=sync) for _ in range(steps)]))
 
     def tokens_per_s(self, recipe: Recipe) -> float:
@@ -165,7 +174,8 @@ class Simulator:
         return recipe.global_tokens / self.step_s(recipe)
 
     def buckets(self, recipe: Recipe) -> list[tuple[float, float]]:
-        """Bytes that travel and the part of backward after which they may, of each bucket in its order."""
+        """Bytes that travel and the part of backward after which they may, of each
+        bucket in its order."""
         width = FP32_BYTES if recipe.gradient_dtype == "fp32" else 2
         found: list[tuple[float, float]] = []
         elements = 0

@@ -1,4 +1,5 @@
-"""Datasets for benchmarks, in the documented format: real function lengths, ids that mean nothing."""
+"""Datasets for benchmarks, in the documented format: real function lengths, ids that
+mean nothing."""
 
 import itertools
 from pathlib import Path
@@ -28,11 +29,13 @@ SHARD_TOKENS = 2**28
 """As ``autotune data prepare`` cuts them."""
 _NOTHING = Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0]))
 LENGTHS_FILE = Path(__file__).with_name("function_lengths.npy")
-"""Shape (2, K): lengths in tokens, and how many distinct functions of the programs of a Debian 12 have each."""
+"""Shape (2, K): lengths in tokens, and how many distinct functions of the programs of a
+Debian 12 have each."""
 
 
 def real_lengths(samples: int, seed: int) -> Int64:
-    """Lengths drawn from those of real functions, after exact duplicates were dropped; shape (samples,)."""
+    """Lengths drawn from those of real functions, after exact duplicates were dropped;
+    shape (samples,)."""
     lengths, counts = np.load(LENGTHS_FILE)
     edges = np.cumsum(counts)
     drawn = np.random.default_rng(seed).integers(0, edges[-1], samples)
@@ -52,7 +55,8 @@ def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
 
 
 def write_sparse_corpus(directory: Path, lengths: Int64) -> Path:
-    """A dataset whose offsets are real and whose token files are holes: every id is 0, and takes no place on disk."""
+    """A dataset whose offsets are real and whose token files are holes: every id is 0,
+    and takes no place on disk."""
     _write(directory, VOCAB_SIZE, train=(lengths, None))
     return directory
 
@@ -65,7 +69,8 @@ def write_learnable_corpus(
     vocab_size: int,
     seed: int = 0,
 ) -> Path:
-    """A dataset that a model can learn something of: few ids are frequent, and half of them follow from the one before.
+    """A dataset that a model can learn something of: few ids are frequent, and half of
+    them follow from the one before.
 
     Frequencies fall with the rank's inverse (Zipf 1949).
     """
@@ -139,7 +144,8 @@ def _write_split(
             np.save(directory / names[0], ids[begin : begin + tokens])
         else:
             _save_hole(directory / names[0], tokens)
-        # Opening does not check hashes, and these files are made and removed within one run.
+        # Opening does not check hashes, and these files are made and removed within one
+        # run.
         unknown = "0" * 64
         shards.append(
             Shard(
@@ -176,7 +182,8 @@ def _save_hole(path: Path, tokens: int) -> None:
 def synthetic_manifest(
     vocab_size: int, train: Split = _NOTHING, validation: Split = _NOTHING
 ) -> Manifest:
-    """The manifest of ids that mean nothing; without samples for those who need its vocabulary only."""
+    """The manifest of ids that mean nothing; without samples for those who need its
+    vocabulary only."""
     return Manifest(
         schema_version=2,
         dtype="uint16",

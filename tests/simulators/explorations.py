@@ -1,4 +1,5 @@
-"""Windows of settings that are computed, and explorations over them, for tests of the search."""
+"""Windows of settings that are computed, and explorations over them, for tests of the
+search."""
 
 import math
 import random
@@ -45,7 +46,8 @@ FEW = tuple(
 
 
 def additive(effects: dict[object, float]) -> Rate:
-    """Each value of a knob has its factor; micro-batches win less the larger they are."""
+    """Each value of a knob has its factor; micro-batches win less the larger they
+    are."""
     return lambda knobs: (
         1000
         * knobs.micro_batch_size
@@ -63,7 +65,8 @@ def machine_of(
     failing: Callable[[Configuration], Outcome | None] = lambda knobs: None,
     loss: Callable[[str, int], float] = lambda precision, step: 3.0 - 0.01 * step,
 ) -> FakeMachine:
-    """Takes three seconds for a window, and a minute where layers are compiled; a trial run again reads the same."""
+    """Takes three seconds for a window, and a minute where layers are compiled; a trial
+    run again reads the same."""
 
     def simulate(trial: Trial) -> Outcome:
         rng = random.Random(f"{seed} {trial.key}")
@@ -103,7 +106,8 @@ def exploring(
     predict: Callable[[Configuration], dict[str, Any]] | None = None,
     **simulated: Any,
 ) -> Exploration:
-    """A search that has not begun, whose windows count their own real tokens; others are of ``machine_of``."""
+    """A search that has not begun, whose windows count their own real tokens; others
+    are of ``machine_of``."""
     clock = FakeClock()
     machine = machine_of(rate, clock, **simulated)
     request = ExploreRequest(

@@ -1,4 +1,5 @@
-"""Several hosts on one machine: network namespaces on a bridge, each behind a link of a given speed. Needs root."""
+"""Several hosts on one machine: network namespaces on a bridge, each behind a link of a
+given speed. Needs root."""
 
 import contextlib
 import os
@@ -16,9 +17,11 @@ from autotune.trials.multirank import MultirankMachine
 PORT = 29_511
 
 BURST_BYTES = 128 * 1024
-"""Of the token bucket: what may leave at once. Too little, and a busy host that wakes late never reaches the rate."""
+"""Of the token bucket: what may leave at once. Too little, and a busy host that wakes
+late never reaches the rate."""
 LATENCY_MS = 200
-"""That a packet may queue before it is dropped; long, as nothing else shares the link."""
+"""That a packet may queue before it is dropped; long, as nothing else shares the
+link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,8 @@ def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
         commands = [
             shlex.join(
                 host.command(
-                    # Hosts have processors of their own: unless they are told which, all would use all.
+                    # Hosts have processors of their own: unless they are told which,
+                    # all would use all.
                     "taskset",
                     "--cpu-list",
                     str(processors[number % len(processors)]),

@@ -1,7 +1,9 @@
-"""The kernels of a simulated micro-batch: what each multiplies and moves, on devices as their data sheets have them.
+"""The kernels of a simulated micro-batch: what each multiplies and moves, on devices as
+their data sheets have them.
 
-A kernel here stands for the few small ones that a framework launches for it. Products take as long as multiplying or
-moving does, whichever is longer; everything else moves bytes. Each takes a moment more to begin and to end.
+A kernel here stands for the few small ones that a framework launches for it. Products
+take as long as multiplying or moving does, whichever is longer; everything else moves
+bytes. Each takes a moment more to begin and to end.
 """
 
 from dataclasses import dataclass
@@ -26,14 +28,16 @@ LAYER_BACKWARD = (
     "mix",
     "mix",
 )
-"""Backward has two products for each of forward's: one for what came in, one for the weights."""
+"""Backward has two products for each of forward's: one for what came in, one for the
+weights."""
 HEAD_FORWARD, HEAD_BACKWARD = (
     ("transform", "logits", "loss"),
     ("loss", "logits", "logits", "transform", "transform"),
 )
 MOVES_PER_LAYER = (LAYER_FORWARD + LAYER_BACKWARD).count("moves")
 BYTES_PER_LOGIT = 14.0
-"""Moved for the loss, forward and backward: logits are kept, exponentiated, and their gradient is written."""
+"""Moved for the loss, forward and backward: logits are kept, exponentiated, and their
+gradient is written."""
 ATTENTION_REACH = 0.6
 """Of what products of matrices reach: softmax lies between attention's."""
 
@@ -86,7 +90,8 @@ DEVICES = (
         ramp_s=1e-5,
     ),
 )
-"""Dense bf16 peaks and bandwidths of data sheets; the CPU is a server's of 16 cores, in fp32."""
+"""Dense bf16 peaks and bandwidths of data sheets; the CPU is a server's of 16 cores, in
+fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,8 @@ class Shape:
     attended_tokens: float
     """By a token: its sample, or the whole row."""
     moved_bytes: float
-    """By one layer outside of its products, forward and backward, for each element of its hidden state."""
+    """By one layer outside of its products, forward and backward, for each element of
+    its hidden state."""
     product_reach: float
     """Of the peak, by products of matrices."""
     memory_reach: float
@@ -135,7 +141,8 @@ class Kernels:
     forward: int
     """So many are forward's."""
     layer_ends: tuple[int, ...]
-    """Kernels after which backward is through with a layer; the last one ends the micro-batch."""
+    """Kernels after which backward is through with a layer; the last one ends the
+    micro-batch."""
     flops: Floats
     bytes: Floats
     busy_share: float

@@ -1,9 +1,12 @@
-"""Simulated trainings with loader workers, on which the choice of a worker count is held to its truth.
+"""Simulated trainings with loader workers, on which the choice of a worker count is
+held to its truth.
 
-What they are was settled before the rule that they judge. The throughput of a training is what its step and its
-loader allow, whichever is less: workers add up until storage or CPUs are the limit, and cost the step a little. What a
-window reads is that, times everything that machines do to a figure: noise, drift, neighbours that come for a while, and
-single windows that something held up. The share of a window that waited for data is read with noise of its own.
+What they are was settled before the rule that they judge. The throughput of a training
+is what its step and its loader allow, whichever is less: workers add up until storage
+or CPUs are the limit, and cost the step a little. What a window reads is that, times
+everything that machines do to a figure: noise, drift, neighbours that come for a while,
+and single windows that something held up. The share of a window that waited for data is
+read with noise of its own.
 """
 
 import math
@@ -14,14 +17,17 @@ from tests.simulators.noise import log_uniform
 
 MAX_WORKERS = (4, 6, 8, 12, 16, 24, 32)
 NOISE = (0.01, 0.10)
-"""Relative standard deviation of a window's throughput; uniform between these, one for a sweep."""
+"""Relative standard deviation of a window's throughput; uniform between these, one for
+a sweep."""
 SAMPLE_LOAD_TO_STEP = (0.02, 1.3)
-"""How long one worker makes a batch, in steps times the most workers; log-uniform. Above 1 nobody gets to the ceiling.
+"""How long one worker makes a batch, in steps times the most workers; log-uniform.
+Above 1 nobody gets to the ceiling.
 """
 STORAGE_PROBABILITY, STORAGE_SHARE = 0.2, (0.4, 1.1)
 """Storage that gives no more than this part of what the step could take."""
 KNEE_POWERS = (8.0, 16.0, math.inf)
-"""How sharply the loader's limit meets the step's: batches that take unequally long round the knee."""
+"""How sharply the loader's limit meets the step's: batches that take unequally long
+round the knee."""
 SCALING_LOSS = (0.0, 0.01)
 """What each further worker loses of its speed to the others."""
 STEP_COST = (0.0, 0.003)
@@ -29,7 +35,8 @@ STEP_COST = (0.0, 0.003)
 DRIFT_PROBABILITY, DRIFT_SHARE, DRIFT_WINDOWS = 0.5, (0.02, 0.15), (20, 200)
 """A slow wave: its height, and how many windows it takes."""
 OUTLIER_PROBABILITY, OUTLIERS, OUTLIER_LOSS = 0.5, (0.01, 0.05), (0.1, 0.6)
-"""Single windows that are held up: in how many trainings, how often there, and what they lose."""
+"""Single windows that are held up: in how many trainings, how often there, and what
+they lose."""
 NEIGHBOUR_PROBABILITY, NEIGHBOURS, NEIGHBOUR_LOSS, NEIGHBOUR_WINDOWS = (
     0.3,
     (0.005, 0.03),
@@ -38,7 +45,8 @@ NEIGHBOUR_PROBABILITY, NEIGHBOURS, NEIGHBOUR_LOSS, NEIGHBOUR_WINDOWS = (
 )
 """Neighbours that stay for some windows."""
 WAIT_FLOOR = 0.004
-"""A loader that keeps up is waited for by about this share, half-normally; else the true share, with the noise."""
+"""A loader that keeps up is waited for by about this share, half-normally; else the
+true share, with the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,8 @@ class SimulatedFeed:
         """Windows that were read."""
 
     def true_tokens_per_s(self, workers: int | None) -> float:
-        """What training reaches in the long run on a quiet machine; None takes batches from memory, and reads 1."""
+        """What training reaches in the long run on a quiet machine; None takes batches
+        from memory, and reads 1."""
         if workers is None:
             return 1.0
         step = 1 - self._step_cost * workers
@@ -116,7 +125,8 @@ class SimulatedFeed:
         )
 
     def is_borderline(self, share: float, margin: float) -> bool:
-        """Whether some count's true ratio to the best lies so near the share that nobody could tell."""
+        """Whether some count's true ratio to the best lies so near the share that
+        nobody could tell."""
         best = self.best_tokens_per_s
         ratios = (
             self.true_tokens_per_s(count) / best

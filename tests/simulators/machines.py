@@ -1,7 +1,9 @@
-"""Simulated machines that train: what is drawn of each, before anybody looks at what it does.
+"""Simulated machines that train: what is drawn of each, before anybody looks at what it
+does.
 
-Every part of a machine is healthy or pressed. One is pressed by intent, each other one by chance; whether it is then
-what limits the training is not said here, but found by taking it away (``tests.simulators.runs``).
+Every part of a machine is healthy or pressed. One is pressed by intent, each other one
+by chance; whether it is then what limits the training is not said here, but found by
+taking it away (``tests.simulators.runs``).
 """
 
 import math
@@ -40,13 +42,14 @@ MICRO_BATCHES = (1, 2, 4)
 TOKENS_PER_MICROBATCH = {True: (4096, 65_536), False: (512, 4096)}
 """On GPUs, and on CPUs; log-uniform, as all ranges of ratios below."""
 MOVED_BYTES = {"fused": (40.0, 70.0), "eager": (90.0, 140.0), "pressed": (160.0, 320.0)}
-"""Of a layer for each element of its hidden state in 16 bits: compiled, as PyTorch computes it, and with casts and
-masks that nobody fused."""
+"""Of a layer for each element of its hidden state in 16 bits: compiled, as PyTorch
+computes it, and with casts and masks that nobody fused."""
 FUSED_PROBABILITY = 0.6
 PRODUCT_REACH, MEMORY_REACH, BUSY_SHARE = (0.6, 0.8), (0.75, 0.92), (0.88, 0.98)
 LAUNCHES = {False: (0.05, 0.6), True: (1.15, 3.0)}
 CPU_LAUNCHES = 0.05
-"""Time of the host for all launches, to the device's for all kernels; here as below healthy, and pressed."""
+"""Time of the host for all launches, to the device's for all kernels; here as below
+healthy, and pressed."""
 SUPPLY = {False: (0.03, 0.6), True: (1.15, 3.0)}
 """Time of all loader workers for a batch, to the device's for the step."""
 SERIAL_SUPPLY = {False: (0.01, 0.05), True: (0.15, 2.0)}
@@ -58,9 +61,11 @@ BURST_PROBABILITY, BURST_STEPS = (0.02, 0.1), (3.0, 12.0)
 """Batches that storage holds up, and for how many steps."""
 FILL = {"packed": (0.95, 0.999), "bucketed": (0.75, 0.97), "padded": (0.25, 0.9)}
 UNEVEN_WIDTHS = (0.01, 0.08)
-"""Relative deviation of the places of a rank's step, where rows are as wide as what they hold."""
+"""Relative deviation of the places of a rank's step, where rows are as wide as what
+they hold."""
 RING = {False: (0.02, 0.6), True: (0.8, 5.0)}
-"""Time of all gradients on their way, to that of one backward, times micro-batches where it is pressed."""
+"""Time of all gradients on their way, to that of one backward, times micro-batches
+where it is pressed."""
 RING_DEVIATION, LATENCY_S = (0.02, 0.3), (1e-5, 1e-4)
 SLOW = {False: (1.0, 1.04), True: (1.13, 2.2)}
 """What the slowest rank takes, to all others."""
@@ -71,13 +76,15 @@ UPDATE = {False: (0.003, 0.06), True: (0.15, 1.5)}
 """To forward and backward of a step."""
 BETWEEN = {False: (0.0005, 0.03), True: (0.15, 1.0)}
 BETWEEN_ON_GPU = 2.0
-"""Of the host, between steps, to the device's time for a step; more where pressed on GPUs, where the host is ahead."""
+"""Of the host, between steps, to the device's time for a step; more where pressed on
+GPUs, where the host is ahead."""
 SAVES_PROBABILITY, SAVE_INTERVAL_STEPS, SAVE = (
     0.3,
     (8, 40),
     {False: (0.05, 0.5), True: (0.2, 1.0)},
 )
-"""A save stops the device: the healthy range is in steps, the pressed one in steps times its interval."""
+"""A save stops the device: the healthy range is in steps, the pressed one in steps
+times its interval."""
 HELD_UP_PROBABILITY, HELD_UP_STEPS = (0.0, 0.02), (0.2, 2.0)
 """Steps in which something holds up one rank's host."""
 FIRST_STEP = (2.0, 8.0)
@@ -162,7 +169,8 @@ class Machine:
 
 
 def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
-    """A machine on which this is pressed, and each other thing by chance; for computing nothing is."""
+    """A machine on which this is pressed, and each other thing by chance; for computing
+    nothing is."""
     by_chance = 0.0 if cause == "compute" else ALSO_PRESSED_PROBABILITY
     pressed = {one: one == cause or draw.random() < by_chance for one in CAUSES}
     world = _world_size(cause, draw)

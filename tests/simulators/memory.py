@@ -1,8 +1,11 @@
-"""Simulated machines on which a search for the largest micro-batch is held to its number of trials.
+"""Simulated machines on which a search for the largest micro-batch is held to its
+number of trials.
 
-What they are was settled before the search that they judge: memory affine in the rows and rounded up to the steps of an
-allocator; a prediction that is off by a few per cent in slope and more in its constant; peaks read with a little noise;
-now and then a trial that fails in a way that says nothing about memory. Whether a batch fits is never a matter of luck.
+What they are was settled before the search that they judge: memory affine in the rows
+and rounded up to the steps of an allocator; a prediction that is off by a few per cent
+in slope and more in its constant; peaks read with a little noise; now and then a trial
+that fails in a way that says nothing about memory. Whether a batch fits is never a
+matter of luck.
 """
 
 import math
@@ -29,13 +32,15 @@ STEPS_BYTES = (4096, 512, 2 * MIB, 20 * MIB)
 SLOPE_SIGMA = 0.02
 CONSTANT_SIGMA = 0.10
 PEAK_SIGMA = 0.0005
-"""Relative standard deviations: of the prediction's slope and constant, and of the peak that a trial reads."""
+"""Relative standard deviations: of the prediction's slope and constant, and of the peak
+that a trial reads."""
 FAILURE_PROBABILITY = 0.03
 """Of a trial that crashes; tried again, it runs."""
 ENDLESS_TRIALS = 100
 """So many count as wrong."""
 CONSTANT_SIGMA = 0.1
-"""What the search is told of the error of the prediction's constant, as a share of it."""
+"""What the search is told of the error of the prediction's constant, as a share of
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,8 @@ class SimulatedMachine:
 
 
 def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
-    """Trials of one search, those that failed included, and whether its answer was right."""
+    """Trials of one search, those that failed included, and whether its answer was
+    right."""
     prediction = Prediction(
         peak_bytes=machine.predicted_bytes,
         unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),

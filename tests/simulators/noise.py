@@ -10,7 +10,8 @@ import numpy as np
 def log_uniform(
     draw: "random.Random | np.random.Generator", bounds: Sequence[float]
 ) -> float:
-    """Draw a number whose logarithm is uniform between these bounds; itself uniform if the lower one is 0."""
+    """Draw a number whose logarithm is uniform between these bounds; itself uniform if
+    the lower one is 0."""
     low, high = bounds
     return (
         math.exp(draw.uniform(math.log(low), math.log(high)))

@@ -1,4 +1,5 @@
-"""What simulated trainings and tunings leave behind, in the types that real ones write."""
+"""What simulated trainings and tunings leave behind, in the types that real ones
+write."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def step_row(
     peak: float | None,
     **figures: float | int | None,
 ) -> StepRow:
-    """Return a logged step of so many non-padding and padded tokens, with rates that follow from its seconds."""
+    """Return a logged step of so many non-padding and padded tokens, with rates that
+    follow from its seconds."""
     real, slots = tokens
     flops = 6.0 * parameters * real / step_s / ranks
     mfu = None if peak is None else flops / peak
@@ -145,7 +147,8 @@ def sweep_with(
     local_ranks: int,
     filesystem: str = "ext4",
 ) -> WorkersEvidence:
-    """Return a sweep of worker counts; without a chosen one the last is, and does not feed the step."""
+    """Return a sweep of worker counts; without a chosen one the last is, and does not
+    feed the step."""
     return WorkersEvidence(
         chosen=rows[-1].num_workers if chosen is None else chosen,
         choice="",

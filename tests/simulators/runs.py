@@ -1,14 +1,18 @@
-"""Simulated runs whose limit is known, on which the judgement of what limits a training is held.
+"""Simulated runs whose limit is known, on which the judgement of what limits a training
+is held.
 
-A machine is drawn (``tests.simulators.machines``), and its steps are played event by event
-(``tests.simulators.timeline``). The record is then read from the marks as the trainer's meter takes them: rank 0's,
-in means over the steps since the last logged one, and of all ranks what an interval before showed. What limits the run
-is known from the machine alone: it is the one remedy that saves most of the time of the steps, with the same draws, and
-computing where none saves ``MATTERS_SHARE``. But for that threshold, neither uses a line of what judges it. The remedy
-for memory leaves the update as it is, which has its own.
+A machine is drawn (``tests.simulators.machines``), and its steps are played event by
+event (``tests.simulators.timeline``). The record is then read from the marks as the
+trainer's meter takes them: rank 0's, in means over the steps since the last logged one,
+and of all ranks what an interval before showed. What limits the run is known from the
+machine alone: it is the one remedy that saves most of the time of the steps, with the
+same draws, and computing where none saves ``MATTERS_SHARE``. But for that threshold,
+neither uses a line of what judges it. The remedy for memory leaves the update as it is,
+which has its own.
 
-Left out, and drawn anew: machines on which no remedy, or more than one, is clearly it (``MARGIN``), and ones whose
-limit nothing shows (launches and memory, where a device has no counters).
+Left out, and drawn anew: machines on which no remedy, or more than one, is clearly it
+(``MARGIN``), and ones whose limit nothing shows (launches and memory, where a device
+has no counters).
 """
 
 from dataclasses import dataclass
@@ -34,7 +38,8 @@ from tests.simulators.tuning import profile_of_machine
 from trainer.record.run_record import Run
 
 MARGIN = 0.03
-"""Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""
+"""Of the step. A remedy that saves so nearly what matters, or what another one saves,
+is not clearly it."""
 REMEDIES: tuple[Remedy, ...] = (
     NOTHING,
     *(cause for cause in CAUSES if cause != "compute"),
@@ -56,10 +61,12 @@ class SimulatedRun:
 
     @property
     def in_profile(self) -> bool:
-        """Whether tuning measured what limits it, and nothing else matters that tuning does not tell.
+        """Whether tuning measured what limits it, and nothing else matters that tuning
+        does not tell.
 
-        Tuning takes steps of one node's ranks, and looks at the exchange of all; it tells neither updates, nor slow
-        ranks, nor what goes by between steps, nor the padding of rows that are as wide as what they hold.
+        Tuning takes steps of one node's ranks, and looks at the exchange of all; it
+        tells neither updates, nor slow ranks, nor what goes by between steps, nor the
+        padding of rows that are as wide as what they hold.
         """
         untold = [
             self.saved["straggler"],
@@ -80,7 +87,8 @@ class SimulatedRun:
 
 
 def simulated_run(seed: int) -> SimulatedRun:
-    """One run; causes take turns, and machines are drawn anew until one is clearly limited by that."""
+    """One run; causes take turns, and machines are drawn anew until one is clearly
+    limited by that."""
     cause = CAUSES[seed % len(CAUSES)]
     for number in range(MOST_DRAWS):
         draw = np.random.default_rng((seed, number))
@@ -150,7 +158,8 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
     parts = [
         _Interval(marks, begin, end) for begin, end in zip(begins, ends, strict=True)
     ]
-    # Rows are read a row later on a GPU, and their figures of all ranks travel with the row after that.
+    # Rows are read a row later on a GPU, and their figures of all ranks travel with the
+    # row after that.
     late = 2 if machine.device.on_gpu else 1
     slots = machine.train.global_batch_size * machine.train.seq_length_tokens
     peak = machine.device.peak_flops_per_s if machine.device.on_gpu else None
@@ -194,7 +203,8 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
 
 
 class _Interval:
-    """What the meter of every rank has counted at the end of an interval: means over its steps, by rank."""
+    """What the meter of every rank has counted at the end of an interval: means over
+    its steps, by rank."""
 
     def __init__(self, marks: Marks, begin: int, end: int) -> None:
         def mean(of: Floats) -> Floats:

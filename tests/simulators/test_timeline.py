@@ -1,4 +1,5 @@
-"""Simulated machines: remedies only help, and records are read as the trainer's meter reads them."""
+"""Simulated machines: remedies only help, and records are read as the trainer's meter
+reads them."""
 
 import functools
 import itertools
@@ -34,7 +35,8 @@ def played(seed: int) -> tuple[Machine, Marks]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_remedy_makes_a_run_longer(seed: int) -> None:
     _, marks = played(seed)
-    # Ranks that are made equal take the median one's time, which in single steps is more than the slowest rank's.
+    # Ranks that are made equal take the median one's time, which in single steps is
+    # more than the slowest rank's.
     ends = marks.closed[-1, :, 0]
     assert (ends <= ends[REMEDIES.index(NOTHING)] * 1.02).all()
 

@@ -1,12 +1,16 @@
-"""Simulated steps, event by event: loaders, hosts, devices and gradients of all ranks, each in its own time.
+"""Simulated steps, event by event: loaders, hosts, devices and gradients of all ranks,
+each in its own time.
 
-A loader's workers make batches one each, read from storage one after the other, and are as far ahead as their queues
-allow. A host takes a step's batches, hands kernels to its device one by one, and is at most a step ahead of it. A
-device begins a kernel when it is handed over and the one before has ended. Buckets of gradients leave when the slowest
-rank has them, one after the other. On a CPU host and device are one. The same draws go through any number of remedies
-at once: axes are variants V and ranks W, and where events are kept, steps N before them.
+A loader's workers make batches one each, read from storage one after the other, and are
+as far ahead as their queues allow. A host takes a step's batches, hands kernels to its
+device one by one, and is at most a step ahead of it. A device begins a kernel when it
+is handed over and the one before has ended. Buckets of gradients leave when the slowest
+rank has them, one after the other. On a CPU host and device are one. The same draws go
+through any number of remedies at once: axes are variants V and ranks W, and where
+events are kept, steps N before them.
 
-Left out: what computing loses to messages that travel meanwhile, and ranks that read each other's storage.
+Left out: what computing loses to messages that travel meanwhile, and ranks that read
+each other's storage.
 """
 
 from collections import deque
@@ -20,7 +24,8 @@ from tests.simulators.machines import Machine
 
 Remedy = Cause | str
 NOTHING, LAUNCHES = "nothing", "launches"
-"""No remedy, and one that takes launches away but leaves what goes by between steps. Several at once: ``a+b``."""
+"""No remedy, and one that takes launches away but leaves what goes by between steps.
+Several at once: ``a+b``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,8 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Moments of every step, as the trainer's step and meter take them, NVW; waits in seconds."""
+    """Moments of every step, as the trainer's step and meter take them, NVW; waits in
+    seconds."""
 
     waited_s: Floats
     began: Floats
@@ -208,7 +214,8 @@ class Timeline:
     def _compute(
         self, number: int, host: Floats, ended: Floats
     ) -> tuple[tuple[Floats, ...], Floats]:
-        """Forward and backward of all micro-batches: began, asked, counted, departed and reduced; then the host."""
+        """Forward and backward of all micro-batches: began, asked, counted, departed
+        and reduced; then the host."""
         passed, late = self._pass(number)
         launches_s = self._launch_s * len(self._numbers) * self._draws.host_NW[number]
         device = began = np.maximum(host, ended)
@@ -236,8 +243,9 @@ class Timeline:
         """Of a micro-batch in this step, from the moment when the host began.
 
         Returns:
-            Seconds of all kernels up to the end of forward, and to each bucket; and the latest hand-over within each of
-            these parts, less the seconds of what goes before it.
+            Seconds of all kernels up to the end of forward, and to each bucket; and the
+            latest hand-over within each of these parts, less the seconds of what goes
+            before it.
         """
         draws = self._draws
         without, slow = draws.computing_NW[number], draws.slower_NW[number]
@@ -267,7 +275,8 @@ class Timeline:
         return np.maximum(forward, told)
 
     def _travelled(self, number: int, ready: Floats) -> Floats:
-        """When the last bucket is there; each leaves when all ranks have it, behind the one before."""
+        """When the last bucket is there; each leaves when all ranks have it, behind the
+        one before."""
         seconds = self._machine.bucket_s * self._draws.ring_NB[number]
         there = np.zeros((self._shape[0], 1))
         for bucket, slowest in enumerate(ready.max(axis=2)):
@@ -285,7 +294,8 @@ class Timeline:
     def _between(
         self, number: int, updated: Floats, host: Floats, before: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Until the next step: the end of an interval, the device's next moment, and the host's."""
+        """Until the next step: the end of an interval, the device's next moment, and
+        the host's."""
         conditions, program = self._conditions, self._machine.host
         # The numbers of the step before are looked at while the device is at this one.
         host = np.maximum(host, before)

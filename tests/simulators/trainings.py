@@ -1,4 +1,5 @@
-"""Small trainings on this machine's processors that are limited by one thing, with their records."""
+"""Small trainings on this machine's processors that are limited by one thing, with
+their records."""
 
 import os
 import subprocess

@@ -1,8 +1,10 @@
-"""What tuning would have measured on a simulated machine: windows of training on one node, and steps that exchange.
+"""What tuning would have measured on a simulated machine: windows of training on one
+node, and steps that exchange.
 
-Windows are of a node's ranks and of four micro-batches to a step at most, begin with empty queues, and stand beside
-windows on batches from memory. Counters are read from the kernels of a window: what they multiply and move, and when
-they run, over the time of the window. Steps of an exchange are of all ranks on batches from memory.
+Windows are of a node's ranks and of four micro-batches to a step at most, begin with
+empty queues, and stand beside windows on batches from memory. Counters are read from
+the kernels of a window: what they multiply and move, and when they run, over the time
+of the window. Steps of an exchange are of all ranks on batches from memory.
 """
 
 import itertools
@@ -33,7 +35,8 @@ STEPS_OF_AN_EXCHANGE = 12
 COUNTER_DEVIATION = 0.02
 """Of what counters read, relative."""
 PRODUCTS_IN_USE = (0.9, 1.0)
-"""Matrix units count as in use while they multiply; of what products reach, the rest is filling and draining them."""
+"""Matrix units count as in use while they multiply; of what products reach, the rest is
+filling and draining them."""
 UPDATE_BUSY_SHARE = 0.95
 
 
@@ -165,7 +168,8 @@ def _counters(machine: Machine, windows: _Windows, draw: np.random.Generator) ->
 
 
 def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
-    """The default exchange, measured on all ranks, beside steps of one micro-batch in which nothing travels."""
+    """The default exchange, measured on all ranks, beside steps of one micro-batch in
+    which nothing travels."""
     conditions = Conditions(
         steps=WARM_UP_STEPS + STEPS_OF_AN_EXCHANGE,
         world_size=machine.world_size,

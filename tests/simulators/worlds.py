@@ -1,9 +1,12 @@
-"""Trainings by arithmetic, in which advice can be followed and what it delivers be read: for tests of single rules.
+"""Trainings by arithmetic, in which advice can be followed and what it delivers be
+read: for tests of single rules.
 
-They are other models of a training than the rules that they judge, if kin to them: in both a step adds up. A device
-multiplies and moves bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches
-kernels; a loader makes sequences; a ring carries gradients, which the backward of the last micro-batch hides; the
-optimizer goes over its state. What a record or a measurement reads is that, times noise.
+They are other models of a training than the rules that they judge, if kin to them: in
+both a step adds up. A device multiplies and moves bytes, kernel after kernel, as fast
+as its data sheet and an efficiency allow; the program launches kernels; a loader makes
+sequences; a ring carries gradients, which the backward of the last micro-batch hides;
+the optimizer goes over its state. What a record or a measurement reads is that, times
+noise.
 """
 
 import math
@@ -25,7 +28,8 @@ PEAKS_FLOPS_PER_S = {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12}
 VOCAB_SIZE = 16_384
 FILL = {"packed": 0.995, "bucketed": 0.9}
 BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "tf32": 190.0, "bf16": 110.0}
-"""Moved by one layer outside of its products, forward and backward, for each element of its hidden state."""
+"""Moved by one layer outside of its products, forward and backward, for each element of
+its hidden state."""
 FUSED_SHARE = {"memory": 0.5, "launches": 0.3}
 """What compiling leaves of it, and of launches."""
 KERNELS_PER_LAYER = 75
@@ -55,7 +59,8 @@ class World:
     seq_length: int = 512
     mean_document_tokens: float = 190.0
     load_s_per_row: float = 5e-5
-    """Of one worker, or of the trainer itself without any; of a sequence that is full."""
+    """Of one worker, or of the trainer itself without any; of a sequence that is
+    full."""
     storage_rows_per_s: float = math.inf
     """Of a shared file system; without end if data is staged."""
     nodes: int = 1
@@ -66,7 +71,8 @@ class World:
     slow_loader: float = 1.0
     """How many times as long its loader takes for a sequence."""
     uneven_rows: float = 0.0
-    """How much longer the rank with the longest sequences computes in a step, if they are as wide as their content."""
+    """How much longer the rank with the longest sequences computes in a step, if they
+    are as wide as their content."""
 
     @property
     def ranks(self) -> int:
@@ -85,7 +91,8 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Where a step's time goes, on a rank that is not slow, and what counters read meanwhile."""
+    """Where a step's time goes, on a rank that is not slow, and what counters read
+    meanwhile."""
 
     seconds: dict[str, float]
     busy_share: float
@@ -162,7 +169,8 @@ def step(world: World, train: TrainConfig) -> Step:
             "computing": compute_s,
             "straggling": 0.0 if alone else slower * compute_s,
             "waiting": micro_batches * wait_s,
-            # How much longer the second rank waits for its loader, and all others for it.
+            # How much longer the second rank waits for its loader, and all others for
+            # it.
             "starving": (
                 0.0
                 if alone
@@ -192,7 +200,8 @@ def fill(world: World, train: TrainConfig) -> float:
 
 
 def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
-    """Seconds of products, and of moving bytes, of one micro-batch forward and backward."""
+    """Seconds of products, and of moving bytes, of one micro-batch forward and
+    backward."""
     tokens, hidden = rows * world.seq_length, world.hidden
     places = tokens * (1.0 if train.mlm_head == "dense" else train.masking_probability)
     kind = (
@@ -342,7 +351,8 @@ def run_of(
 
 
 def profile_of(world: World, train: TrainConfig) -> Profile:
-    """What tuning would have written: a curve, a sweep of loader workers, and the GPU's counters."""
+    """What tuning would have written: a curve, a sweep of loader workers, and the GPU's
+    counters."""
     draw = random.Random(0)
     most = max_micro_batch_size(world, train)
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)

@@ -1,7 +1,9 @@
-"""What ``test_ranks`` runs under torchrun: optimizer steps of several configurations, one after the other.
+"""What ``test_ranks`` runs under torchrun: optimizer steps of several configurations,
+one after the other.
 
-``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide`` for fp64, ``steps``), ``data``,
-``device`` and ``out``, where rank 0 saves of each case what ``run`` returns.
+``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide``
+for fp64, ``steps``), ``data``, ``device`` and ``out``, where rank 0 saves of each case
+what ``run`` returns.
 """
 
 import functools
@@ -28,7 +30,8 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     dataset = TokenDataset.open(Path(request["data"]))
     ranks = join_ranks(config_of(device=request.get("device", "cpu")))
-    # Graphs and their backward as they are compiled, without machine code, which takes a minute.
+    # Graphs and their backward as they are compiled, without machine code, which takes
+    # a minute.
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for name, case in request["cases"].items():
         print(name, flush=True)
@@ -51,7 +54,8 @@ def run(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
     )
     gradients: dict[str, torch.Tensor] = {}
-    # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are clipped.
+    # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are
+    # clipped.
     update = training.step._update
     training.step._update = lambda *known: (
         gradients or gradients.update(_gradients(training)) or update(*known)

@@ -1,4 +1,5 @@
-"""The whole chain on real input: programs of this machine, real limits, real torchrun, real transformers."""
+"""The whole chain on real input: programs of this machine, real limits, real torchrun,
+real transformers."""
 
 import json
 import math
@@ -224,7 +225,8 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     )
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long
-    # ESM has parameters that the loss does not depend on, which must not stop the ranks.
+    # ESM has parameters that the loss does not depend on, which must not stop the
+    # ranks.
     done = torchrun(
         2,
         found["profile"],

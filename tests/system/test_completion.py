@@ -1,4 +1,5 @@
-"""Completion as shells really do it: their own interpreters ask the installed program."""
+"""Completion as shells really do it: their own interpreters ask the installed
+program."""
 
 import os
 import shutil

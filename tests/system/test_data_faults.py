@@ -89,7 +89,8 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(
 ):
     raw, expected = write_raw(tmp_path / "raw"), tmp_path / "whole"
     subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
-    # Full at one stage after the other: the first is too small for anything, the last almost large enough.
+    # Full at one stage after the other: the first is too small for anything, the last
+    # almost large enough.
     sizes_mib = (1, 5, 7, 9)
     with small_disk(tmp_path / "disk", sizes_mib[0] * 2**20) as disk:
         command = prepare_command(raw, disk / "data", workers)

@@ -1,4 +1,5 @@
-"""How what was started ends, with real torchrun: measurements, trainings, and ``autotune train``."""
+"""How what was started ends, with real torchrun: measurements, trainings, and
+``autotune train``."""
 
 import json
 import os

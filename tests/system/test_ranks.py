@@ -1,4 +1,5 @@
-"""The same mathematics however it is shared out: real torchrun, real gloo, 1, 2 and 4 ranks."""
+"""The same mathematics however it is shared out: real torchrun, real gloo, 1, 2 and 4
+ranks."""
 
 import json
 import os
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.system
 
 JOB = Path(__file__).with_name("rank_job.py")
 ROOT = Path(__file__).parents[2]
-# Of a global batch of 16 rows each rank computes 4 at once, so 1, 2 and 4 ranks take 4, 2 and 1 turns.
+# Of a global batch of 16 rows each rank computes 4 at once, so 1, 2 and 4 ranks take 4,
+# 2 and 1 turns.
 ROWS = {"micro_batch_size": 4, "global_batch_size": 16}
 FIVE = {"steps": 5}
 
@@ -29,7 +31,8 @@ def _case(*, parallel=None, **more) -> dict:
     return {"config": ROWS | {"parallel": parallel or {}} | more} | options
 
 
-# Whatever starts together; a test that asks for one of a group's cases has all of them run.
+# Whatever starts together; a test that asks for one of a group's cases has all of them
+# run.
 GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
     "alone": (
         1,
@@ -95,7 +98,8 @@ GROUPS: dict[str, tuple[int, dict[str, dict]]] = {
 
 
 class Found(dict[tuple[int, str], dict]):
-    """Every case by its number of ranks and its name; those of a group are run when the first is asked for."""
+    """Every case by its number of ranks and its name; those of a group are run when the
+    first is asked for."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -168,7 +172,8 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
     first, second = found[one]["gradients"], found[other]["gradients"]
     assert first.keys() == second.keys()
     largest = max(float(gradient.norm()) for gradient in first.values())
-    # The true gradient of a key's bias is zero: adding the same to all scores changes no softmax.
+    # The true gradient of a key's bias is zero: adding the same to all scores changes
+    # no softmax.
     told = {
         name: gradient
         for name, gradient in first.items()

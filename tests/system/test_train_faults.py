@@ -38,7 +38,8 @@ POINTS = {
 
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory):
-    """What comes of the loops that were selected, three at a time: one alone leaves cores idle half of the time."""
+    """What comes of the loops that were selected, three at a time: one alone leaves
+    cores idle half of the time."""
     place = Workplace(tmp_path_factory.mktemp("trainings"))
     loops = {loop.name: loop for loop in (*LOOPS, LONGEST)}
     loops[DRAWN] = loops[OF_TODAY]

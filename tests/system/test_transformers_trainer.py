@@ -1,4 +1,5 @@
-"""Our loss curve beside that of transformers' own Trainer: the same weights, the same batches, the same rates."""
+"""Our loss curve beside that of transformers' own Trainer: the same weights, the same
+batches, the same rates."""
 
 from typing import Any
 

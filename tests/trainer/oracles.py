@@ -1,4 +1,5 @@
-"""What tests hold the trainer's fast ways against: plain ones, and models small enough for a CPU."""
+"""What tests hold the trainer's fast ways against: plain ones, and models small enough
+for a CPU."""
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def attend_within_edges(
     window_size,
     shortest=0,
 ):
-    """Varlen attention under a mask, which compiles whatever the number of documents is."""
+    """Varlen attention under a mask, which compiles whatever the number of documents
+    is."""
     if not torch.compiler.is_compiling():
         for edges, tensor, most in (
             (query_edges, query_THE, most_queries),

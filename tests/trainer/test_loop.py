@@ -99,7 +99,8 @@ def _run(out="r", **changes) -> Run:
 
 
 def test_libraries_take_their_workspaces_before_there_is_a_model(monkeypatch):
-    """Workspaces that are allocated within a step would split the memory of its activations."""
+    """Workspaces that are allocated within a step would split the memory of its
+    activations."""
     order = []
     for name in ("open_libraries", "build_training"):
         real = getattr(loop, name)
@@ -320,7 +321,8 @@ def test_another_dataset_than_the_checkpoints_is_refused():
 
 
 class _Trouble:
-    """Makes the losses of some forward passes too high, counted over the steps that were tried, from 1."""
+    """Makes the losses of some forward passes too high, counted over the steps that
+    were tried, from 1."""
 
     def __init__(self, monkeypatch, steps, factor=100.0) -> None:
         self.tried, self.ends, self.learning_rates = 0, [], []

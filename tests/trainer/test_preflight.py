@@ -210,7 +210,8 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
 
 
 def _some_elsewhere(misses, leads=True):
-    """The first of some, of which those after it may not see its files; or one that is not the first."""
+    """The first of some, of which those after it may not see its files; or one that is
+    not the first."""
     return SimpleNamespace(
         leads=leads,
         broadcast_object=lambda text: text if leads else "0a0b",

@@ -1,4 +1,6 @@
-"""Checkpoints on disk: format, writing, checking, finding and removal. No torch here, and no pickle anywhere.
+"""Checkpoints on disk: format, writing, checking, finding and removal.
+
+No torch here, and no pickle anywhere.
 
 RUN/checkpoints/
   latest                        name of the newest checkpoint, for you and your scripts
@@ -6,8 +8,9 @@ RUN/checkpoints/
     rank-00000.safetensors      tensors, or parts of tensors, that this rank writes
     manifest.json               written last: size and CRC-32 of each file, location of tensor parts, training state
 
-A checkpoint is written into a hidden directory, synced, and renamed, so every visible one was complete. Sizes and
-checksums detect corruption. If several ranks write, each describes its file in JSON for the manifest of rank 0.
+A checkpoint is written into a hidden directory, synced, and renamed, so every visible
+one was complete. Sizes and checksums detect corruption. If several ranks write, each
+describes its file in JSON for the manifest of rank 0.
 """
 
 import contextlib
@@ -75,9 +78,11 @@ class TrainingState(StrictTable):
     dataset_hash: str
     world_size: int
     good: bool
-    """True if loss and gradient were healthy, so that a rollback may return to this checkpoint."""
+    """True if loss and gradient were healthy, so that a rollback may return to this
+    checkpoint."""
     health: dict[str, Any]
-    """State of ``trainer.health.monitor.HealthMonitor``, as its ``to_json`` returns it."""
+    """State of ``trainer.health.monitor.HealthMonitor``, as its ``to_json`` returns
+    it."""
     noise_scale: list[float]
     """Smoothed signal and noise from which the gradient noise scale is computed."""
     head_overflows: int
@@ -101,7 +106,11 @@ def manifest_text(manifest: CheckpointManifest) -> str:
 
 
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
-    """Validate a manifest's JSON value; raise ``BadCheckpoint`` if it was changed, ``BadConfig`` if it is invalid."""
+    """Validate a manifest's JSON value.
+
+    Raises:
+        BadCheckpoint: If it was changed, ``BadConfig`` if it is invalid.
+    """
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a JSON object")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
@@ -154,10 +163,13 @@ def step_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWriter:
-    """Writer of one rank's share of a checkpoint; the first writer also waits for the others and publishes it.
+    """Writer of one rank's share of a checkpoint.
 
-    A writer that fails leaves a failure note for the first one, which then fails as well. ``attempt`` (which start of
-    the run) and ``number`` (which save, counted the same on every rank) separate its files from those of earlier saves.
+    The first writer also waits for the others and publishes it.
+
+    A writer that fails leaves a failure note for the first one, which then fails as
+    well. ``attempt`` (which start of the run) and ``number`` (which save, counted the
+    same on every rank) separate its files from those of earlier saves.
     """
 
     root: Path
@@ -167,7 +179,8 @@ class CheckpointWriter:
     rank: int
     writers: Sequence[int]
     timeout_s: float
-    """Longest time that the first of ``writers`` waits for a share that does not grow, in seconds."""
+    """Longest time that the first of ``writers`` waits for a share that does not grow,
+    in seconds."""
     number: int = 1
     progressed: Callable[[], None] = lambda: None
     """Callback while data is written, by this rank or by one that it waits for."""
@@ -185,13 +198,17 @@ class CheckpointWriter:
     def write(
         self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
     ) -> None:
-        """Write this rank's file; on the first writer, also write the manifest and publish the checkpoint.
+        """Write this rank's file.
 
-        Raises ``OSError`` if writing fails here or on another rank, ``TimeoutError`` if another rank's share is late.
+        On the first writer, also write the manifest and publish the checkpoint.
+
+        Raises ``OSError`` if writing fails here or on another rank, ``TimeoutError`` if
+        another rank's share is late.
         """
         try:
             if self.rank == self.writers[0]:
-                # Files of earlier saves of this start: a rank may have continued to write after rank 0 gave up.
+                # Files of earlier saves of this start: a rank may have continued to
+                # write after rank 0 gave up.
                 for partial in self.root.glob(
                     f".step-*.attempt-{self.attempt}.save-*.partial"
                 ):
@@ -267,7 +284,10 @@ class CheckpointWriter:
         return parse_table(_Share, read_json(share), where=str(share))
 
     def give_up(self, error: Exception) -> None:
-        """Remove partial files; if this is not the first writer, leave a failure note for it."""
+        """Remove partial files.
+
+        If this is not the first writer, leave a failure note for it.
+        """
         with contextlib.suppress(OSError):
             if self.rank == self.writers[0]:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -286,8 +306,9 @@ class CheckpointWriter:
 def read_checkpoint(directory: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest and verify size and checksum of all its files.
 
-    Raise ``BadCheckpoint`` if a file is missing or was changed, ``DiskTrouble`` if the file system fails, so that the
-    checkpoint may be intact, ``BadConfig`` if this user is not allowed to read it.
+    Raise ``BadCheckpoint`` if a file is missing or was changed, ``DiskTrouble`` if the
+    file system fails, so that the checkpoint may be intact, ``BadConfig`` if this user
+    is not allowed to read it.
     """
     manifest = _read_manifest(directory)
     try:
@@ -330,7 +351,10 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
 def newest_checkpoint(
     root: Path, *, good: bool = False
 ) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """Return the newest intact checkpoint, or good one, or None; and the newer corrupt ones, each with the reason."""
+    """Return the newest intact checkpoint, or good one, or None.
+
+    And the newer corrupt ones, each with the reason.
+    """
     corrupt: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
         try:
@@ -344,9 +368,12 @@ def newest_checkpoint(
 
 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
-    """Remove old checkpoints, but never the newest good one; return the names of those removed.
+    """Remove old checkpoints, but never the newest good one.
 
-    Raises ``DiskTrouble`` or ``BadConfig`` if a manifest cannot be read, ``OSError`` if a checkpoint cannot be renamed.
+    Return the names of those removed.
+
+    Raises ``DiskTrouble`` or ``BadConfig`` if a manifest cannot be read, ``OSError`` if
+    a checkpoint cannot be renamed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
@@ -370,13 +397,19 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove unfinished files of earlier starts of this run; call it only while no other process uses the run."""
+    """Remove unfinished files of earlier starts of this run.
+
+    Call it only while no other process uses the run.
+    """
     for pattern in (".step-*.partial", ".step-*.removed", ".step-*.replaced"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def point_to_latest(root: Path, name: str) -> None:
-    """Write a checkpoint's name to ``latest``; errors are ignored, as training does not read it."""
+    """Write a checkpoint's name to ``latest``.
+
+    Errors are ignored, as training does not read it.
+    """
     with contextlib.suppress(OSError):
         write_atomically(root / "latest", f"{name}\n")

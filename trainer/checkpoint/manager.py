@@ -1,7 +1,8 @@
 """Saving and restoring the training state: it is copied to host memory, and a thread writes the copy to disk.
 
-The step after a save waits only for the copy. If the disk or a quota is full, the save fails and training continues;
-earlier checkpoints stay, and the failure is an event of the run.
+The step after a save waits only for the copy. If the disk or a quota is full, the save
+fails and training continues; earlier checkpoints stay, and the failure is an event of
+the run.
 """
 
 import contextlib
@@ -31,16 +32,21 @@ from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.events import EventRow, happened
 
 _LOWEST_PRIORITY = 19
-"""Niceness of the writing thread while nothing waits for it, so that training comes first on a busy machine."""
+"""Niceness of the writing thread while nothing waits for it, so that training comes
+first on a busy machine."""
 _ROUND_S = 0.5
 """Interval between collectives while ranks wait for a save, in seconds."""
 _ABANDONED_S = 20.0
-"""Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after SIGTERM."""
+"""Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after
+SIGTERM."""
 _ASSUMED_BYTES_PER_S = 100e6
 
 
 class CheckpointManager:
-    """Saves and restores checkpoints of a run, at the same steps on every rank; ``progressed`` is called meanwhile."""
+    """Saves and restores checkpoints of a run, at the same steps on every rank.
+
+    ``progressed`` is called meanwhile.
+    """
 
     def __init__(
         self,
@@ -57,7 +63,8 @@ class CheckpointManager:
         self._settings, self.enabled = config.checkpoint, config.checkpoint.enabled
         self._training, self._ranks, self._tell_event = training, ranks, tell_event
         self._attempt, self._progressed = attempt, progressed
-        # Below the process group's timeout, so that a waiting rank can still report which rank is late.
+        # Below the process group's timeout, so that a waiting rank can still report
+        # which rank is late.
         self._timeout_s = config.parallel.timeout_s / 2
         self._saves = 0
         self._copy: HostCopy | None = None
@@ -74,7 +81,8 @@ class CheckpointManager:
         self.newest: str | None = None
         """Name of the newest checkpoint that this rank knows of."""
         self.at_step: int | None = None
-        """Step of the last state that was restored, or that a save was attempted for."""
+        """Step of the last state that was restored, or that a save was attempted
+        for."""
         # Allocated now, so that the first save does not wait.
         if self.enabled and (kept := self._kept()):
             self._room = threading.Thread(
@@ -121,7 +129,10 @@ class CheckpointManager:
             self._copy = self._new_copy(kept)
 
     def _kept(self) -> list[TensorShard]:
-        """Return the tensors that this rank writes; this creates the optimizer's state if needed."""
+        """Return the tensors that this rank writes.
+
+        This creates the optimizer's state if needed.
+        """
         make_state(self._training)
         return [
             one for one in tensor_shards(self._training, self._ranks) if one.saved_here
@@ -132,7 +143,11 @@ class CheckpointManager:
         return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """Start a save; all ranks call it after the same step. ``wait`` also waits until it has succeeded or failed."""
+        """Start a save.
+
+        All ranks call it after the same step. ``wait`` also waits until it has
+        succeeded or failed.
+        """
         urgent = wait or not self._settings.asynchronous
         self._last_s, began_s, self.at_step = (
             time.monotonic(),
@@ -320,7 +335,10 @@ class CheckpointManager:
             self._tell_event(self._finished.popleft())
 
     def wait(self) -> None:
-        """Wait until no rank is saving; ranks synchronise repeatedly, as a save may exceed the collective timeout."""
+        """Wait until no rank is saving.
+
+        Ranks synchronise repeatedly, as a save may exceed the collective timeout.
+        """
         busy_ranks = 1.0
         while busy_ranks:
             self._join(_ROUND_S)
@@ -336,7 +354,10 @@ class CheckpointManager:
         self.tell_finished()
 
     def has_saved(self, step: int) -> bool:
-        """Return whether the state after a step is saved, as rank 0 knows it; a collective."""
+        """Return whether the state after a step is saved, as rank 0 knows it.
+
+        A collective.
+        """
         return self._ranks.broadcast_object(
             self.newest is not None and disk.step_of(self.newest) == step
         )
@@ -351,7 +372,11 @@ class CheckpointManager:
             self.newest = path.name
 
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
-        """Return the newest good checkpoint, which rank 0 finds for all; raise ``TrainingFailed`` if there is none."""
+        """Return the newest good checkpoint, which rank 0 finds for all.
+
+        Raises:
+            TrainingFailed: If there is none.
+        """
         self.wait()
         found, corrupt = (
             disk.newest_checkpoint(self._root, good=True)

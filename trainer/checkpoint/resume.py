@@ -1,6 +1,7 @@
 """Resuming: choose the run directory and the checkpoint to start from. No torch here.
 
-Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or torchrun began before its restart.
+Without ``--out``, ``--resume auto`` continues the run that the same SLURM job or
+torchrun began before its restart.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ _SAME_DATA = (
     "global_batch_samples",
     "seed",
 )
-"""Settings that must not change on resume, as weights or the position in the data would be invalid."""
+"""Settings that must not change on resume, as weights or the position in the data would
+be invalid."""
 _RECIPE = (
     "learning_rate",
     "schedule",
@@ -61,7 +63,8 @@ _RECIPE = (
     "max_epochs",
     "parallel.gradient_dtype",
 )
-"""Settings that may change on resume, as those of ``health`` may; a change is reported."""
+"""Settings that may change on resume, as those of ``health`` may; a change is
+reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,8 @@ class Start:
     manifest: disk.CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
     finished: RunExit | None = None
-    """Exit of a run that has already finished; None if there are steps left to train."""
+    """Exit of a run that has already finished; None if there are steps left to
+    train."""
     gave_up: bool = False
     """True if the previous start gave up and the configuration was changed since."""
     elsewhere: bool = False
@@ -107,11 +111,14 @@ def choose_run(
     *,
     opened: Opened = lambda writer: None,
 ) -> tuple[RunWriter, Start]:
-    """Open the run directory and choose the checkpoint to start from; call it only on rank 0.
+    """Open the run directory and choose the checkpoint to start from.
 
-    ``opened`` receives the run's writer as soon as it exists, so that later failures can be recorded. Raise
-    ``BadConfig`` if the directory cannot be used, or its run does not match the configuration, ``DiskTrouble`` if the
-    file system fails, ``TrainingFailed`` if the run gave up under this same configuration.
+    Call it only on rank 0.
+
+    ``opened`` receives the run's writer as soon as it exists, so that later failures
+    can be recorded. Raise ``BadConfig`` if the directory cannot be used, or its run
+    does not match the configuration, ``DiskTrouble`` if the file system fails,
+    ``TrainingFailed`` if the run gave up under this same configuration.
     """
     restarts = (
         environment.get(name) or 0
@@ -153,7 +160,10 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
 def _go_on(
     directory: Path, resolved: ResolvedConfig, opened: Opened
 ) -> tuple[RunWriter, Start]:
-    """Resume a run from its newest intact checkpoint; without one, start as ``_from_origin`` does."""
+    """Resume a run from its newest intact checkpoint.
+
+    Without one, start as ``_from_origin`` does.
+    """
     before = read_header(directory)
     changes = _compare(before, resolved, directory)
     over = read_exit(directory)
@@ -182,7 +192,8 @@ def _go_on(
         )
         events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
-        # Checkpoints of the failed attempt, whose names would be newer than those saved from here on.
+        # Checkpoints of the failed attempt, whose names would be newer than those saved
+        # from here on.
         for newer in itertools.takewhile(
             lambda one: found is None or one != found[0], disk.list_checkpoints(root)
         ):
@@ -206,7 +217,11 @@ def _go_on(
 def _from_origin(
     directory: Path, *, gave_up: bool, events: Sequence[EventRow]
 ) -> Start:
-    """Start again as the run's first start did; raise ``BadConfig`` if all its own checkpoints are corrupt."""
+    """Start again as the run's first start did.
+
+    Raises:
+        BadConfig: If all its own checkpoints are corrupt.
+    """
     origin = read_first_header(directory).resumed_from
     # Renamed by this start or an earlier one.
     corrupt = [
@@ -322,7 +337,11 @@ def _read(path: Path) -> disk.Found:
 def _compare(
     before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, where: Path
 ) -> list[str]:
-    """Return the changed settings as text; raise ``BadConfig`` if one makes the weights or positions invalid."""
+    """Return the changed settings as text.
+
+    Raises:
+        BadConfig: If one makes the weights or positions invalid.
+    """
     expected, found = resolved.config.data.dataset_hash, before.dataset_hash
     if expected not in (None, found):
         what = (

@@ -1,8 +1,9 @@
 """Tensors of the training state, under any parallel strategy: copied for a checkpoint, restored, and exported.
 
-A tensor is stored whole or in parts along its first dimension, so a checkpoint can be read with any number of ranks
-and any strategy. Under ``ddp``, rank 0 writes everything; under ``zero1``, each rank writes the optimizer state that
-it owns; under ``fsdp2``, each writes its shard of everything.
+A tensor is stored whole or in parts along its first dimension, so a checkpoint can be
+read with any number of ranks and any strategy. Under ``ddp``, rank 0 writes everything;
+under ``zero1``, each rank writes the optimizer state that it owns; under ``fsdp2``,
+each writes its shard of everything.
 """
 
 import contextlib
@@ -68,12 +69,18 @@ class TensorShard:
 
     @property
     def end(self) -> int:
-        """End (exclusive) of ``local`` in the first dimension of the whole tensor; 1 for a scalar."""
+        """End (exclusive) of ``local`` in the first dimension of the whole tensor.
+
+        1 for a scalar.
+        """
         return self.begin + (self.local.shape[0] if self.shape else 1)
 
 
 def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
-    """Return weights, buffers and optimizer state, in the same order on every rank; zero1 shards the state."""
+    """Return weights, buffers and optimizer state, in the same order on every rank.
+
+    Zero1 shards the state.
+    """
     module, optimizer = training.module, own_optimizer(training.optimizer)
     lasting = module.state_dict().keys()
     buffers = (
@@ -205,8 +212,9 @@ def restore(
 ) -> None:
     """Load a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
-    Rank 0 reads tensors that all ranks hold, and broadcasts them. ``progressed`` is called before each tensor.
-    Raises ``BadConfig`` if the checkpoint is of another model, or lacks a part.
+    Rank 0 reads tensors that all ranks hold, and broadcasts them. ``progressed`` is
+    called before each tensor. Raises ``BadConfig`` if the checkpoint is of another
+    model, or lacks a part.
     """
     make_state(training)
     held = tensor_shards(training, ranks)
@@ -243,7 +251,10 @@ def restore(
 def _read(
     one: TensorShard, parts: Sequence[Part], open_file: Callable[[str], Any]
 ) -> bool:
-    """Fill a tensor from the stored parts that overlap it; return whether they cover all of it."""
+    """Fill a tensor from the stored parts that overlap it.
+
+    Return whether they cover all of it.
+    """
     if not one.shape:
         if parts:
             one.local.copy_(open_file(parts[0].file).get_tensor(one.name))
@@ -272,10 +283,13 @@ def export_model(
     directory: Path,
     leads: bool,
 ) -> None:
-    """Write the model and its tokenizer in transformers' format; the directory appears complete or not at all.
+    """Write the model and its tokenizer in transformers' format.
 
-    All ranks must call it, as each may hold a shard of the weights; rank 0 (``leads``) writes. Raises ``BadConfig`` if
-    the libraries cannot write, for example on a full disk.
+    The directory appears complete or not at all.
+
+    All ranks must call it, as each may hold a shard of the weights; rank 0 (``leads``)
+    writes. Raises ``BadConfig`` if the libraries cannot write, for example on a full
+    disk.
     """
     # Gathered on the host of rank 0, under transformers' names.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -1,8 +1,10 @@
-"""Model shapes by name or file. A shape is a transformers config without the vocabulary, which depends on the dataset.
+"""Model shapes by name or file.
 
-``bert-120m`` is the 12 x 768 shape of the paper's public code (arXiv 2509.05258); its 350 M shape is not public, and
-``bert-350m`` is BERT-large's (Devlin et al. 2018). The ModernBERT shapes are those of Warner et al. 2024
-(arXiv 2412.13663), table 4.
+A shape is a transformers config without the vocabulary, which depends on the dataset.
+
+``bert-120m`` is the 12 x 768 shape of the paper's public code (arXiv 2509.05258); its
+350 M shape is not public, and ``bert-350m`` is BERT-large's (Devlin et al. 2018). The
+ModernBERT shapes are those of Warner et al. 2024 (arXiv 2412.13663), table 4.
 """
 
 import re
@@ -13,7 +15,8 @@ from trainer.config.tables import nearest, parse_table, read_json
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
-# Without attention dropout, as in the paper's trainer and newer encoders: varlen attention has none.
+# Without attention dropout, as in the paper's trainer and newer encoders: varlen
+# attention has none.
 _BERT: dict[str, Any] = {
     "model_type": "bert",
     "max_position_embeddings": 512,
@@ -64,7 +67,11 @@ _NOT_SHAPE = {
 
 
 def model_settings(name: str) -> ModelSettings:
-    """Return the settings of a preset or a transformers ``config.json``; raise ``BadConfig`` if it is neither."""
+    """Return the settings of a preset or a transformers ``config.json``.
+
+    Raises:
+        BadConfig: If it is neither.
+    """
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)

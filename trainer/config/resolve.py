@@ -1,7 +1,9 @@
-"""Configuration of a run, from a profile, the command line and the environment. No torch here.
+"""Configuration of a run, from a profile, the command line and the environment.
 
-Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA``) > profile > default. The run prints
-and records the source of each value.
+No torch here.
+
+Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA``) >
+profile > default. The run prints and records the source of each value.
 """
 
 import importlib.util
@@ -34,11 +36,13 @@ class ResolvedConfig:
 
     config: TrainConfig
     sources: Mapping[str, str]
-    """Source of each dotted key: ``command line``, ``environment``, ``profile`` or ``default``."""
+    """Source of each dotted key: ``command line``, ``environment``, ``profile`` or
+    ``default``."""
     data_dir: Path
     profile_sha256: str
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """Fingerprint of the machine that the profile was tuned on; empty if it has none."""
+    """Fingerprint of the machine that the profile was tuned on; empty if it has
+    none."""
 
     @property
     def config_sha256(self) -> str:
@@ -47,7 +51,11 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
-    """Read a profile with a ``table``, ``subject`` for your own training code; raise ``BadConfig`` if it is invalid."""
+    """Read a profile with a ``table``, ``subject`` for your own training code.
+
+    Raises:
+        BadConfig: If it is invalid.
+    """
     tables = read_toml(path, if_missing=_WRITE_ONE)
     if (version := tables.get("schema_version")) != PROFILE_SCHEMA_VERSION:
         what = (
@@ -82,9 +90,10 @@ def resolve(
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
-    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is the
-    ``profile_sha256`` that the file must have. Raise ``BadConfig`` if the file, a value or an assignment is invalid, or
-    no dataset is named, ``ProfileMismatch`` if the file's hash is not ``expect_sha256``.
+    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for
+    strings; ``expect_sha256`` is the ``profile_sha256`` that the file must have. Raise
+    ``BadConfig`` if the file, a value or an assignment is invalid, or no dataset is
+    named, ``ProfileMismatch`` if the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # before assignments change the tables

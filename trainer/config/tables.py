@@ -1,6 +1,7 @@
 """Validation of TOML and JSON: bounded reading, strict tables, errors that suggest the nearest valid key.
 
-Files may come from untrusted sources, so their size and nesting are checked before their content.
+Files may come from untrusted sources, so their size and nesting are checked before
+their content.
 """
 
 import difflib
@@ -34,17 +35,29 @@ TableT = TypeVar("TableT", bound=StrictTable)
 
 
 def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
-    """Read TOML; raise ``BadConfig`` if it is invalid, too large or deep, or missing, with next step ``if_missing``."""
+    """Read TOML.
+
+    Raises:
+        BadConfig: If it is invalid, too large or deep, or missing, with next step
+            ``if_missing``.
+    """
     return dict(_read(path, 2**20, if_missing, "TOML", tomllib.loads))
 
 
 def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:  # noqa: ANN401 - JSON may hold anything
-    """Read a JSON file; raise ``BadConfig`` if it is missing, too large, too deep, or not JSON."""
+    """Read a JSON file.
+
+    Raises:
+        BadConfig: If it is missing, too large, too deep, or not JSON.
+    """
     return _read(path, max_bytes, CHECK_PATH, "JSON", json.loads)
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate data, called ``where`` in messages, into a table; raise ``BadConfig`` with the first wrong key."""
+    """Validate data, called ``where`` in messages, into a table.
+
+    Raise ``BadConfig`` with the first wrong key.
+    """
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -204,7 +217,10 @@ def _table_in(annotation: object) -> type[BaseModel] | None:
 def flat_table(
     table: Mapping[str, Any], prefix: str = "", *, whole: str = "", depth: int = 1
 ) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key; tables called ``whole`` are one value."""
+    """Return every value of nested tables by its dotted key.
+
+    Tables called ``whole`` are one value.
+    """
     found: dict[str, Any] = {}
     for name, value in table.items():
         if depth > MAX_DEPTH:  # only an untrusted trial log is nested so deep

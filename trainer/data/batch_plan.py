@@ -2,9 +2,10 @@
 
     permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> sequences ─ split over ─> ranks
 
-Sequence q of the job is the next one of lane q mod lanes, and goes to rank j mod world, j being its number in the
-optimizer step, so the order does not depend on the number of ranks. If both that and the global batch are multiples of
-the number of lanes, a rank packs one lane only. As packing decides how many sequences a block gives, each lane has
+Sequence q of the job is the next one of lane q mod lanes, and goes to rank j mod world,
+j being its number in the optimizer step, so the order does not depend on the number of
+ranks. If both that and the global batch are multiples of the number of lanes, a rank
+packs one lane only. As packing decides how many sequences a block gives, each lane has
 its own position. Names in the code say ``row`` for a sequence.
 """
 
@@ -50,11 +51,13 @@ def hash_words(*words: int | Int64 | Uint64) -> Uint64:
 def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     """Return the images of indices under a seeded permutation of ``range(size)``, without storing it.
 
-    A Feistel network over the fewest bits that hold ``size``, repeated until the result is in range (cycle walking,
-    Black and Rogaway 2002): memory depends on the number of indices only.
+    A Feistel network over the fewest bits that hold ``size``, repeated until the result
+    is in range (cycle walking, Black and Rogaway 2002): memory depends on the number of
+    indices only.
     """
     bits = max(2, (size - 1).bit_length())
-    # An even number of rounds, as each swaps the widths of the halves if ``bits`` is odd.
+    # An even number of rounds, as each swaps the widths of the halves if ``bits`` is
+    # odd.
     keys = hash_words(seed, epoch, np.arange(6))
     result = np.array(indices, dtype=np.uint64)
     pending = np.arange(len(result))
@@ -78,11 +81,13 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
 def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
     """Pack samples into sequences by best fit decreasing: longest first, each into the fullest sequence with room.
 
-    Open sequences are grouped by their free tokens, with one bit for each number that occurs, so that the lowest set
-    bit gives the best sequence without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
+    Open sequences are grouped by their free tokens, with one bit for each number that
+    occurs, so that the lowest set bit gives the best sequence without a search (Johnson
+    1973 bounds the result by 11/9 of the optimum).
 
-    ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the sequence of each sample, shape
-    (N,), numbered from 0 without gaps. Raise ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
+    ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the
+    sequence of each sample, shape (N,), numbered from 0 without gaps. Raise
+    ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
     """
     if (
         len(lengths)
@@ -117,9 +122,11 @@ def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
 
 
 LANES = 8
-"""Most lanes of a job. With 256 ranks each packs an eighth of the samples; a single rank holds this many blocks."""
+"""Most lanes of a job. With 256 ranks each packs an eighth of the samples; a single
+rank holds this many blocks."""
 MIN_BLOCK_SAMPLES = 512
-"""Smallest block, with which best fit fills 99.7 % of sequences of 512; a start packs one block per lane."""
+"""Smallest block, with which best fit fills 99.7 % of sequences of 512; a start packs
+one block per lane."""
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens that frame a sample: [CLS] ids [SEP]."""
 
@@ -133,8 +140,9 @@ class Segments:
     """Samples with their positions, in one array, which is cheaper to send than many small ones."""
 
     table: Int64
-    """Shape (7, N): sequence (each function states its numbering), column of [CLS] in it, epoch, sample, and location
-    of the sample's ids: shard, first id there, and number of ids, special tokens not counted."""
+    """Shape (7, N): sequence (each function states its numbering), column of [CLS] in
+    it, epoch, sample, and location of the sample's ids: shard, first id there, and
+    number of ids, special tokens not counted."""
 
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
@@ -234,7 +242,8 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
         return segments
     packed = pack_rows(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
-    # In seeded random order, as best fit leaves long samples in the first sequences, short ones in the last.
+    # In seeded random order, as best fit leaves long samples in the first sequences,
+    # short ones in the last.
     drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
     # Ranks of the draws.
     segments.rows[:] = np.argsort(np.argsort(drawn, kind="stable"))[packed]

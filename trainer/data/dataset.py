@@ -5,12 +5,14 @@ A dataset is one directory:
     manifest.json            description of the dataset, with a SHA-256 of every other file
     tokenizer.json           as the ``tokenizers`` library writes it
     train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
-    train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
+    train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is
+    ids[offsets[i]:offsets[i + 1]]
     validation-…             the same for the held-out samples
     rejects.jsonl            input that could not be used, for you to read; not part of the dataset
     prepared.json            the request that made it, to skip a repeated one; not part of the dataset
 
-No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a sequence.
+No attention mask is stored: lengths imply it. Special tokens are added when a sample is
+read into a sequence.
 """
 
 import contextlib
@@ -82,7 +84,8 @@ class Shard(StrictTable):
 class LengthHistogram(StrictTable):
     """Histogram of sample lengths in tokens, special tokens not counted.
 
-    ``counts[i]`` samples have a length in ``[edges[i], edges[i + 1])``; the last bin is open-ended.
+    ``counts[i]`` samples have a length in ``[edges[i], edges[i + 1])``; the last bin is
+    open-ended.
     """
 
     edges: list[Count]
@@ -170,12 +173,19 @@ class Manifest(StrictTable):
 
     @property
     def dataset_hash(self) -> str:
-        """SHA-256 of the manifest's canonical JSON; identifies the content, as the manifest holds every file's hash."""
+        """SHA-256 of the manifest's canonical JSON.
+
+        Identifies the content, as the manifest holds every file's hash.
+        """
         return canonical_sha256(self.model_dump(mode="json"))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a dataset's manifest; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
+    """Read a dataset's manifest.
+
+    Raises:
+        BadConfig: If it is missing, invalid or of another schema version.
+    """
     path = directory / MANIFEST_NAME
     pass_one = (
         "Pass your dataset with --data DIR; if you have none: autotune data prepare"
@@ -230,7 +240,8 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 class TokenDataset:
     """Random access to the samples of one split, with ``pread``: memory does not grow with the samples read.
 
-    Forked processes may share one instance. A file that is missing or does not match the manifest is a ``BadConfig``.
+    Forked processes may share one instance. A file that is missing or does not match
+    the manifest is a ``BadConfig``.
     """
 
     def __init__(
@@ -291,8 +302,8 @@ class TokenDataset:
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
         """Return the location of samples: shard, first id in it, number of ids without special tokens; shapes (N,).
 
-        Raise ``IndexError`` if there is no such sample, ``BadConfig`` if a shard's offsets do not ascend within its
-        file, or the file became shorter.
+        Raise ``IndexError`` if there is no such sample, ``BadConfig`` if a shard's
+        offsets do not ascend within its file, or the file became shorter.
         """
         if (
             len(samples)
@@ -324,7 +335,10 @@ class TokenDataset:
     def read_into(
         self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64
     ) -> None:
-        """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,); raise as ``locate``."""
+        """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,).
+
+        Raise as ``locate``.
+        """
         size = self.dtype.itemsize
         offsets = self._tokens_start[shards] + begins * size
         self._read_all(
@@ -345,8 +359,9 @@ class TokenDataset:
     ) -> None:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
 
-        Reads that hit the page cache come first. The kernel prefetches the others together, so that a batch of reads
-        waits about as long as one. Raise ``BadConfig`` if a read reaches the end of its file.
+        Reads that hit the page cache come first. The kernel prefetches the others
+        together, so that a batch of reads waits about as long as one. Raise
+        ``BadConfig`` if a read reaches the end of its file.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(
@@ -372,7 +387,10 @@ class TokenDataset:
                 )
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
-        """Return the ids of one sample, at most ``max_tokens``, without special tokens; raise as ``locate`` does."""
+        """Return the ids of one sample, at most ``max_tokens``, without special tokens.
+
+        Raise as ``locate`` does.
+        """
         shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
         count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
         ids = np.empty(int(count[0]), dtype=self.dtype)
@@ -420,9 +438,12 @@ def _read_cached(
 
 
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
-    """Open a one-dimensional ``.npy`` file; return its descriptor and the first byte of its data.
+    """Open a one-dimensional ``.npy`` file.
 
-    The header is read here, not by ``numpy.load``, so that only numbers are loaded. Raise ``BadConfig`` if it is wrong.
+    Return its descriptor and the first byte of its data.
+
+    The header is read here, not by ``numpy.load``, so that only numbers are loaded.
+    Raise ``BadConfig`` if it is wrong.
     """
     corrupt = "The dataset is corrupt. Prepare or copy it again."
     try:
@@ -450,7 +471,8 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
             )
         if os.fstat(fd).st_size != head.tell() + length * dtype.itemsize:
             raise ValueError("its size does not match its header")
-        # Reads are random, so read-ahead would only evict other data from the page cache.
+        # Reads are random, so read-ahead would only evict other data from the page
+        # cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     except (ValueError, TypeError, SyntaxError, TokenError) as error:
         os.close(fd)

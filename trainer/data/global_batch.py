@@ -1,4 +1,7 @@
-"""Size of the global batch in sequences, from the configuration and the dataset. No torch here."""
+"""Size of the global batch in sequences, from the configuration and the dataset.
+
+No torch here.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +13,8 @@ from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_ou
 from trainer.data.dataset import TokenDataset
 
 _LOOKED_AT_SAMPLES = 16_384
-"""Samples, in whole blocks of every lane, from which the mean content of a sequence is estimated."""
+"""Samples, in whole blocks of every lane, from which the mean content of a sequence is
+estimated."""
 _ROWS_TOGETHER, _SIGMAS = 32, 6.0
 _SAME_IN_PLAN = (
     "seed",
@@ -38,7 +42,8 @@ class SequenceStatistics:
     mean_non_padding_tokens: float
     mean_samples: float
     most_documents: float
-    """Samples per sequence in the fullest micro-batches of 32 sequences: six standard deviations above the mean."""
+    """Samples per sequence in the fullest micro-batches of 32 sequences: six standard
+    deviations above the mean."""
 
 
 def sequence_statistics(

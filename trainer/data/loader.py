@@ -1,9 +1,11 @@
 """Micro-batches of one rank: plan, dataset and masking, in this process or in DataLoader workers.
 
-The training process makes plans a little ahead of their use; workers read and mask the planned samples. Ids and
-positions are copied in their small stored types, and widened on the device.
+The training process makes plans a little ahead of their use; workers read and mask the
+planned samples. Ids and positions are copied in their small stored types, and widened
+on the device.
 
-Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the micro-batch, P tokens to predict.
+Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the
+micro-batch, P tokens to predict.
 """
 
 import contextlib
@@ -36,8 +38,9 @@ from trainer.errors import BadConfig
 from trainer.health.watchdog import ignore_signals
 
 WIDTH_STEP_TOKENS = 64
-"""Multiple to which the width of ``bucketed`` micro-batches is rounded up: few shapes, in tiles of Tensor Cores.
-``dynamic`` ones are not rounded, as in transformers' collator."""
+"""Multiple to which the width of ``bucketed`` micro-batches is rounded up: few shapes,
+in tiles of Tensor Cores. ``dynamic`` ones are not rounded, as in transformers'
+collator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,8 @@ class MicroBatch:
     padded_sequences: int
     """Sequences that end in padding; empty ones are padding only."""
     after: Position | None = None
-    """Position of the job after this optimizer step; only with the last micro-batch of a step."""
+    """Position of the job after this optimizer step; only with the last micro-batch of
+    a step."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Copy to a device, asynchronously if the memory is pinned."""
@@ -80,9 +84,13 @@ class MicroBatch:
         return self.ids_BS.to(torch.int64)
 
     def attention_BS(self) -> torch.Tensor:
-        """Return the padding mask, int64, 1 for non-padding tokens; for sequences of one sample each."""
+        """Return the padding mask, int64, 1 for non-padding tokens.
+
+        For sequences of one sample each.
+        """
         rows, width = self.ids_BS.shape
-        # In an empty sequence the first pad token counts, as a softmax over nothing would be NaN; it adds no loss.
+        # In an empty sequence the first pad token counts, as a softmax over nothing
+        # would be NaN; it adds no loss.
         lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
         lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
         return (
@@ -123,7 +131,11 @@ class MicroBatchSource(Dataset[MicroBatch]):
         )
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """Read a whole micro-batch, add special tokens and mask it; raise ``BadConfig`` if the dataset is corrupt."""
+        """Read a whole micro-batch, add special tokens and mask it.
+
+        Raises:
+            BadConfig: If the dataset is corrupt.
+        """
         segments = plan.segments
         tokens = segments.tokens
         width = self._plan.seq_length_tokens
@@ -258,7 +270,10 @@ def micro_batch_plans(
 
 
 class MicroBatchLoader:
-    """Micro-batches of a run, one optimizer step at a time; every rank calls it at the same steps."""
+    """Micro-batches of a run, one optimizer step at a time.
+
+    Every rank calls it at the same steps.
+    """
 
     def __init__(
         self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks
@@ -273,7 +288,8 @@ class MicroBatchLoader:
         self._loader: Iterator[MicroBatch] = iter(())
         self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
-        """Position after the last step taken; lanes of other ranks are out of date, see ``whole_position``."""
+        """Position after the last step taken; lanes of other ranks are out of date, see
+        ``whole_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Numbers of the samples in this rank's part of the last step taken."""
 
@@ -284,7 +300,8 @@ class MicroBatchLoader:
         plans = micro_batch_plans(
             self._dataset, self._config, self._plan, self._ranks.rank, position=position
         )
-        # Plans sent to the loader are kept until their micro-batches are used, to know the samples of a step.
+        # Plans sent to the loader are kept until their micro-batches are used, to know
+        # the samples of a step.
         plans, self._upcoming = itertools.tee(plans)
         others = set(multiprocessing.active_children())
         self._loader = make_loader(self._source, self._config, plans)
@@ -293,13 +310,19 @@ class MicroBatchLoader:
         ]
 
     def wait_for_first(self) -> list[MicroBatch]:
-        """Return this rank's part of the next step without taking it; empty at the end of the data."""
+        """Return this rank's part of the next step without taking it.
+
+        Empty at the end of the data.
+        """
         first = list(islice(self._loader, self._plan.gradient_accumulation_steps))
         self._loader = itertools.chain(first, self._loader)
         return first
 
     def compare_first(self) -> None:
-        """Raise ``BadConfig`` if two ranks share samples in the next step; call ``wait_for_first`` before."""
+        """Raise ``BadConfig`` if two ranks share samples in the next step.
+
+        Call ``wait_for_first`` before.
+        """
         self._upcoming, first = itertools.tee(self._upcoming)
         segments = [
             plan.segments
@@ -326,7 +349,8 @@ class MicroBatchLoader:
                 self._ranks.all_reduce_sum(own_tokens)
             ):
                 return batches
-            # Lanes alternate and end one by one: all have ended after as many empty sequences as there are lanes.
+            # Lanes alternate and end one by one: all have ended after as many empty
+            # sequences as there are lanes.
             empty_rows += self._config.global_batch_size
             if empty_rows >= self._plan.lanes:
                 return []
@@ -362,7 +386,8 @@ class DataWait:
             if idle_before or last is None:
                 self._waited_s += time.perf_counter() - asked_s
             elif last.reached():
-                # The device ran out of work in between, and waited from then until a mark that it reaches at once.
+                # The device ran out of work in between, and waited from then until a
+                # mark that it reaches at once.
                 self._gaps.append((last, self._now()))
                 self._last = None
         return batches
@@ -372,7 +397,10 @@ class DataWait:
         self._last = last
 
     def read(self) -> float:
-        """Return the seconds waited since the last call; if a GPU ran out of work, wait until it passed that point."""
+        """Return the seconds waited since the last call.
+
+        If a GPU ran out of work, wait until it passed that point.
+        """
         for _, came in self._gaps:
             came.wait()
         waited_s = self._waited_s + sum(
@@ -383,7 +411,10 @@ class DataWait:
 
 
 def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """Raise ``BadConfig`` if two ranks compute the same sample; numbers identify sample and epoch, for every rank."""
+    """Raise ``BadConfig`` if two ranks compute the same sample.
+
+    Numbers identify sample and epoch, for every rank.
+    """
     everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):
         return

@@ -1,7 +1,8 @@
 """Masked-LM corruption from a counter-based generator: the mask of a token depends on (seed, epoch, sample, position).
 
-So masks do not depend on the process, order, repetition or micro-batch in which they are drawn. The 80/10/10 rule is
-that of Devlin et al. 2018, but a random replacement is always an ordinary token, unlike in transformers' collator.
+So masks do not depend on the process, order, repetition or micro-batch in which they
+are drawn. The 80/10/10 rule is that of Devlin et al. 2018, but a random replacement is
+always an ordinary token, unlike in transformers' collator.
 
 Shapes: N samples, T tokens of all of them, P tokens to predict.
 """
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from trainer.data.batch_plan import GOLDEN, Int64, Uint64, hash_words, mix
 
 IGNORED_LABEL = -100
-"""The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
+"""The label of a token that is not predicted; the default ``ignore_index`` of torch's
+cross-entropy."""
 
 _NEVER = np.uint16(2**16 - 1)
 """Draw that never masks: above the edge of every probability below 1."""
@@ -24,7 +26,8 @@ _EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8,
 SLOTS_MULTIPLE = 64
 """Multiple of the MLM head's slots: whole tiles of Tensor Cores."""
 _SLOTS_SIGMAS = 6.0
-"""Standard deviations above the mean that have slots: more tokens to predict come once in a billion micro-batches."""
+"""Standard deviations above the mean that have slots: more tokens to predict come once
+in a billion micro-batches."""
 
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -68,9 +71,10 @@ class Masker:
     ) -> tuple[Int64, Ids]:
         """Mask samples in ``ids``, which have ``tokens`` ids from position ``places`` on, special tokens not counted.
 
-        Each pass over the data (``epochs``) has its own masks; all shapes but that of ``ids`` are (N,). Return the
-        positions in ``ids`` of the tokens to predict and their original ids, both of shape (P,). Raise ``IndexError``
-        if an id is not below the vocabulary size.
+        Each pass over the data (``epochs``) has its own masks; all shapes but that of
+        ``ids`` are (N,). Return the positions in ``ids`` of the tokens to predict and
+        their original ids, both of shape (P,). Raise ``IndexError`` if an id is not
+        below the vocabulary size.
         """
         drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
         quads = (tokens + 3) >> 2
@@ -92,10 +96,11 @@ class Masker:
     def _draw(self, keys: Uint64, tokens: Int64) -> tuple[Int64, Uint64]:
         """Draw the tokens to predict, each independently.
 
-        This runs over all tokens, so each gets 16 bits only: four of them, a quad, share an output of the SplitMix64
-        generator that starts at the sample's key. Bits below the edge draw the token; at the edge, 1 in 65,536, further
-        bits decide, so the probability is exact to 2**-80. Return the number of each drawn token among those of all
-        quads, and its 64 random bits; shapes (P,).
+        This runs over all tokens, so each gets 16 bits only: four of them, a quad,
+        share an output of the SplitMix64 generator that starts at the sample's key.
+        Bits below the edge draw the token; at the edge, 1 in 65,536, further bits
+        decide, so the probability is exact to 2**-80. Return the number of each drawn
+        token among those of all quads, and its 64 random bits; shapes (P,).
         """
         quads = (tokens + 3) >> 2
         ends = np.cumsum(quads)

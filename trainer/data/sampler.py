@@ -15,21 +15,26 @@ from trainer.data.batch_plan import BatchPlan, Int64, Segments, lay_out
 from trainer.data.dataset import TokenDataset
 
 ROWS_AT_ONCE = 1024
-"""Sequences up to which steps are planned together: a plan costs the same for 64 sequences as for 1,024."""
+"""Sequences up to which steps are planned together: a plan costs the same for 64
+sequences as for 1,024."""
 UNKNOWN = -1
 """Position of a lane that this rank does not follow."""
 
 
 class Position(StrictTable):
-    """Position of the whole job in the data, as in a checkpoint; valid for any number of ranks and workers."""
+    """Position of the whole job in the data, as in a checkpoint.
+
+    Valid for any number of ranks and workers.
+    """
 
     steps: int
     """Optimizer steps begun."""
     rows: int
     """Sequences that the job has consumed."""
     lanes: Annotated[tuple[int, ...], Field(strict=False)]
-    """Position of each lane: blocks consumed times the plan's ``block_samples`` plus sequences consumed of the current
-    block, the only one that is packed again to resume. ``UNKNOWN`` for a lane of other ranks."""
+    """Position of each lane: blocks consumed times the plan's ``block_samples`` plus
+    sequences consumed of the current block, the only one that is packed again to
+    resume. ``UNKNOWN`` for a lane of other ranks."""
 
     @classmethod
     def start(cls, plan: BatchPlan) -> "Position":
@@ -38,7 +43,11 @@ class Position(StrictTable):
 
 
 def join_positions(positions: list[Position]) -> Position:
-    """Join the positions of ranks after the same step; raise ``ValueError`` if steps differ or a lane is missing."""
+    """Join the positions of ranks after the same step.
+
+    Raises:
+        ValueError: If steps differ or a lane is missing.
+    """
     first = positions[0]
     if any(
         (position.steps, position.rows) != (first.steps, first.rows)
@@ -56,19 +65,25 @@ def join_positions(positions: list[Position]) -> Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchPlan:
-    """One micro-batch of one rank; sequences without a segment are empty and add no loss."""
+    """One micro-batch of one rank.
+
+    Sequences without a segment are empty and add no loss.
+    """
 
     segments: Segments
-    """Samples sorted by sequence and column; sequences are numbered within the micro-batch."""
+    """Samples sorted by sequence and column; sequences are numbered within the
+    micro-batch."""
     after: Position | None
-    """Position of the job after this optimizer step; only with the last micro-batch of a step."""
+    """Position of the job after this optimizer step; only with the last micro-batch of
+    a step."""
 
 
 class SequenceSampler:
     """Endless iterator over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
 
-    The ``position`` must know the lanes of ``rank``. With ``ahead``, a thread packs each block before it is needed,
-    which hides a slow disk; if this process reads the samples as well, the thread only competes with it.
+    The ``position`` must know the lanes of ``rank``. With ``ahead``, a thread packs
+    each block before it is needed, which hides a slow disk; if this process reads the
+    samples as well, the thread only competes with it.
     """
 
     def __init__(
@@ -86,7 +101,8 @@ class SequenceSampler:
             plan.sequences_per_micro_batch,
         )
         self._position = position or Position.start(plan)
-        # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
+        # One thread: blocks are packed while earlier ones are in use, and do not
+        # compete with each other.
         packer = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer")
             if ahead
@@ -106,7 +122,8 @@ class SequenceSampler:
 
     def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
         plan = self._plan
-        # The numbers of these sequences in the order of the whole job begin at ``position.rows``; here they begin at 0.
+        # The numbers of these sequences in the order of the whole job begin at
+        # ``position.rows``; here they begin at 0.
         taken = {
             number: self._take(number, lane, steps)
             for number, lane in self._lanes.items()
@@ -120,7 +137,8 @@ class SequenceSampler:
             in_step[mine] // plan.world_size,
         )
         if plan.layout == "bucketed":
-            # Sequences of like length get neighbouring numbers, so the same micro-batch. Those of a step stay the same.
+            # Sequences of like length get neighbouring numbers, so the same
+            # micro-batch. Those of a step stay the same.
             by_length = np.lexsort((segments.tokens, step))
             segments, step = segments[by_length], step[by_length]
             in_rank = np.arange(len(step)) - np.searchsorted(step, step)
@@ -238,10 +256,14 @@ class _Lane:
         return self._segments
 
     def _pack(self, block: int) -> Callable[[], Segments] | None:
-        """Start packing a block, or defer it until called; return None after the last epoch."""
+        """Start packing a block, or defer it until called.
+
+        Return None after the last epoch.
+        """
         if self._plan.ended(block):
             return None
-        # A cold disk fetches this lane's lengths while others are packed, or while earlier sequences are in use.
+        # A cold disk fetches this lane's lengths while others are packed, or while
+        # earlier sequences are in use.
         self._index.announce(lambda: self._plan.samples_of(self._lane, block)[1])
         if self._packer is None:
             return functools.partial(

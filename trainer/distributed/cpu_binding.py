@@ -1,4 +1,6 @@
-"""CPU binding: a rank runs on the CPU cores near its GPU, in training and in trials. No torch here.
+"""CPU binding: a rank runs on the CPU cores near its GPU, in training and in trials.
+
+No torch here.
 
 Like torchrun's ``--numa-binding=node``, but without ``numactl``, and with any launcher.
 """
@@ -18,7 +20,10 @@ def bind_to_nearest_cpus(
     environment: Mapping[str, str] = os.environ,
     root: Path = Path("/"),
 ) -> frozenset[int]:
-    """Bind all current and future threads to the allowed CPUs of a GPU's NUMA node; return those, or none."""
+    """Bind all current and future threads to the allowed CPUs of a GPU's NUMA node.
+
+    Return those, or none.
+    """
     if environment.get(NUMA_VARIABLE) == "0":
         return frozenset()
     try:

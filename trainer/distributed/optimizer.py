@@ -1,4 +1,7 @@
-"""AdamW, its parameter groups and learning rate schedule; its state is replicated, or sharded over ranks (ZeRO-1)."""
+"""AdamW, its parameter groups and learning rate schedule.
+
+Its state is replicated, or sharded over ranks (ZeRO-1).
+"""
 
 import math
 from typing import Any
@@ -13,8 +16,9 @@ from trainer.distributed.ranks import Ranks
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the learning rate of a step, counted from 0: a linear warm-up, then ``config.schedule``.
 
-    ``linear`` follows Devlin et al. 2018, ``cosine`` Loshchilov and Hutter 2016 without restarts. ``wsd`` (warm-up,
-    stable, decay) decays as one minus the square root, which Hägele et al. 2024 found best.
+    ``linear`` follows Devlin et al. 2018, ``cosine`` Loshchilov and Hutter 2016 without
+    restarts. ``wsd`` (warm-up, stable, decay) decays as one minus the square root,
+    which Hägele et al. 2024 found best.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

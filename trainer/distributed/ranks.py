@@ -51,7 +51,8 @@ _CUT_OFF = re.compile(
     r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out"
 )
 _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables of torch's allocator. If both are set, torch reads only the first, even if it is empty."""
+"""Environment variables of torch's allocator. If both are set, torch reads only the
+first, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +71,34 @@ class DeviceEvent:
             self.moment.synchronize()
 
     def seconds_since(self, earlier: "DeviceEvent") -> float:
-        """Return the seconds since an earlier event; the device must have reached both."""
+        """Return the seconds since an earlier event.
+
+        The device must have reached both.
+        """
         if isinstance(self.moment, float):
             return float(self.moment - earlier.moment)
         return float(earlier.moment.elapsed_time(self.moment)) / 1e3
 
 
 def mark(device: torch.device) -> DeviceEvent:
-    """Record an event in the device's queue and return it; on a CPU, return the current time."""
+    """Record an event in the device's queue and return it.
+
+    On a CPU, return the current time.
+    """
     if device.type != "cuda":
         return DeviceEvent(time.perf_counter())
-    # The host sleeps while it waits, as spinning would take a core from DataLoader workers.
+    # The host sleeps while it waits, as spinning would take a core from DataLoader
+    # workers.
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return DeviceEvent(event)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start an asynchronous copy to the host; it is complete once the device reaches an event marked afterwards."""
+    """Start an asynchronous copy to the host.
+
+    It is complete once the device reaches an event marked afterwards.
+    """
     if tensor.device.type != "cuda":
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -106,8 +117,8 @@ def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
 class GradientTraffic:
     """DDP communication hook that averages gradient buckets over all ranks.
 
-    With a 16-bit gradient dtype, gradients are divided before they are added, so that sums stay in range;
-    ``parameter.grad`` and the optimizer stay in 32 bits.
+    With a 16-bit gradient dtype, gradients are divided before they are added, so that
+    sums stay in range; ``parameter.grad`` and the optimizer stay in 32 bits.
     """
 
     def __init__(
@@ -121,7 +132,8 @@ class GradientTraffic:
         self._square = torch.zeros((), device=device)
         self._departed: DeviceEvent | None = None
         self.synchronise = True
-        """False skips the all-reduce, to measure compute-only steps: weights then differ between ranks."""
+        """False skips the all-reduce, to measure compute-only steps: weights then
+        differ between ranks."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
@@ -167,7 +179,8 @@ class Ranks:
     world_size: int
     device: torch.device
     cpus_before_binding: int | None = None
-    """Number of CPUs available to this process before it was bound to those near its GPU; None if not recorded."""
+    """Number of CPUs available to this process before it was bound to those near its
+    GPU; None if not recorded."""
 
     @property
     def leads(self) -> bool:
@@ -193,11 +206,17 @@ class Ranks:
         )
 
     def all_reduce_sum(self, *values: float) -> list[float]:
-        """Return the sums over all ranks, in double precision; this blocks the host, but waits for no device."""
+        """Return the sums over all ranks, in double precision.
+
+        This blocks the host, but waits for no device.
+        """
         return self._agree(values, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the element-wise maxima over all ranks; otherwise like ``all_reduce_sum``."""
+        """Return the element-wise maxima over all ranks.
+
+        Otherwise like ``all_reduce_sum``.
+        """
         return self._agree(values, dist.ReduceOp.MAX)
 
     def all_gather_float(self, value: float) -> list[float]:
@@ -214,7 +233,10 @@ class Ranks:
         return [float(value) for value in tensor.tolist()]
 
     def all_gather_object(self, value: ValueT) -> list[ValueT]:
-        """Return every rank's value, by rank; this blocks the host until all ranks have called it."""
+        """Return every rank's value, by rank.
+
+        This blocks the host until all ranks have called it.
+        """
         found = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(found, value)
@@ -233,7 +255,10 @@ class Ranks:
             dist.broadcast(tensor, 0)
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Start to sum a tensor over all ranks, overwriting it; return a function that makes its device wait."""
+        """Start to sum a tensor over all ranks, overwriting it.
+
+        Return a function that makes its device wait.
+        """
         return (
             (lambda: None)
             if self.world_size == 1
@@ -246,10 +271,13 @@ def join_ranks(
     environment: Mapping[str, str] = os.environ,
     rendezvous: str | Path | None = None,
 ) -> Ranks:
-    """Join the process group described by torchrun's environment variables; without them, return a single rank.
+    """Join the process group described by torchrun's environment variables.
 
-    ``rendezvous`` is a file through which ranks of one host connect; it must not exist yet, in a separate directory.
-    None uses ``MASTER_ADDR`` and ``MASTER_PORT``. Raises ``DeviceMissing`` if there is no GPU for this rank.
+    Without them, return a single rank.
+
+    ``rendezvous`` is a file through which ranks of one host connect; it must not exist
+    yet, in a separate directory. None uses ``MASTER_ADDR`` and ``MASTER_PORT``. Raises
+    ``DeviceMissing`` if there is no GPU for this rank.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device, cpus = pick_device(config.device, local_rank), len(os.sched_getaffinity(0))
@@ -271,7 +299,8 @@ def join_ranks(
         torch.set_num_threads(max(1, cpus // ranks.local_world_size))
     if ranks.world_size > 1:
         timeout = datetime.timedelta(seconds=longest_join_s(config))
-        # gloo for tensors on the host, so that agreeing on a number does not wait for the GPU.
+        # gloo for tensors on the host, so that agreeing on a number does not wait for
+        # the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         file = dist.FileStore  # type: ignore[attr-defined]  # exists, though not exported
         store = None if rendezvous is None else file(str(rendezvous), ranks.world_size)
@@ -288,8 +317,8 @@ def join_ranks(
 def open_libraries(ranks: Ranks) -> None:
     """Let libraries take their threads, handles, workspaces and connections now, before there is a model.
 
-    Workspaces of cuBLAS taken within a step would split the memory of its activations for good: with BERT-base on 94 GB
-    the allocator then reserved 4 GB more.
+    Workspaces of cuBLAS taken within a step would split the memory of its activations
+    for good: with BERT-base on 94 GB the allocator then reserved 4 GB more.
     """
     device = ranks.device
     weight = torch.ones(256, 256, device=device, requires_grad=True)
@@ -312,7 +341,10 @@ def longest_join_s(config: TrainConfig) -> float:
 
 
 def leave_ranks(*, together: bool) -> None:
-    """Destroy the process group, if any; ``together`` waits for all ranks, as messages in flight could crash a peer."""
+    """Destroy the process group, if any.
+
+    ``together`` waits for all ranks, as messages in flight could crash a peer.
+    """
     if not dist.is_initialized():
         return
     if together:
@@ -324,8 +356,9 @@ def leave_ranks(*, together: bool) -> None:
 def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
     """Return whether an error means that another rank is unreachable.
 
-    Before a step was ``rehearsed``, which creates every communicator, an NCCL system error comes from this node, such
-    as too little shared memory or a wrong network interface, and a restart does not help.
+    Before a step was ``rehearsed``, which creates every communicator, an NCCL system
+    error comes from this node, such as too little shared memory or a wrong network
+    interface, and a restart does not help.
     """
     told = str(error)
     if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
@@ -340,9 +373,10 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     """Set the environment variables of CUDA and torch's allocator, unless you have set the same options yourself.
 
-    GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory grow almost linearly with the
-    micro-batch size; ``cudaMallocAsync`` has no segments. Processes in which Inductor compiles kernels, by default as
-    many as CPUs in every rank, share the CPUs. Call this before CUDA is first used.
+    GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory
+    grow almost linearly with the micro-batch size; ``cudaMallocAsync`` has no segments.
+    Processes in which Inductor compiles kernels, by default as many as CPUs in every
+    rank, share the CPUs. Call this before CUDA is first used.
     """
     together = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     threads = max(
@@ -362,7 +396,11 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank, and select it; raise ``DeviceMissing`` if there is no such GPU."""
+    """Return the device of a local rank, and select it.
+
+    Raises:
+        DeviceMissing: If there is no such GPU.
+    """
     if kind == "cpu":
         return torch.device("cpu")
     set_cuda_defaults(os.environ)
@@ -404,8 +442,8 @@ def share_module(
 ) -> SharedModule:
     """Wrap a module for its parallel strategy; with a single rank, leave it unchanged.
 
-    ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
-    Raises ``BadConfig`` for invalid fsdp2 settings.
+    ``module`` is on this rank's device, with the same weights on every rank; fsdp2
+    gathers ``layers`` one at a time. Raises ``BadConfig`` for invalid fsdp2 settings.
     """
     parallel = config.parallel
     if ranks.world_size == 1:
@@ -422,7 +460,8 @@ def share_module(
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        # torch makes the first bucket small, to start gradient synchronisation early, only if no size is set.
+        # torch makes the first bucket small, to start gradient synchronisation early,
+        # only if no size is set.
         bucket_cap_mb=(
             None
             if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB

@@ -1,7 +1,10 @@
-"""Optimizer step: micro-batches, gradient accumulation, clipping, update. Trials run this same code.
+"""Optimizer step: micro-batches, gradient accumulation, clipping, update.
 
-The device decides from the loss and gradient of all ranks whether to apply the update, so the host does not wait. A
-loss or gradient norm that is not finite or exceeds the limits leaves weights and optimizer unchanged.
+Trials run this same code.
+
+The device decides from the loss and gradient of all ranks whether to apply the update,
+so the host does not wait. A loss or gradient norm that is not finite or exceeds the
+limits leaves weights and optimizer unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +36,10 @@ class PartialGradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of one optimizer step on this rank. Tensors and events stay on the device: reading them waits for it."""
+    """Result of one optimizer step on this rank.
+
+    Tensors and events stay on the device: reading them waits for it.
+    """
 
     loss: torch.Tensor
     """Mean loss per predicted token over all ranks, shape (), fp64."""
@@ -44,14 +50,17 @@ class StepResult:
     sums: torch.Tensor
     """Sums over all ranks of the values passed as ``values``, shape (N,), fp64."""
     partial: PartialGradient | None
-    """Gradient of a part of the step; None if the step has only one part, or with fsdp2."""
+    """Gradient of a part of the step; None if the step has only one part, or with
+    fsdp2."""
     began: DeviceEvent
     asked: DeviceEvent
     """Event before the device waits for the number of predicted tokens of all ranks."""
     counted: DeviceEvent
-    """Event after the device has waited for the number of predicted tokens of all ranks."""
+    """Event after the device has waited for the number of predicted tokens of all
+    ranks."""
     departed: DeviceEvent | None
-    """Event at which the last gradients were sent to other ranks; None if unknown, or with a single rank."""
+    """Event at which the last gradients were sent to other ranks; None if unknown, or
+    with a single rank."""
     reduced: DeviceEvent
     """Event at which this rank had the fully reduced gradient."""
     updated: DeviceEvent
@@ -81,8 +90,8 @@ class TrainStep:
             for parameter in shared.module.parameters()
             if parameter.requires_grad
         ]
-        # With gradient accumulation, gradients outlive the next forward. Allocated in each backward, they would
-        # fragment up to 5 % of GPU memory.
+        # With gradient accumulation, gradients outlive the next forward. Allocated in
+        # each backward, they would fragment up to 5 % of GPU memory.
         accumulates = (
             config.device == "cuda"
             and gradient_accumulation_steps(config, ranks.world_size) > 1
@@ -91,7 +100,8 @@ class TrainStep:
         if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        # DDP learns a static graph in the first step, where every backward must synchronise; the sum is the same.
+        # DDP learns a static graph in the first step, where every backward must
+        # synchronise; the sum is the same.
         self._learning = config.parallel.static_graph and shared.traffic is not None
         self.progressed: Callable[[], None] = lambda: None
         """Callback before each micro-batch."""
@@ -117,10 +127,11 @@ class TrainStep:
     ) -> StepResult:
         """Take one optimizer step.
 
-        The loss of every token has the same weight: each rank divides by the number of predicted tokens of all ranks
-        and micro-batches, which stays on the device.
-        With ``part_of_it``, a single rank also measures the gradient of its first micro-batch; under DDP, each rank
-        always measures its own gradient. ``values`` are summed over ranks, together with the number of tokens.
+        The loss of every token has the same weight: each rank divides by the number of
+        predicted tokens of all ranks and micro-batches, which stays on the device. With
+        ``part_of_it``, a single rank also measures the gradient of its first
+        micro-batch; under DDP, each rank always measures its own gradient. ``values``
+        are summed over ranks, together with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
@@ -167,8 +178,9 @@ class TrainStep:
     ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
         """Accumulate the gradients of all micro-batches and ranks.
 
-        During the first forward, ``sums[0]`` becomes the number of predicted tokens of all ranks. Returns the mean loss
-        over all ranks, shape (), the first part's gradient, and the events before and after the wait for that number.
+        During the first forward, ``sums[0]`` becomes the number of predicted tokens of
+        all ranks. Returns the mean loss over all ranks, shape (), the first part's
+        gradient, and the events before and after the wait for that number.
         """
         summed = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
@@ -188,7 +200,8 @@ class TrainStep:
                     loss_sum *= weight
                     # While the gradients are computed.
                     all_summed = self._ranks.all_reduce_async(loss_sum)
-                # DDP averages over ranks, but the loss is already divided by the predicted tokens of all ranks.
+                # DDP averages over ranks, but the loss is already divided by the
+                # predicted tokens of all ranks.
                 (loss * (weight * self._ranks.world_size)).backward()
             share = batch.predicted_tokens / max(1, own_tokens)
             if (
@@ -198,7 +211,8 @@ class TrainStep:
                 and self._ranks.world_size == 1
                 and share
             ):
-                # Until here it is the part's contribution to the mean over the whole step.
+                # Until here it is the part's contribution to the mean over the whole
+                # step.
                 partial = PartialGradient(
                     square=(gradient_norm(self.parameters) / share).square(),
                     share=share,
@@ -209,7 +223,10 @@ class TrainStep:
     def _update(
         self, lr: float, loss: torch.Tensor, limits: Limits
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clip and update; return the norm before clipping, and whether the update was applied."""
+        """Clip and update.
+
+        Return the norm before clipping, and whether the update was applied.
+        """
         norm = gradient_norm(self.parameters)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         # No number that is not finite is below these.
@@ -220,7 +237,8 @@ class TrainStep:
             group["lr"] = lr
         # As torch clips: a norm just below the limit is cut too.
         divisor = ((norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
-        # Fused optimizers divide gradients by the first, and skip the update if the second is 1, as for loss scaling.
+        # Fused optimizers divide gradients by the first, and skip the update if the
+        # second is 1, as for loss scaling.
         own: Any = own_optimizer(self._optimizer)
         own.grad_scale, own.found_inf = divisor.float(), (~fine).float()
         self._optimizer.step()
@@ -230,12 +248,16 @@ class TrainStep:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Return the L2 norm of all gradients together, shape (); with sharded weights, a DTensor over all shards."""
+    """Return the L2 norm of all gradients together, shape ().
+
+    With sharded weights, a DTensor over all shards.
+    """
     gradients = [
         parameter.grad for parameter in parameters if parameter.grad is not None
     ]
     if gradients[0].device.type == "cpu":
-        # torch's norm of a million numbers on a CPU is off by 1e-4; row by row it is exact to rounding.
+        # torch's norm of a million numbers on a CPU is off by 1e-4; row by row it is
+        # exact to rounding.
         gradients = [
             torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients
         ]

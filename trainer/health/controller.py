@@ -1,7 +1,8 @@
 """Health checks of every step after its numbers have reached the host, and agreement of all ranks on stops and saves.
 
-All ranks read the same numbers of the same step at the same point of their loop, so they decide alike. Their requests
-are summed in the same all-reduce as the number of tokens, which every step needs anyway.
+All ranks read the same numbers of the same step at the same point of their loop, so
+they decide alike. Their requests are summed in the same all-reduce as the number of
+tokens, which every step needs anyway.
 """
 
 import signal
@@ -54,9 +55,11 @@ def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
 
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
-"""Number of steps before a step's numbers are read, so that a GPU has work while they are copied to the host."""
+"""Number of steps before a step's numbers are read, so that a GPU has work while they
+are copied to the host."""
 _MICRO_BATCHES_READ_TOGETHER = {"cpu": 1, "cuda": 8}
-"""Micro-batches whose steps are read at once, so that the host waits rarely but still reacts within seconds."""
+"""Micro-batches whose steps are read at once, so that the host waits rarely but still
+reacts within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,10 @@ class HealthController:
     def add(
         self, step: int, result: StepResult, samples: npt.NDArray[np.int64]
     ) -> None:
-        """Start to copy a submitted step's numbers to the host; ``samples`` are indices of this rank's samples."""
+        """Start to copy a submitted step's numbers to the host.
+
+        ``samples`` are indices of this rank's samples.
+        """
         fixed = (
             one.reshape(1) for one in (result.loss, result.grad_norm, result.applied)
         )
@@ -110,7 +116,10 @@ class HealthController:
         self._samples[step] = samples
 
     def look(self, *, all_of_them: bool = False) -> Verdict:
-        """Check the steps whose numbers have arrived and return the verdict; ``all_of_them`` waits for all steps."""
+        """Check the steps whose numbers have arrived and return the verdict.
+
+        ``all_of_them`` waits for all steps.
+        """
         found: list[tuple[int, Diagnosis]] = []
         stop_reason: str | None = None
         save_asked_at: int | None = None
@@ -127,7 +136,8 @@ class HealthController:
                 step, loss=loss, grad_norm=grad_norm, applied=bool(applied)
             )
             own = self._samples.pop(step)
-            # All ranks reach the same decision at the same step, so all of them come here.
+            # All ranks reach the same decision at the same step, so all of them come
+            # here.
             samples = (
                 sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist())
                 if findings
@@ -161,7 +171,10 @@ class HealthController:
     def roll_back(
         self, saved: Mapping[str, Any], *, at_step: int, to_step: int
     ) -> None:
-        """Discard pending steps and restore the history of a checkpoint; see ``HealthMonitor.roll_back``."""
+        """Discard pending steps and restore the history of a checkpoint.
+
+        See ``HealthMonitor.roll_back``.
+        """
         self._in_flight.clear()
         self._samples.clear()
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)

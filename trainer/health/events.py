@@ -19,8 +19,9 @@ class EventRow(StrictTable):
     """Step that the event is about, or number of steps finished when it occurred."""
     utc: str
     kind: str
-    """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``board_failed``, ``resumed``,
-    ``corrupt``, ``rolled_back``, ``preflight``, ``stopped``, or a ``Kind``."""
+    """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``,
+    ``board_failed``, ``resumed``, ``corrupt``, ``rolled_back``, ``preflight``,
+    ``stopped``, or a ``Kind``."""
     level: Literal["info", "warning", "error"] = "info"
     action: str = "none"
     """Action taken: ``none``, ``warn``, ``skip``, ``rollback`` or ``give_up``."""
@@ -42,7 +43,10 @@ def happened(
     values: Mapping[str, float | int | str] | None = None,
     **more: Any,  # noqa: ANN401 - fields of the row
 ) -> EventRow:
-    """Return an event with the current time; ``more`` are other fields of the row. Non-finite numbers become text."""
+    """Return an event with the current time.
+
+    ``more`` are other fields of the row. Non-finite numbers become text.
+    """
     numbers = (values or {}).items()
     shown = {
         name: str(one) if isinstance(one, float) and not math.isfinite(one) else one

@@ -25,20 +25,25 @@ _REFUSED = re.compile(
     rf"out of memory|{HOST_OUT_OF_MEMORY.pattern}"
     # The caching allocator does not manage handles and workspaces of libraries.
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
-    # oneDNN reports only this if it lacks memory for its code; for an unknown shape it reports more.
+    # oneDNN reports only this if it lacks memory for its code; for an unknown shape it
+    # reports more.
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
 _PERHAPS = re.compile(
     r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)"
 )
-"""Errors that a lack of memory for a handle or a kernel can cause, but also any other kind of fault."""
+"""Errors that a lack of memory for a handle or a kernel can cause, but also any other
+kind of fault."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return the line of an error that reports out of memory; None for any other error."""
+    """Return the line of an error that reports out of memory.
+
+    None for any other error.
+    """
     told = str(error)
     # Only errors of libraries count, as any text may be the name of a file.
     said = _REFUSED.search(told) if isinstance(error, RuntimeError) else None
@@ -56,7 +61,10 @@ def is_vague(refusal: str) -> bool:
 
 
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
-    """Return the exit code, reason and next step for a library's error; ``lost``: another rank is unreachable."""
+    """Return the exit code, reason and next step for a library's error.
+
+    ``lost``: another rank is unreachable.
+    """
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:
         return DeviceOutOfMemory.exit_code, f"out of memory: {refusal}", _SMALLER

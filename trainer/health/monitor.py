@@ -1,7 +1,10 @@
-"""Detection of unusual losses and gradient norms, and the action to take. Pure, no torch here.
+"""Detection of unusual losses and gradient norms, and the action to take.
 
-A loss or norm is compared with the median of the previous ones, in units of a robust standard deviation: the median
-absolute deviation (MAD) times 1.4826, which estimates sigma for normal values (Rousseeuw and Croux 1993).
+Pure, no torch here.
+
+A loss or norm is compared with the median of the previous ones, in units of a robust
+standard deviation: the median absolute deviation (MAD) times 1.4826, which estimates
+sigma for normal values (Rousseeuw and Croux 1993).
 """
 
 import dataclasses
@@ -16,14 +19,19 @@ from trainer.config.train_config import HealthSettings, Policy
 from trainer.health.events import Action, Diagnosis, Kind
 
 FLOOR_SHARE = 0.1
-"""Smallest unusual excess over the median, as a share of the median: late in a run, sigma of the loss is tiny."""
+"""Smallest unusual excess over the median, as a share of the median: late in a run,
+sigma of the loss is tiny."""
 ENOUGH_VALUES, FEWEST_VALUES = 16, 8
-"""Values required before one is judged; the lower number is for the shortest windows."""
+"""Values required before one is judged; the lower number is for the shortest
+windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits above which the device skips an update; infinite if not known yet, or if nothing is to be skipped."""
+    """Limits above which the device skips an update.
+
+    Infinite if not known yet, or if nothing is to be skipped.
+    """
 
     loss: float = math.inf
     grad_norm: float = math.inf
@@ -41,7 +49,10 @@ class HealthMonitor:
         max_grad_norm: float,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start from a saved state; fields that it lacks get their defaults, so that older checkpoints can be read."""
+        """Start from a saved state.
+
+        Fields that it lacks get their defaults, so that older checkpoints can be read.
+        """
         self._settings, self._clip = settings, max_grad_norm
         self.recovery = _restored(Recovery, (saved or {}).get("recovery", {}))
         self._look_back(saved or {})
@@ -78,10 +89,13 @@ class HealthMonitor:
     def look(
         self, step: int, *, loss: float, grad_norm: float, applied: bool
     ) -> list[Diagnosis]:
-        """Return the findings of a step, counted from 1; call it exactly once for each step, in order.
+        """Return the findings of a step, counted from 1.
 
-        ``loss`` is the mean over all ranks in nats, ``grad_norm`` is before clipping. The device has ``applied`` the
-        update unless it is not finite or exceeds the limits.
+        Call it exactly once for each step, in order.
+
+        ``loss`` is the mean over all ranks in nats, ``grad_norm`` is before clipping.
+        The device has ``applied`` the update unless it is not finite or exceeds the
+        limits.
         """
         furthest = self.recovery.furthest_trouble_step
         if furthest is not None and step > furthest + self._settings.easing_steps:
@@ -115,7 +129,10 @@ class HealthMonitor:
         return self._usual and not is_open and self._skipped_in_a_row == 0
 
     def learning_rate_share(self, step: int) -> float:
-        """Return the factor on the learning rate of the next step, counted from 0; below 1 after a rollback."""
+        """Return the factor on the learning rate of the next step, counted from 0.
+
+        Below 1 after a rollback.
+        """
         before = self.recovery
         if before.eased_from_step is None or step < before.eased_from_step:
             return 1.0
@@ -239,9 +256,11 @@ class _Series:
     ) -> None:
         self.kind = kind
         self.guarded = policy != "warn"
-        """True if the device skips unusual steps, which it does unless the policy is ``warn``."""
+        """True if the device skips unusual steps, which it does unless the policy is
+        ``warn``."""
         self.excursion: bool = saved.get("excursion", False)
-        """True if unusual values were reported and none was usual since; only with the policy ``warn``."""
+        """True if unusual values were reported and none was usual since; only with the
+        policy ``warn``."""
         self._policy, self._sigmas, self._floor = policy, settings.spike_sigmas, floor
         self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
         self.window: deque[float] = deque(
@@ -258,7 +277,8 @@ class _Series:
             case "rollback":
                 return Action.ROLL_BACK
             case "skip":
-                # The device's limit is some steps old and can let through a value above the current one.
+                # The device's limit is some steps old and can let through a value above
+                # the current one.
                 return Action.WARN if applied else Action.SKIP
             case "warn":
                 is_known, self.excursion = self.excursion, True
@@ -289,7 +309,8 @@ class Recovery:
 
 SIGMAS_PER_MAD = 1.4826
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
+"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically
+and for normal values."""
 
 
 def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
@@ -335,18 +356,21 @@ def middle(ordered: Sequence[float]) -> float:
 
 
 ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
-"""Standard errors above which a fall, or a rise, between two medians exceeds noise. A rise is always reported."""
+"""Standard errors above which a fall, or a rise, between two medians exceeds noise. A
+rise is always reported."""
 FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
 """Number of blocks in the shortest window, and at most in the whole run."""
 SMALLEST_CHANGE_SHARE = 0.001
-"""Smallest relevant change in half a plateau window, as a share of the loss, even if it is significant."""
+"""Smallest relevant change in half a plateau window, as a share of the loss, even if it
+is significant."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Plateau:
     """Detector of a loss that stands still or rises: it compares block medians of both halves of a long window.
 
-    The window is the last half of the run, at least ``window_steps``, and is checked each time half of it is new.
+    The window is the last half of the run, at least ``window_steps``, and is checked
+    each time half of it is new.
     """
 
     window_steps: int
@@ -363,7 +387,10 @@ class Plateau:
         self.blocks, self.block = list(self.blocks), list(self.block)
 
     def look(self, step: int, loss: float) -> list[Diagnosis]:
-        """Return the findings for a step's loss, counted from 1; call it once for each step, in order."""
+        """Return the findings for a step's loss, counted from 1.
+
+        Call it once for each step, in order.
+        """
         self.block.append(loss)
         if len(self.block) < self.block_steps:
             return []
@@ -429,7 +456,10 @@ StateT = TypeVar("StateT", Recovery, Plateau)
 
 
 def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - fields of the state
-    """Return a saved state under the given settings; fields that are not saved get their defaults."""
+    """Return a saved state under the given settings.
+
+    Fields that are not saved get their defaults.
+    """
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(
         **{name: value for name, value in saved.items() if name in known} | settings

@@ -1,7 +1,7 @@
 """Watchdog for signals and hung ranks, and the time budget of a run. No torch here.
 
-A thread waits for signals and checks that training makes progress, as the main thread may be blocked in a collective,
-which runs no Python code.
+A thread waits for signals and checks that training makes progress, as the main thread
+may be blocked in a collective, which runs no Python code.
 """
 
 import contextlib
@@ -26,12 +26,15 @@ REQUEUE = 75
 """Exit code after which a restart resumes the run."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_SIGNAL_S = 1.0
-"""Seconds in which a second signal is the same request, as torchrun and SLURM both forward signals."""
+"""Seconds in which a second signal is the same request, as torchrun and SLURM both
+forward signals."""
 PATIENCE_S = 10.0
-"""Seconds after a signal before its name is recorded, in case the process is killed before the step ends."""
+"""Seconds after a signal before its name is recorded, in case the process is killed
+before the step ends."""
 _LOOK_EVERY_S = 0.5
 _LAST_RESORT_S = 30.0
-"""Seconds after the timeout until ``faulthandler`` ends a process whose threads cannot run."""
+"""Seconds after the timeout until ``faulthandler`` ends a process whose threads cannot
+run."""
 _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
 """Seconds between two checks above which the process must have been suspended."""
@@ -60,15 +63,20 @@ class Watchdog:
         self._armed_s = 0.0
         self._ends = threading.Event()
         self.traceback_file: Path | None = None
-        """File for the traceback of a failed or hung rank, in addition to standard error."""
+        """File for the traceback of a failed or hung rank, in addition to standard
+        error."""
 
     def start(self) -> None:
-        """Install signal handlers and start the watching thread; call it only in the main thread."""
+        """Install signal handlers and start the watching thread.
+
+        Call it only in the main thread.
+        """
         self._sockets = _, writing = socket.socketpair()
         for one in self._sockets:
             one.setblocking(False)
         faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=True)
-        # The interpreter writes a signal's number there at once, whatever the main thread is doing.
+        # The interpreter writes a signal's number there at once, whatever the main
+        # thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         for number in (*heard_signals(), signal.SIGTSTP):
             signal.signal(number, lambda *_: None)
@@ -101,7 +109,8 @@ class Watchdog:
         looked_s = time.monotonic()
         while not self._ends.is_set():
             if (now_s := time.monotonic()) - self._armed_s > _REARM_EVERY_S:
-                # Postpone faulthandler's exit, which acts even if the main thread keeps all others from running.
+                # Postpone faulthandler's exit, which acts even if the main thread keeps
+                # all others from running.
                 self._armed_s, after_s = now_s, self.timeout_s + _LAST_RESORT_S
                 faulthandler.dump_traceback_later(
                     after_s, file=sys.__stderr__ or sys.stderr, exit=True
@@ -234,7 +243,8 @@ class TimeBudget:
 
     def over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Return whether to stop now to have enough time left for a save, and for an evaluation if one is due."""
-        # Four steps, as numbers are read some steps later, a save that may take longer, and 2 s to exit.
+        # Four steps, as numbers are read some steps later, a save that may take longer,
+        # and 2 s to exit.
         reserve_s = 4 * max(self.step_s, default=0.0) + 1.5 * save_s + 2.0
         return (
             time.monotonic() + reserve_s + evaluation_due * self.evaluation_s
@@ -243,7 +253,10 @@ class TimeBudget:
 
 
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
-    """Return the seconds until the end of this process's SLURM job; None without a job or a time limit."""
+    """Return the seconds until the end of this process's SLURM job.
+
+    None without a job or a time limit.
+    """
     with contextlib.suppress(ValueError):
         return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
     job, squeue = environment.get("SLURM_JOB_ID", ""), shutil.which("squeue")
@@ -260,7 +273,10 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
 
 
 def parse_slurm_time_s(text: str) -> float | None:
-    """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds; None for ``UNLIMITED`` and the like."""
+    """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds.
+
+    None for ``UNLIMITED`` and the like.
+    """
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
     if match is None:
         return None

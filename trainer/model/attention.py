@@ -1,11 +1,12 @@
 """Attention within documents: no cross-document attention in a packed sequence.
 
-``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs; ``fa3`` does so on Hopper, in that
-of FlashAttention 3. ``sdpa`` computes whole sequences under a mask, on any device; ``row``, for architectures that
-cannot be packed, uses transformers' own padding mask.
+``varlen`` computes each document separately in one kernel, on Ampere and newer GPUs;
+``fa3`` does so on Hopper, in that of FlashAttention 3. ``sdpa`` computes whole
+sequences under a mask, on any device; ``row``, for architectures that cannot be packed,
+uses transformers' own padding mask.
 
-Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents, H heads, E dimensions of a
-head, K slots of the MLM head, R slots of a sequence.
+Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents,
+H heads, E dimensions of a head, K slots of the MLM head, R slots of a sequence.
 """
 
 from collections.abc import Callable
@@ -45,9 +46,11 @@ class Packing:
     first_position: int = 0
     """Position id of a document's first token: RoBERTa's begin after the padding id."""
     embeds_first: bool = False
-    """True if the encoder must get embeddings, as its own embedding layer multiplies them by the padding mask."""
+    """True if the encoder must get embeddings, as its own embedding layer multiplies
+    them by the padding mask."""
     against_varlen: str | None = None
-    """Reason why attention document by document cannot replace the encoder's own; None if it can."""
+    """Reason why attention document by document cannot replace the encoder's own; None
+    if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,11 @@ def choose_attention(
     device: torch.device,
     packing: Packing | str,
 ) -> ChosenAttention:
-    """Return the attention to use after ``prove_packing``; raise ``BadConfig`` if the configured one is impossible."""
+    """Return the attention to use after ``prove_packing``.
+
+    Raises:
+        BadConfig: If the configured one is impossible.
+    """
     if isinstance(packing, str):
         if config.layout == "packed" or config.attention != "auto":
             what = (
@@ -170,10 +177,15 @@ def _against_varlen(
 
 
 def pin_kernels(kind: AttentionKind) -> None:
-    """Restrict attention on GPUs to kernels that the memory model knows; raise ``BadConfig`` if FA3 does not load."""
+    """Restrict attention on GPUs to kernels that the memory model knows.
+
+    Raises:
+        BadConfig: If FA3 does not load.
+    """
     cuda = torch.backends.cuda
-    # cuDNN's attention keeps tensors and workspaces that the memory model does not cover, rounds a dropout of 0.1
-    # to 1/16 or 2/16 in torch 2.11, and gives NaN gradients at some masked widths (pytorch issue 196678).
+    # cuDNN's attention keeps tensors and workspaces that the memory model does not
+    # cover, rounds a dropout of 0.1 to 1/16 or 2/16 in torch 2.11, and gives NaN
+    # gradients at some masked widths (pytorch issue 196678).
     cuda.enable_cudnn_sdp(False)
     for enable in (
         cuda.enable_flash_sdp,
@@ -213,7 +225,10 @@ def attend_within_documents(
     attend: Callable[..., torch.Tensor] = attend_documents,
     **_: Any,  # noqa: ANN401 - other arguments from transformers
 ) -> tuple[torch.Tensor, None]:
-    """Return attention within documents of one long sequence, shape (1, T, H, E); transformers' signature."""
+    """Return attention within documents of one long sequence, shape (1, T, H, E).
+
+    Transformers' signature.
+    """
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention supports neither dropout nor masks")
     # Grouped queries share keys and values.
@@ -242,7 +257,10 @@ def attend_within_documents(
 
 
 def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the document of each position, int32, from 1, and its index in it, int64; both (B, S) and 0 on padding."""
+    """Return the document of each position, int32, from 1, and its index in it, int64.
+
+    Both (B, S) and 0 on padding.
+    """
     shape, device = batch.ids_BS.shape, batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
     begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
@@ -269,7 +287,8 @@ class EncoderInputs:
     document_BS: torch.Tensor | None = None
     """Document of each position; only for sdpa."""
     edges: torch.Tensor | None = None
-    """Edges of documents and of padding, int32, ascending; only if computed by document."""
+    """Edges of documents and of padding, int32, ascending; only if computed by
+    document."""
 
 
 def encoder_inputs(
@@ -284,8 +303,9 @@ def encoder_inputs(
 ) -> EncoderInputs:
     """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
 
-    ``window_tokens`` is the reach of sliding-window layers to either side; None without such layers. ``segments`` is
-    the least number of segments for varlen; fa3 has no empty ones.
+    ``window_tokens`` is the reach of sliding-window layers to either side; None without
+    such layers. ``segments`` is the least number of segments for varlen; fa3 has no
+    empty ones.
     """
     ids_BS = batch.wide_ids_BS()
     if kind == "row":
@@ -344,8 +364,9 @@ def _embedded(
 ) -> dict[str, torch.Tensor | None]:
     """Return the encoder's arguments with embeddings instead of ids.
 
-    ESM's token dropout zeroes the embeddings of mask tokens and scales the others by their share of the document, which
-    it would take of the whole sequence: (1 - 0.15 x 0.8) / (1 - share), as in ``EsmEmbeddings``.
+    ESM's token dropout zeroes the embeddings of mask tokens and scales the others by
+    their share of the document, which it would take of the whole sequence: (1 - 0.15 x
+    0.8) / (1 - share), as in ``EsmEmbeddings``.
     """
     encoder: Any = model.base_model
     embeds_BSD = encoder.get_input_embeddings()(input_ids)
@@ -372,13 +393,17 @@ def document_queries(
     position_K: torch.Tensor,
     kind: AttentionKind,
 ) -> DocumentQueries:
-    """Return the queries of the sparse last layer by document; ``position_K`` is ascending."""
+    """Return the queries of the sparse last layer by document.
+
+    ``position_K`` is ascending.
+    """
     assert inputs.edges is not None
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
     if kind == "fa3":
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
     slots, most_keys = len(position_K), batch.ids_BS.shape[1]
-    # Unused slots are spread evenly, so no document gets more of them than it has positions.
+    # Unused slots are spread evenly, so no document gets more of them than it has
+    # positions.
     most_queries = min(slots, (2 + slots // batch.ids_BS.numel()) * most_keys)
     return DocumentQueries(
         position_K=position_K,
@@ -399,8 +424,8 @@ def sequence_queries(
 ) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
-    ``position_K`` are the positions to predict, ascending, then those of unused slots. ``sequence_slots`` is at least
-    the most tokens to predict in any sequence.
+    ``position_K`` are the positions to predict, ascending, then those of unused slots.
+    ``sequence_slots`` is at least the most tokens to predict in any sequence.
     """
     document_BS = inputs.document_BS
     assert document_BS is not None
@@ -416,7 +441,8 @@ def sequence_queries(
         row_K * sequence_slots + number_K - first_of_row_K,
         rows * sequence_slots,
     )
-    # An unused slot attends as its sequence's first position does, as a softmax over nothing would be NaN.
+    # An unused slot attends as its sequence's first position does, as a softmax over
+    # nothing would be NaN.
     none = document_BS.new_zeros(1)
     asking = torch.cat(
         [document_BS[:, :1].expand(rows, sequence_slots).flatten(), none]
@@ -430,7 +456,8 @@ def sequence_queries(
 def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return an additive mask, shape (B, 1, S, S): 0 for pairs that may attend, else minus infinity.
 
-    Made once for all layers: from a boolean mask each layer would make its own. Every position may attend to itself.
+    Made once for all layers: from a boolean mask each layer would make its own. Every
+    position may attend to itself.
     """
     zero = torch.zeros((), dtype=dtype, device=allowed_BSS.device)
     return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
@@ -439,8 +466,9 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
     """Return the edges of documents and of padding, ascending from 0 to T, shape (max(segments, N + B) + 1,).
 
-    Padding behind a sequence's documents attends to itself, as kernels leave positions outside all edges undefined, and
-    assume that no segment is longer than a sequence. Segments are empty only at the end.
+    Padding behind a sequence's documents attends to itself, as kernels leave positions
+    outside all edges undefined, and assume that no segment is longer than a sequence.
+    Segments are empty only at the end.
     """
     rows, width = batch.ids_BS.shape
     places, documents = rows * width, len(batch.starts_N)

@@ -25,9 +25,11 @@ from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropou
 from trainer.model.families import FAMILIES
 
 VOCAB_MULTIPLE = 64
-"""Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra ids never occur."""
+"""Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra
+ids never occur."""
 
-# These count positions from pad_token_id + 1, so a sequence of S tokens needs S + pad_token_id + 1 positions.
+# These count positions from pad_token_id + 1, so a sequence of S tokens needs S +
+# pad_token_id + 1 positions.
 _POSITIONS_START_AFTER_PAD = {
     "camembert",
     "data2vec-text",
@@ -42,13 +44,19 @@ _POSITIONS_START_AFTER_PAD = {
 
 
 def window_tokens(config: PretrainedConfig) -> int | None:
-    """Return the reach of sliding-window layers to either side, in tokens; None without such layers."""
+    """Return the reach of sliding-window layers to either side, in tokens.
+
+    None without such layers.
+    """
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
     return int(config.sliding_window) if slides else None
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """Return the layers of the encoder; empty if they are not a list of transformers' own kind of layer."""
+    """Return the layers of the encoder.
+
+    Empty if they are not a list of transformers' own kind of layer.
+    """
     lists = [
         module
         for module in model.base_model.modules()
@@ -91,9 +99,12 @@ def build_config(
     seq_length_tokens: int,
     attention_dropout: float | None = None,
 ) -> PretrainedConfig:
-    """Return the transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
+    """Return the transformers config of a shape for a dataset.
 
-    Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the positions or that dropout.
+    ``attention_dropout`` replaces the shape's own.
+
+    Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the
+    positions or that dropout.
     """
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")
@@ -163,12 +174,17 @@ def build_config(
 def build_model(
     config: PretrainedConfig, device: torch.device, implementation: str = "sdpa"
 ) -> PreTrainedModel:
-    """Return a model with fresh weights in fp32, in training mode; raise ``BadConfig`` if its sizes do not match."""
+    """Return a model with fresh weights in fp32, in training mode.
+
+    Raises:
+        BadConfig: If its sizes do not match.
+    """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
     model.train()
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
-        # Parameters that the loss does not depend on, such as ESM's contact head, are frozen: DDP would wait for them.
+        # Parameters that the loss does not depend on, such as ESM's contact head, are
+        # frozen: DDP would wait for them.
         ids_BS = torch.arange(16, device=device).reshape(2, 8) % config.vocab_size
         model(
             input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)
@@ -182,7 +198,11 @@ def build_model(
 
 
 def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
-    """Return transformers' model with fresh weights in fp32; raise ``BadConfig`` if its sizes do not match."""
+    """Return transformers' model with fresh weights in fp32.
+
+    Raises:
+        BadConfig: If its sizes do not match.
+    """
     model: PreTrainedModel
     try:
         with torch.device(device):
@@ -191,7 +211,8 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
                     config, attn_implementation="sdpa", dtype=torch.float32
                 )
             except ValueError as error:
-                # transformers' error for an architecture without SDPA, which uses eager attention.
+                # transformers' error for an architecture without SDPA, which uses eager
+                # attention.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
                 model = AutoModelForMaskedLM.from_config(

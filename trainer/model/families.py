@@ -1,7 +1,10 @@
-"""Architectures whose encoder takes packed sequences, and layouts of their layers. No torch here.
+"""Architectures whose encoder takes packed sequences, and layouts of their layers.
 
-A test compares the table with ``prove_packing`` for every masked-LM encoder of transformers. The trainer itself proves
-each model at its start, listed or not; others train with one sample per sequence and a dense MLM head.
+No torch here.
+
+A test compares the table with ``prove_packing`` for every masked-LM encoder of
+transformers. The trainer itself proves each model at its start, listed or not; others
+train with one sample per sequence and a dense MLM head.
 """
 
 from typing import Literal
@@ -19,4 +22,5 @@ FAMILIES: dict[str, LayerLayout | None] = {
     **dict.fromkeys(_LIKE_BERT.split(), "bert"),
     "modernbert": "modernbert",
 }
-"""Layout of the layers by transformers' model type; None if the last layer cannot be sparse."""
+"""Layout of the layers by transformers' model type; None if the last layer cannot be
+sparse."""

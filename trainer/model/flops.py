@@ -1,11 +1,12 @@
 """FLOPs of a training step, and peak rates of GPUs. No torch here.
 
-A step counts model FLOPs: matmuls of the layers for non-padding tokens, attention within documents, the MLM head at the
-tokens to predict, each once forward and twice backward. Not counted: padding, recomputation, embedding look-ups,
-normalisation, softmax, the optimizer.
+A step counts model FLOPs: matmuls of the layers for non-padding tokens, attention
+within documents, the MLM head at the tokens to predict, each once forward and twice
+backward. Not counted: padding, recomputation, embedding look-ups, normalisation,
+softmax, the optimizer.
 
-Peaks are those of dense matmuls and of links, from the vendors' data sheets, most of which print figures with
-structured sparsity; dense is half of that. Read in 2026.
+Peaks are those of dense matmuls and of links, from the vendors' data sheets, most of
+which print figures with structured sparsity; dense is half of that. Read in 2026.
 """
 
 from dataclasses import dataclass
@@ -26,17 +27,23 @@ class ModelWork:
     parameters: int
     """Number of all parameters, shared ones counted once."""
     weights_per_token: int
-    """Elements of the matrices that every non-padding token is multiplied with, over all layers."""
+    """Elements of the matrices that every non-padding token is multiplied with, over
+    all layers."""
     weights_per_predicted_token: int
-    """Elements of the matrices for tokens to predict only: the MLM head's and, if sparse, most of the last layer's."""
+    """Elements of the matrices for tokens to predict only: the MLM head's and, if
+    sparse, most of the last layer's."""
     attention_width: int
     """Number of attention heads times their size."""
     reaches: tuple[int | None, ...]
-    """Reach of each layer's attention to either side, in tokens; None for the whole document."""
+    """Reach of each layer's attention to either side, in tokens; None for the whole
+    document."""
     last_layer_narrow: bool = False
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
-        """Return the FLOPs of one step; ``lengths``, shape (N,), are the non-padding tokens of each document."""
+        """Return the FLOPs of one step.
+
+        ``lengths``, shape (N,), are the non-padding tokens of each document.
+        """
         tokens = float(lengths.sum())
         matmuls = (
             self.weights_per_token * tokens
@@ -57,7 +64,8 @@ def attended_pairs(lengths: Int64, reach: int | None) -> float:
     wide = lengths.astype(np.float64)
     if reach is None:
         return float(np.square(wide).sum())
-    # In a longer document every token sees 2 * reach + 1, less what lies beyond its two ends.
+    # In a longer document every token sees 2 * reach + 1, less what lies beyond its two
+    # ends.
     return float(
         np.where(
             wide > reach,
@@ -71,7 +79,8 @@ class Peak(NamedTuple):
     """Peak rates of one kind of GPU."""
 
     name: str
-    """Words of the GPU's name in its driver; the first row of the table whose words all occur matches."""
+    """Words of the GPU's name in its driver; the first row of the table whose words all
+    occur matches."""
     bf16: float
     """Dense rate in FLOP/s."""
     tf32: float
@@ -79,13 +88,16 @@ class Peak(NamedTuple):
     """Rate in FLOP/s without Tensor Cores."""
     memory_bytes_per_s: float
     link_bytes_per_s: float
-    """Bandwidth of all links in both directions: NVLink, or else 16 lanes of PCIe. Not checked against data sheets; it
-    only bounds plausible measurements."""
+    """Bandwidth of all links in both directions: NVLink, or else 16 lanes of PCIe. Not
+    checked against data sheets; it only bounds plausible measurements."""
     source: str
 
     @property
     def fp8(self) -> float | None:
-        """Dense float8 rate, twice bf16's on every data sheet with float8; None before Ada, without it."""
+        """Dense float8 rate, twice bf16's on every data sheet with float8.
+
+        None before Ada, without it.
+        """
         return None if self.name.split()[0] in _AMPERE else 2 * self.bf16
 
 
@@ -97,10 +109,12 @@ _PRO_MAX_Q = (
 )
 _AMPERE = {"A100", "A800", "A40", "A30", "A10"}
 _PARTS = {"MIG", "Laptop", "D"}
-"""Words that name a part of a GPU, or a GPU with lower peaks than that of the same name without them."""
+"""Words that name a part of a GPU, or a GPU with lower peaks than that of the same name
+without them."""
 
-# Left out for lack of a data sheet with a dense figure: A10G (sources say 62.5, 70 and 125 TFLOP/s in bf16), and
-# RTX PRO 6000 Server Edition (same chip, other clocks and power).
+# Left out for lack of a data sheet with a dense figure: A10G (sources say 62.5, 70 and
+# 125 TFLOP/s in bf16), and RTX PRO 6000 Server Edition (same chip, other clocks and
+# power).
 PEAKS = (
     Peak(
         "H100 NVL",

@@ -1,4 +1,6 @@
-"""Cross-entropy of logits, summed over tokens to predict; labels ``IGNORED_LABEL`` add nothing.
+"""Cross-entropy of logits, summed over tokens to predict.
+
+Labels ``IGNORED_LABEL`` add nothing.
 
 Shapes: K slots of the head, D hidden, V ids.
 """
@@ -14,7 +16,10 @@ from trainer.data.masking import IGNORED_LABEL
 
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
-    """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
+    """Return the summed cross-entropy of logits, in fp32 or wider, shape ().
+
+    Ignored labels add nothing.
+    """
     return functional.cross_entropy(
         _wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum"
     )
@@ -25,8 +30,9 @@ def cross_entropy_in_place(
 ) -> Callable[..., Any]:
     """Return ``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
 
-    A step's memory peaks where logits, its largest tensor, and their gradient are held. ``compiled`` compiles a
-    function into one kernel. Backward raises ``RuntimeError`` if anything else kept the logits for its own gradient.
+    A step's memory peaks where logits, its largest tensor, and their gradient are held.
+    ``compiled`` compiles a function into one kernel. Backward raises ``RuntimeError``
+    if anything else kept the logits for its own gradient.
     """
     return functools.partial(
         _InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient)
@@ -91,7 +97,10 @@ def liger_cross_entropy(
     labels_K: torch.Tensor,
     bias_V: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the summed cross-entropy of a linear layer's results, fp32, shape (); ignored labels add nothing."""
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape ().
+
+    Ignored labels add nothing.
+    """
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     loss: torch.Tensor = liger_fused_linear_cross_entropy(

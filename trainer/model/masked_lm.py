@@ -1,6 +1,7 @@
 """Masked-LM loss of a micro-batch: encoder, MLM head at the positions to predict, cross-entropy.
 
-Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to predict, K slots of the head, V ids.
+Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to
+predict, K slots of the head, V ids.
 """
 
 import functools
@@ -42,9 +43,11 @@ EVALUATED_TOGETHER = 4096
 class MaskedLM(nn.Module):
     """A transformers encoder with its loss: the module that is wrapped, compiled and sharded.
 
-    The sparse MLM head computes only the positions to predict, 15 % of all, with the loss and gradients of the dense
-    head. If shapes must not change (compiled layers, GPUs), it has a fixed number of slots; unused ones add no loss,
-    and a micro-batch with more tokens uses a multiple of it and is counted. So it is with segments of varlen attention.
+    The sparse MLM head computes only the positions to predict, 15 % of all, with the
+    loss and gradients of the dense head. If shapes must not change (compiled layers,
+    GPUs), it has a fixed number of slots; unused ones add no loss, and a micro-batch
+    with more tokens uses a multiple of it and is counted. So it is with segments of
+    varlen attention.
     """
 
     def __init__(
@@ -56,7 +59,8 @@ class MaskedLM(nn.Module):
         self.overflows = 0
         """Micro-batches that needed more than the fixed number of slots or segments."""
         self.layers = () if attention.kind == "row" else model_layers(model)
-        """Layers of the encoder, to compile and shard one at a time; empty if it cannot be packed."""
+        """Layers of the encoder, to compile and shard one at a time; empty if it cannot
+        be packed."""
         self._masked_head = config.mlm_head == "sparse"
         self._bf16 = config.precision == "bf16"
         self._dtype = torch.bfloat16 if self._bf16 else model.dtype
@@ -68,7 +72,8 @@ class MaskedLM(nn.Module):
         self._window_tokens = window_tokens(model.config)
         self._packed = config.layout == "packed"
         self._segments: int | None = None
-        """Segments of varlen attention that micro-batches hardly exceed, from the documents of one."""
+        """Segments of varlen attention that micro-batches hardly exceed, from the
+        documents of one."""
         self.loss: Callable[..., torch.Tensor] = cross_entropy
         if config.compiled:
             self.loss = cross_entropy_in_place(
@@ -78,7 +83,8 @@ class MaskedLM(nn.Module):
             config.compiled and config.compile_mode == "reduce-overhead"
         )
         self.fused_loss: Callable[..., torch.Tensor] | None = None
-        """Loss from hidden states, weight, labels and bias of the head's last layer, without logits."""
+        """Loss from hidden states, weight, labels and bias of the head's last layer,
+        without logits."""
         if config.fused_cross_entropy:
             _check_fused(config, model)
             self.fused_loss = liger_cross_entropy
@@ -91,7 +97,8 @@ class MaskedLM(nn.Module):
             else None
         )
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
-        """Context manager in which encoder and head are computed, by the type of device."""
+        """Context manager in which encoder and head are computed, by the type of
+        device."""
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
         wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
         layout = FAMILIES.get(model.config.model_type)
@@ -261,7 +268,8 @@ class MaskedLM(nn.Module):
         documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
         if not self._packed:
             return 2 * rows  # each sequence has a document, and maybe padding
-        # At least half the mean per sequence; six standard deviations are added for the sum.
+        # At least half the mean per sequence; six standard deviations are added for the
+        # sum.
         most = documents + 6 * max(deviation, documents / rows / 2) * math.sqrt(rows)
         return -(-round(most) // 64) * 64 + rows
 
@@ -290,13 +298,19 @@ def _loss_and_hits(
 
 
 def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Return an embedding's first row for every id, as all are 0; the backward pass of a look-up would sort them."""
+    """Return an embedding's first row for every id, as all are 0.
+
+    The backward pass of a look-up would sort them.
+    """
     row: torch.Tensor = embedding.weight[0]  # type: ignore[index]
     return row.expand(*ids.shape, -1)
 
 
 def _enough(slots: int | None, needed: int) -> int:
-    """Return a multiple of the fixed number of slots; without one, the number needed."""
+    """Return a multiple of the fixed number of slots.
+
+    Without one, the number needed.
+    """
     return (
         max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
     )

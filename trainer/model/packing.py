@@ -1,6 +1,7 @@
 """Proof that documents can share a sequence: a small copy of an encoder computes two of them packed, and each alone.
 
-Shapes: S positions of a sequence, T = S, H heads, E dimensions of a head, K positions given to the head.
+Shapes: S positions of a sequence, T = S, H heads, E dimensions of a head, K positions
+given to the head.
 """
 
 import copy
@@ -40,7 +41,8 @@ _VOCAB_SIZE = 64
 _MOST_PARAMETERS = 40_000_000
 """Limit of the small copy: some architectures have large parts besides the layers."""
 _TOLERANCE = 1e-4
-"""Largest difference of fp32 logits, as a share of the largest logit, from sums in another order."""
+"""Largest difference of fp32 logits, as a share of the largest logit, from sums in
+another order."""
 _RAISED = (
     ArithmeticError,
     AssertionError,
@@ -56,8 +58,9 @@ _RAISED = (
 def prove_packing(config: PretrainedConfig) -> Packing | str:
     """Return how an architecture takes packed sequences, or the reason why it cannot.
 
-    The logits of packed documents must equal those of each document alone, with its padding mask as transformers builds
-    it, and must not change by a single bit if all tokens of the other document do.
+    The logits of packed documents must equal those of each document alone, with its
+    padding mask as transformers builds it, and must not change by a single bit if all
+    tokens of the other document do.
     """
     return cast("Packing | str", _found(_packing, config))
 
@@ -85,7 +88,10 @@ def _found(
 
 
 def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
-    """Return the config with few layers, of each kind; ``narrow`` also with few heads of the same size."""
+    """Return the config with few layers, of each kind.
+
+    ``narrow`` also with few heads of the same size.
+    """
     small = copy.deepcopy(config)
     kinds = getattr(config, "layer_types", None)
     small.num_hidden_layers = min(config.num_hidden_layers, 2)
@@ -126,7 +132,8 @@ def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
         )
     if size > _MOST_PARAMETERS:
         raise ValueError(f"even with few layers it has {size:,} parameters")
-    # Outside of all modes, as a trace would record the probe, and with the generator left as it was.
+    # Outside of all modes, as a trace would record the probe, and with the generator
+    # left as it was.
     with (
         torch._C.DisableTorchFunction(),
         _disable_current_modes(),
@@ -170,7 +177,8 @@ def _packing(model: PreTrainedModel) -> Packing | str:
 
 
 def _against_copies(model: PreTrainedModel) -> str | None:
-    # In fp32, logits and gradients must be those without copies; in bf16, autocast must accept them.
+    # In fp32, logits and gradients must be those without copies; in bf16, autocast must
+    # accept them.
     wide, narrow = copy.deepcopy(model), copy.deepcopy(model)
     WorkingCopies(wide, dtype=torch.float32)
     for one, other in zip(_learned(model), _learned(wide), strict=True):
@@ -213,7 +221,10 @@ def _against(
     documents: tuple[Ids, Ids, Ids, Ids],
     together: torch.Tensor,
 ) -> str | None:
-    """Return the reason why packed documents cannot be computed this way; None if there is none."""
+    """Return the reason why packed documents cannot be computed this way.
+
+    None if there is none.
+    """
     first, second, other_first, other_second = documents
     try:
         packed = run(first, second)

@@ -1,8 +1,10 @@
 """Precision of compute: weights of linear layers in bf16, cast once per optimizer step, and a residual stream in bf16.
 
-Autocast casts every weight in every micro-batch, and every gradient back, which working copies make unnecessary.
-Parameters stay in fp32, for optimizer, checkpoints and export. Linear layers of the same input, such as query, key and
-value, are computed in one matmul. Float8 matmuls are torchao's; they cast working copies and inputs while they compute.
+Autocast casts every weight in every micro-batch, and every gradient back, which working
+copies make unnecessary. Parameters stay in fp32, for optimizer, checkpoints and export.
+Linear layers of the same input, such as query, key and value, are computed in one
+matmul. Float8 matmuls are torchao's; they cast working copies and inputs while they
+compute.
 """
 
 import itertools
@@ -20,24 +22,29 @@ from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
 COMPILER_KEEPS_LITTLE = torch.__version__ >= "2.13"
-"""False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits, and dropout's mask beside its
-seed: a step of BERT took 3 % longer on an H100."""
+"""False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits,
+and dropout's mask beside its seed: a step of BERT took 3 % longer on an H100."""
 _SIBLINGS = (
     ("query", "key", "value"),
     ("q_proj", "k_proj", "v_proj"),
     ("q_lin", "k_lin", "v_lin"),
 )
-"""Names that transformers gives to linear layers of the same input, in the order of their calls."""
+"""Names that transformers gives to linear layers of the same input, in the order of
+their calls."""
 _ALIGNED = 64
 """Multiple to which copies are padded, as kernels load aligned memory faster."""
 _FLOAT8_MULTIPLE = 16
 """Multiple of which the dimensions of float8 matmuls must be."""
 _AT_ONCE = 2**63 - 1
-"""Priority of a link in backward: gradients of a part reach its parameters before other parts are computed."""
+"""Priority of a link in backward: gradients of a part reach its parameters before other
+parts are computed."""
 
 
 class WorkingCopies:
-    """Working copies, of ``dtype``, of a model's linear layers; those in ``alone`` are not computed with others."""
+    """Working copies, of ``dtype``, of a model's linear layers.
+
+    Those in ``alone`` are not computed with others.
+    """
 
     def __init__(
         self,
@@ -91,7 +98,10 @@ def project(
 
 
 def check_float8(config: TrainConfig, device: torch.device, *, copies: bool) -> None:
-    """Raise ``BadConfig`` if linear layers cannot compute in float8; ``copies`` is true if they have working copies."""
+    """Raise ``BadConfig`` if linear layers cannot compute in float8.
+
+    ``copies`` is true if they have working copies.
+    """
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
     require(
         "float8=none",
@@ -132,7 +142,8 @@ def require(
 ) -> None:
     """Raise ``BadConfig`` unless a setting's conditions are fulfilled, and its library is installed by ``extra``.
 
-    ``off`` turns it off. A condition has the reason if it is not fulfilled, and the setting that fulfils it, if any.
+    ``off`` turns it off. A condition has the reason if it is not fulfilled, and the
+    setting that fulfils it, if any.
     """
     name = off.partition("=")[0]
     for fulfilled, reason, setting in conditions:
@@ -152,12 +163,16 @@ def use_float8(
     *,
     emulate: bool = False,
 ) -> None:
-    """Let linear layers with copies compute in float8 by a recipe of torchao; ``emulate`` rounds, on any device."""
+    """Let linear layers with copies compute in float8 by a recipe of torchao.
+
+    ``emulate`` rounds, on any device.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
-    # Converting a layer also replaces code of Inductor from which Triton generates wrong stores of float8.
+    # Converting a layer also replaces code of Inductor from which Triton generates
+    # wrong stores of float8.
     any_layer = nn.Linear(_FLOAT8_MULTIPLE, _FLOAT8_MULTIPLE, device="meta")
     ways = [
         convert_to_float8_training(any_layer, config=replace(config, pad_inner_dim=pad))
@@ -201,7 +216,10 @@ def _computed_together(
 
 
 class _Link:
-    """Link of a part's working copies to its parameters; ``groups`` are linear layers that are computed together."""
+    """Link of a part's working copies to its parameters.
+
+    ``groups`` are linear layers that are computed together.
+    """
 
     def __init__(
         self, groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype
@@ -273,7 +291,10 @@ class _Widen(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """Linear layer that computes with a working copy; the first of a group computes the results of all."""
+    """Linear layer that computes with a working copy.
+
+    The first of a group computes the results of all.
+    """
 
     compute_weight: torch.Tensor
     compute_bias: torch.Tensor | None
@@ -305,7 +326,8 @@ def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 def keep_norms_in_bf16(layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
     """Let the layer norms of compiled layers keep their normalised input for backward in bf16, half of its bytes.
 
-    Only the gradient is rounded, as that of matmuls is, whose inputs are kept in bf16. ``dtype`` is that of the result.
+    Only the gradient is rounded, as that of matmuls is, whose inputs are kept in bf16.
+    ``dtype`` is that of the result.
     """
     for layer in layers:
         set_residual_dtype(layer, dtype)

@@ -1,7 +1,10 @@
-"""Sparse last layer: queries and MLP only for masked tokens; keys and values at all positions, so the loss is the same.
+"""Sparse last layer: queries and MLP only for masked tokens.
 
-Shapes: B sequences, S positions of a sequence, T = B * S query tokens, U key tokens, N documents, D hidden, H heads, E
-dimensions of a head, K slots of the MLM head, R slots of a sequence.
+Keys and values at all positions, so the loss is the same.
+
+Shapes: B sequences, S positions of a sequence, T = B * S query tokens, U key tokens, N
+documents, D hidden, H heads, E dimensions of a head, K slots of the MLM head, R slots
+of a sequence.
 """
 
 import functools
@@ -25,7 +28,8 @@ _UNSPLIT: dict[str, Any] = (
     if "num_splits" in inspect.signature(varlen_attn).parameters
     else {}
 )
-"""Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of each part; not in torch 2.11."""
+"""Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of
+each part; not in torch 2.11."""
 
 
 def attend_documents(
@@ -42,14 +46,16 @@ def attend_documents(
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
-    Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and values, and the last one's end;
-    no document has more than ``longest_query`` and ``longest_key`` of them. ``window_tokens`` is the reach of attention
-    to either side, None for the whole document; ``scale`` None means E ** -0.5.
+    Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and
+    values, and the last one's end; no document has more than ``longest_query`` and
+    ``longest_key`` of them. ``window_tokens`` is the reach of attention to either side,
+    None for the whole document; ``scale`` None means E ** -0.5.
     """
-    # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
-    # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document
-    # exceeds has no effect in FlashAttention, but cuDNN does not support it. FlashAttention 3 compares it with queries
-    # too, and else moves it by the difference of queries and keys.
+    # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose
+    # backward takes a dense workspace of N x longest_query x H x E x 4 bytes: 35 GB for
+    # 946 packed sequences of BERT-large. A window that no document exceeds has no
+    # effect in FlashAttention, but cuDNN does not support it. FlashAttention 3 compares
+    # it with queries too, and else moves it by the difference of queries and keys.
     reach = max(longest_query, longest_key) if window_tokens is None else window_tokens
     named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
     attended = varlen_attn(
@@ -75,7 +81,8 @@ class SequenceQueries:
     position_K: torch.Tensor
     """Positions in the flattened sequences, int64; any position in unused slots."""
     slot_K: torch.Tensor
-    """Index of each position among B * R slots, int64; unused ones go to one more slot behind these."""
+    """Index of each position among B * R slots, int64; unused ones go to one more slot
+    behind these."""
     mask_BRS: torch.Tensor
     """Additive mask, shape (B, 1, R, S)."""
 
@@ -87,7 +94,10 @@ class SequenceQueries:
         *,
         dropout: float,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents; shape (K, H, E)."""
+        """Return attention of the query positions over their documents.
+
+        Shape (K, H, E).
+        """
         rows, _, slots, _ = self.mask_BRS.shape
         spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
         query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(
@@ -127,7 +137,10 @@ class DocumentQueries:
         *,
         dropout: float,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents; shape (K, H, E)."""
+        """Return attention of the query positions over their documents.
+
+        Shape (K, H, E).
+        """
         assert not dropout, "varlen does not support dropout"
         return attend_documents(
             query_KHE,
@@ -163,7 +176,8 @@ def _forward(
     narrow = functools.partial(
         answer, layer, asked, position_embeddings=more.get("position_embeddings")
     )
-    # transformers checkpoints activations in the forward that is replaced here; earlier ones did in ``__call__``.
+    # transformers checkpoints activations in the forward that is replaced here; earlier
+    # ones did in ``__call__``.
     if (
         layer.gradient_checkpointing
         and layer.training
@@ -231,7 +245,10 @@ def _modernbert_answer(
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E), (…, E)."""
+    """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates.
+
+    Shapes (…, H, E), (…, E).
+    """
     first, second = heads.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(

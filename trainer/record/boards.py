@@ -1,4 +1,7 @@
-"""Boards: the loggers that get the numbers of a run, beside its record. A logger is imported only if it is used."""
+"""Boards: the loggers that get the numbers of a run, beside its record.
+
+A logger is imported only if it is used.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +30,8 @@ _WANDB_DEFAULTS: Mapping[str, Any] = {
     "init_timeout": 30.0,
     "finish_timeout": 10.0,
 }
-"""Settings of W&B that are not in its environment variables. Without a server, its own timeouts take minutes."""
+"""Settings of W&B that are not in its environment variables. Without a server, its own
+timeouts take minutes."""
 
 
 def check_installed(log_to: Sequence[Logger] | None) -> None:
@@ -50,7 +54,10 @@ def open_boards(
     attempt: int,
     tell: Tell,
 ) -> list[Board]:
-    """Open the boards of a run, by default TensorBoard if it is installed; ``tell`` receives events of failures."""
+    """Open the boards of a run, by default TensorBoard if it is installed.
+
+    ``tell`` receives events of failures.
+    """
     default: tuple[Logger, ...] = ("tensorboard",) if _installed("tensorboard") else ()
     boards: list[Board] = []
     for name in dict.fromkeys(default if log_to is None else log_to):
@@ -89,7 +96,10 @@ class TensorBoardBoard:
 
 
 class WandbBoard:
-    """Run of Weights & Biases; without its server or an API key, files that ``wandb sync`` uploads later."""
+    """Run of Weights & Biases.
+
+    Without its server or an API key, files that ``wandb sync`` uploads later.
+    """
 
     name: Logger = "wandb"
 
@@ -126,7 +136,8 @@ class WandbBoard:
             "reinit": "create_new",  # any other W&B run of this process stays separate
         }
         try:
-            # Without an API key, W&B would ask for one at a terminal, and fail elsewhere.
+            # Without an API key, W&B would ask for one at a terminal, and fail
+            # elsewhere.
             keyless = wandb.setup().settings.mode == "online" and not wandb.login(
                 prompt=False
             )
@@ -154,7 +165,10 @@ class WandbBoard:
             self._run = wandb.init(mode="offline", **options)
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log numbers at a step; W&B ignores steps below its last one, which a rollback or a new start repeats."""
+        """Log numbers at a step.
+
+        W&B ignores steps below its last one, which a rollback or a new start repeats.
+        """
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Metrics between two logged steps: time and its breakdown, tokens, memory.
 
-Metrics are summed over ranks on the device and copied to the host while the next step runs, so they lag by one step.
+Metrics are summed over ranks on the device and copied to the host while the next step
+runs, so they lag by one step.
 """
 
 import math
@@ -23,16 +24,19 @@ from trainer.model.flops import ModelWork
 from trainer.record.run_record import StepRow
 
 SMOOTHING = 0.9
-"""Weight of the old value in each update: single estimates are noisy, and their ratio is biased."""
+"""Weight of the old value in each update: single estimates are noisy, and their ratio
+is biased."""
 
 
 class NoiseScale:
     """Gradient noise scale: the batch size above which a larger batch hardly improves the gradient.
 
-    The expected squared norm of a mean gradient over B tokens is G² + S / B: that of the true gradient, plus noise. Two
-    batch sizes give G² and S (McCandlish et al. 2018, appendix A.1): here, the batch of one rank or one micro-batch,
-    and that of the whole step. S / G² is the batch size at which both are equal. It ignores how the optimizer scales
-    coordinates, so it indicates only the order of magnitude. Both parts are smoothed separately.
+    The expected squared norm of a mean gradient over B tokens is G² + S / B: that of
+    the true gradient, plus noise. Two batch sizes give G² and S (McCandlish et al.
+    2018, appendix A.1): here, the batch of one rank or one micro-batch, and that of the
+    whole step. S / G² is the batch size at which both are equal. It ignores how the
+    optimizer scales coordinates, so it indicates only the order of magnitude. Both
+    parts are smoothed separately.
     """
 
     def __init__(self) -> None:
@@ -47,7 +51,8 @@ class NoiseScale:
             return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
-        # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
+        # Both start from nothing and are too small at first by the same factor, which
+        # the ratio does not see.
         new = (signal, noise)
         self.parts = [
             SMOOTHING * old + (1 - SMOOTHING) * one
@@ -62,11 +67,14 @@ class NoiseScale:
 
 
 STARVED_SHARE = 0.1
-"""Data-loading stall as a share of step time, above which faster data loading is worth the effort."""
+"""Data-loading stall as a share of step time, above which faster data loading is worth
+the effort."""
 STRAGGLER_RATIO = 1.25
-"""Ratio of a rank's compute time to the median rank, above which it exceeds the usual spread of GPUs and data."""
+"""Ratio of a rank's compute time to the median rank, above which it exceeds the usual
+spread of GPUs and data."""
 ROWS = 5
-"""Consecutive bad rows before a warning, and good ones before another: single rows are often disturbed."""
+"""Consecutive bad rows before a warning, and good ones before another: single rows are
+often disturbed."""
 
 
 class PaceMonitor:
@@ -179,13 +187,17 @@ _FIELDS = (
     "part_square",
     "whole_square",
 )
-"""Metrics summed over ranks, in this order; the squares are means over the interval's steps. They are followed by, for
-each rank, its compute time and data wait per step in the previous interval, in seconds, and its peak memory."""
+"""Metrics summed over ranks, in this order; the squares are means over the interval's
+steps. They are followed by, for each rank, its compute time and data wait per step in
+the previous interval, in seconds, and its peak memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Interval:
-    """Metrics of one rank since the last logged step; once closed, also those being copied to the host."""
+    """Metrics of one rank since the last logged step.
+
+    Once closed, also those being copied to the host.
+    """
 
     began: DeviceEvent
     results: list[StepResult] = field(default_factory=list)
@@ -195,11 +207,13 @@ class _Interval:
     partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(
         default_factory=list
     )
-    """For each step: share of tokens in the part, squared norm of the part's gradient, and of the whole gradient."""
+    """For each step: share of tokens in the part, squared norm of the part's gradient,
+    and of the whole gradient."""
     known: dict[str, Any] = field(default_factory=dict)
     data_wait_s: float = 0.0
     pace: tuple[float, float | None, float] | None = None
-    """This rank's seconds per step in the last interval read before: wall time, compute, data wait."""
+    """This rank's seconds per step in the last interval read before: wall time,
+    compute, data wait."""
     ended: DeviceEvent = field(init=False)
     fetched: Sequence[torch.Tensor] = ()
     """Host copies of the sums over ranks, the loss and the gradient norm."""
@@ -207,7 +221,10 @@ class _Interval:
 
 
 class Meter:
-    """Meter of training steps, which produces the rows of ``steps.jsonl``; ``peak_flops_per_s`` is of one device."""
+    """Meter of training steps, which produces the rows of ``steps.jsonl``.
+
+    ``peak_flops_per_s`` is of one device.
+    """
 
     def __init__(
         self,
@@ -224,7 +241,8 @@ class Meter:
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
         self.take = self._wait.take
-        """Function that takes micro-batches from a loader and counts the time that the device was idle meanwhile."""
+        """Function that takes micro-batches from a loader and counts the time that the
+        device was idle meanwhile."""
         self.restart()
 
     def restart(self) -> None:
@@ -263,7 +281,10 @@ class Meter:
             )
 
     def close(self, step: int, **known: float) -> None:
-        """End the interval, and start to copy its metrics to the host; ``known`` are other fields of its row."""
+        """End the interval, and start to copy its metrics to the host.
+
+        ``known`` are other fields of its row.
+        """
         device, interval, world = (
             self._ranks.device,
             self._interval,
@@ -272,7 +293,8 @@ class Meter:
         interval.known, interval.pace = {"step": step, **known}, self._pace
         interval.data_wait_s = self._wait.read() / len(interval.results)
         interval.ended = mark(device)
-        # Only this rank's own entries; all others are zero, so that the sum over ranks has every rank's.
+        # Only this rank's own entries; all others are zero, so that the sum over ranks
+        # has every rank's.
         of_ranks = np.zeros((3, world))
         # On a CPU not getrusage's peak, which is inherited from the parent process.
         peak_bytes = (
@@ -308,8 +330,12 @@ class Meter:
         self.restart()
 
     def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
-        """Yield rows that have arrived, the same on every rank except times; ``all_of_them`` waits for the last one."""
-        # On a GPU the latest row waits: the device still computes it, and needs its next step meanwhile.
+        """Yield rows that have arrived, the same on every rank except times.
+
+        ``all_of_them`` waits for the last one.
+        """
+        # On a GPU the latest row waits: the device still computes it, and needs its
+        # next step meanwhile.
         left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
         while len(self._pending) > left:
             yield self._read(self._pending.popleft())
@@ -335,7 +361,8 @@ class Meter:
             communication_s = counting_s + fmean(
                 one.reduced.seconds_since(departed) for one, departed in sent
             )
-        # Without the moment of departure, compute and communication cannot be told apart.
+        # Without the moment of departure, compute and communication cannot be told
+        # apart.
         self._pace = (
             seconds / steps,
             None if communication_s is None else compute_s,
@@ -350,7 +377,8 @@ class Meter:
                 sums["whole_square"] / world, sums["part_square"] / world, share, tokens
             )
         flops_per_s = sums["flops"] / seconds / world
-        # The 6 N convention of Kaplan et al. 2020: all parameters for every token, without attention.
+        # The 6 N convention of Kaplan et al. 2020: all parameters for every token,
+        # without attention.
         six_n_per_s = (
             6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
         )
@@ -384,7 +412,10 @@ class Meter:
     def _look_at_pace(
         self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]
     ) -> dict[str, Any]:
-        """Check all ranks' times of the previous interval; return the row fields about them, as far as known."""
+        """Check all ranks' times of the previous interval.
+
+        Return the row fields about them, as far as known.
+        """
         world = len(waits_s)
         said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
         if row.pace is None:

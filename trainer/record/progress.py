@@ -22,7 +22,10 @@ _RATE_LINES = 12
 
 @contextlib.contextmanager
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
-    """Show a phase's progress: a bar on a terminal, else a line every 5 s; its time left never exceeds ``most_s``."""
+    """Show a phase's progress: a bar on a terminal, else a line every 5 s.
+
+    Its time left never exceeds ``most_s``.
+    """
     ends_s = None if most_s is None else time.monotonic() + most_s
     told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
     with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:
@@ -47,7 +50,10 @@ def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
 def _left(
     told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None
 ) -> str:
-    """Return the estimated time left, as text, from the rate of the last lines; empty if unknown."""
+    """Return the estimated time left, as text, from the rate of the last lines.
+
+    Empty if unknown.
+    """
     (first_s, first), (last_s, last) = told[0], told[-1]
     if ends_s is not None and last_s > ends_s:
         return "over the time limit; finishing the minimum"
@@ -112,7 +118,10 @@ def ignore_closed_streams() -> None:
 def show_row(
     update: Update, steps: int, row: RunHeader | StepRow | EvaluationRow | EventRow
 ) -> None:
-    """Advance the bar for a logged step of ``steps``; write lines for the header of a run and all other rows."""
+    """Advance the bar for a logged step of ``steps``.
+
+    Write lines for the header of a run and all other rows.
+    """
     if isinstance(row, StepRow):
         mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
         loss = "n/a" if row.loss is None else f"{row.loss:.3f}"

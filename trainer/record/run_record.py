@@ -62,7 +62,10 @@ RowT = TypeVar("RowT", bound=StrictTable)
 
 
 class StepRow(StrictTable):
-    """Metrics of one logged step, over all ranks; times and rates are means since the last logged step."""
+    """Metrics of one logged step, over all ranks.
+
+    Times and rates are means since the last logged step.
+    """
 
     step: int
     """Finished optimizer steps, including this one."""
@@ -74,11 +77,13 @@ class StepRow(StrictTable):
     step_s: float
     """Wall time of a step, in seconds."""
     data_wait_s: float
-    """Data-loading stall: time per step that rank 0's device was idle, waiting for data, in seconds."""
+    """Data-loading stall: time per step that rank 0's device was idle, waiting for
+    data, in seconds."""
     compute_s: float
     """Time per step of forward and backward on rank 0, in seconds."""
     communication_s: float | None
-    """Time per step that rank 0 waited for gradient synchronisation and token counts, in seconds; None if unknown."""
+    """Time per step that rank 0 waited for gradient synchronisation and token counts,
+    in seconds; None if unknown."""
     optimizer_s: float
     """Time per step of clipping and the optimizer update on rank 0, in seconds."""
     non_padding_tokens: int
@@ -91,29 +96,37 @@ class StepRow(StrictTable):
     padded_tokens_per_s: float
     padded_tokens_per_s_per_rank: float
     model_flops_per_s_per_rank: float
-    """Model FLOPs per second and rank for non-padding tokens; padding and recomputation are not counted."""
+    """Model FLOPs per second and rank for non-padding tokens; padding and recomputation
+    are not counted."""
     mfu: float | None
-    """Model FLOPs utilisation, as a share of the device's dense peak; None if the peak is unknown."""
+    """Model FLOPs utilisation, as a share of the device's dense peak; None if the peak
+    is unknown."""
     mfu_6n: float | None
-    """Model FLOPs utilisation by the 6 N convention: six FLOPs per parameter and non-padding token."""
+    """Model FLOPs utilisation by the 6 N convention: six FLOPs per parameter and
+    non-padding token."""
     peak_memory_bytes: int
-    """Peak memory so far of the rank with the most: reserved by the allocator on a GPU, resident on a CPU."""
+    """Peak memory so far of the rank with the most: reserved by the allocator on a GPU,
+    resident on a CPU."""
     gradient_noise_scale_tokens: float | None
-    """Gradient noise scale (McCandlish et al. 2018): batch size, in non-padding tokens, at which noise and signal are
-    equal; None until known."""
+    """Gradient noise scale (McCandlish et al. 2018): batch size, in non-padding tokens,
+    at which noise and signal are equal; None until known."""
     head_overflows: int
-    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head, which costs time only."""
+    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head,
+    which costs time only."""
     recompilations: int
     """Graphs recompiled on rank 0 after the first steps."""
     skipped_steps: int
     """Skipped updates so far; on a GPU, the last two steps are not yet counted."""
     slowest_rank: int | None
-    """Rank with the longest forward and backward in the previous interval; None if unknown."""
+    """Rank with the longest forward and backward in the previous interval; None if
+    unknown."""
     slowest_rank_ratio: float | None
-    """Ratio of the slowest rank's forward and backward time to the median rank; None if unknown."""
+    """Ratio of the slowest rank's forward and backward time to the median rank; None if
+    unknown."""
     longest_data_wait_s: float | None = None
-    """Longest data wait of any rank per step of the previous interval, in seconds; None with a single rank. Its excess
-    over rank 0's data wait is part of rank 0's communication time."""
+    """Longest data wait of any rank per step of the previous interval, in seconds; None
+    with a single rank. Its excess over rank 0's data wait is part of rank 0's
+    communication time."""
     longest_data_wait_rank: int | None = None
     """Rank with the longest data wait in the previous interval."""
 
@@ -128,11 +141,13 @@ class StartUp(StrictTable):
     process_group_s: float
     """Time until all ranks have joined the process group."""
     build_s: float
-    """Time to build dataset, model and optimizer, and to run the checks before the first step."""
+    """Time to build dataset, model and optimizer, and to run the checks before the
+    first step."""
     restore_s: float
     first_batch_s: float
     compile_s: float
-    """Time of one forward and backward pass before the first step, which compiles layers and warms up libraries."""
+    """Time of one forward and backward pass before the first step, which compiles
+    layers and warms up libraries."""
     first_step_s: float
     total_s: float
     """Time from the start of the process until the end of the first step."""
@@ -160,7 +175,8 @@ class RunHeader(BatchSplit):
     attempt: int = 1
     """Number of this start of the run, counted from 1."""
     resumed_from: str | None
-    """Checkpoint that this start resumed from: a name in this run, or the path of another run's."""
+    """Checkpoint that this start resumed from: a name in this run, or the path of
+    another run's."""
     resumed_step: int
     """Optimizer steps finished before this start."""
     job: str
@@ -178,7 +194,8 @@ class RunHeader(BatchSplit):
     driver: str | None = None
     """GPU driver version of rank 0; None on a CPU, or if NVML does not report it."""
     peak_flops_per_s: float | None
-    """Dense peak of one GPU in the precision used, in FLOP/s: the basis of MFU. None if unknown."""
+    """Dense peak of one GPU in the precision used, in FLOP/s: the basis of MFU. None if
+    unknown."""
     versions: dict[str, str]
     hosts: list[str] = Field(default_factory=list)
     """Host of each rank; empty if unknown."""
@@ -205,7 +222,10 @@ class RunExit(StrictTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Run record as read from disk; ``end`` is None if the run is still running, or was killed."""
+    """Run record as read from disk.
+
+    ``end`` is None if the run is still running, or was killed.
+    """
 
     directory: Path
     header: RunHeader
@@ -217,7 +237,11 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run record, without a torn last line; raise ``BadConfig`` if missing, invalid or of another schema."""
+    """Read a run record, without a torn last line.
+
+    Raises:
+        BadConfig: If missing, invalid or of another schema.
+    """
     return Run(
         directory=directory,
         header=read_header(directory),
@@ -232,7 +256,11 @@ def read_run(directory: Path) -> Run:
 
 
 def read_header(directory: Path) -> RunHeader:
-    """Read a run's ``run.json``; raise ``BadConfig`` if it is missing, invalid or of another schema version."""
+    """Read a run's ``run.json``.
+
+    Raises:
+        BadConfig: If it is missing, invalid or of another schema version.
+    """
     path = directory / RUN_FILE
     if not path.is_file():
         next_step = "Pass a run directory, such as runs/NAME."
@@ -243,7 +271,11 @@ def read_header(directory: Path) -> RunHeader:
 
 
 def read_first_header(directory: Path) -> RunHeader:
-    """Read the ``run.json`` of a run's first start; raise ``BadConfig`` as ``read_header`` does."""
+    """Read the ``run.json`` of a run's first start.
+
+    Raises:
+        BadConfig: As ``read_header`` does.
+    """
     # A start may end before its header.
     earlier = (
         path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")
@@ -279,7 +311,10 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
-    """Read one row per line, without an unfinished last line; raise ``BadConfig`` for an invalid line."""
+    """Read one row per line, without an unfinished last line.
+
+    Raise ``BadConfig`` for an invalid line.
+    """
     rows: list[RowT] = []
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
     for number, line in enumerate(lines, 1):
@@ -374,7 +409,10 @@ def process_started_s() -> float:
 
 
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:
-    """Return the settings of a run record; None if they are invalid, as from another version of the trainer."""
+    """Return the settings of a run record.
+
+    None if they are invalid, as from another version of the trainer.
+    """
     try:
         return parse_table(TrainConfig, config, where="settings")
     except TrainerError:

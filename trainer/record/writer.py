@@ -1,4 +1,7 @@
-"""Writer of the run record during training; ``trainer.record.run_record`` documents its files. No torch here."""
+"""Writer of the run record during training.
+
+``trainer.record.run_record`` documents its files. No torch here.
+"""
 
 import contextlib
 import datetime
@@ -48,20 +51,25 @@ class Board(Protocol):
 
 
 class RunWriter:
-    """Writes and shows a run record; on ranks other than 0 (not ``active``), only ``finish`` has an effect.
+    """Writes and shows a run record.
 
-    Raises ``BadConfig`` if the directory has a run already, unless ``again`` (resume), or if another process uses it.
+    On ranks other than 0 (not ``active``), only ``finish`` has an effect.
+
+    Raises ``BadConfig`` if the directory has a run already, unless ``again`` (resume),
+    or if another process uses it.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
         self.directory, self.attempt, self._active = directory, 1, active
         self.lock: int | None = None
-        """Descriptor of the lock that keeps other processes from this run; None if the file system has no locks."""
+        """Descriptor of the lock that keeps other processes from this run; None if the
+        file system has no locks."""
         self._show: Show = lambda row: None
         self._boards: list[Board] = []
         self._waiting: dict[str, bytes] = {}
         self.trouble: str | None = None
-        """Reason why rows are not written yet, such as a full disk; they are retried with the next row."""
+        """Reason why rows are not written yet, such as a full disk; they are retried
+        with the next row."""
         self._told_trouble: str | None = None
         if not active:
             return
@@ -112,7 +120,10 @@ class RunWriter:
         show: Show = lambda row: None,
         boards: Sequence[Board] = (),
     ) -> None:
-        """Write ``run.json``; from now on, show rows with ``show`` and draw their numbers on ``boards``."""
+        """Write ``run.json``.
+
+        From now on, show rows with ``show`` and draw their numbers on ``boards``.
+        """
         if self._active:
             self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
             self._show, self._boards = show, list(boards)

@@ -1,4 +1,7 @@
-"""Copying of a dataset with hash checks, and read times of source and copy. No torch here."""
+"""Copying of a dataset with hash checks, and read times of source and copy.
+
+No torch here.
+"""
 
 import contextlib
 import hashlib
@@ -34,7 +37,8 @@ Result = TypeVar("Result")
 _LOOK_EVERY_S = 0.005
 _CHUNK_BYTES = 8 * 2**20
 _THREADS = 4
-"""Number of files copied at once: one reader gets a fraction of a parallel file system's bandwidth."""
+"""Number of files copied at once: one reader gets a fraction of a parallel file
+system's bandwidth."""
 _MEASURED_SAMPLES = 512
 _MEASURED_TOKENS = 512
 
@@ -48,8 +52,9 @@ def in_threads(
 ) -> list[Result]:
     """Run ``work`` on each item in threads, and return the results in the order of the items.
 
-    ``stop`` is called on the first error and on Ctrl-C, to end running work early. The first error is raised when all
-    have ended. Signals are blocked while the main thread uses the executor, as Ctrl-C could leave its locks taken.
+    ``stop`` is called on the first error and on Ctrl-C, to end running work early. The
+    first error is raised when all have ended. Signals are blocked while the main thread
+    uses the executor, as Ctrl-C could leave its locks taken.
     """
     errors: list[BaseException] = []
     results: dict[int, Result] = {}
@@ -80,7 +85,10 @@ def in_threads(
 
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
-    """Block SIGINT and SIGTERM until the end of the block; threads started in it never receive them."""
+    """Block SIGINT and SIGTERM until the end of the block.
+
+    Threads started in it never receive them.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -111,7 +119,11 @@ class CopyFigures:
 
 
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
-    """Return a dataset's files, the manifest last; raise ``BadConfig`` if one is missing or not a regular file."""
+    """Return a dataset's files, the manifest last.
+
+    Raises:
+        BadConfig: If one is missing or not a regular file.
+    """
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {
@@ -182,7 +194,8 @@ def copy_files(
 ) -> CopyFigures:
     """Copy a dataset's files into an empty directory, verify their hashes, and sync them to disk.
 
-    Raises ``BadConfig`` if a file cannot be read or does not match the manifest, ``OSError`` if writing fails.
+    Raises ``BadConfig`` if a file cannot be read or does not match the manifest,
+    ``OSError`` if writing fails.
     """
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     started_s = time.perf_counter()
@@ -214,13 +227,17 @@ def copy_files(
 def _copy(
     file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]
 ) -> tuple[float, float]:
-    """Copy one file, unless ``copied`` returns True to stop; return the seconds of reading and of writing."""
+    """Copy one file, unless ``copied`` returns True to stop.
+
+    Return the seconds of reading and of writing.
+    """
     hashed = hashlib.sha256()
     read_s = write_s = 0.0
     size_bytes = 0
     with contextlib.ExitStack() as opened:
         with _reading(source, file.name):
-            # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
+            # O_NOFOLLOW: a dataset from elsewhere must not point outside its own
+            # directory.
             fd = os.open(source / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         reader = opened.enter_context(os.fdopen(fd, "rb", buffering=0))
         writer = opened.enter_context((target / file.name).open("xb", buffering=0))

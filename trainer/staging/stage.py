@@ -1,6 +1,7 @@
 """Staging of a dataset on a node's local disk: the first process of a node copies it, the others wait. No torch here.
 
-A copy is hashed while it is written, synced, and renamed, so a directory named by a hash was complete.
+A copy is hashed while it is written, synced, and renamed, so a directory named by a
+hash was complete.
 
 LOCAL/autotune-<uid>/            accessible only to this user
   <hash>/                        a published dataset, named by the first 16 digits of its hash
@@ -51,10 +52,15 @@ class CacheDirectory:
         self.root = local / f"autotune-{os.getuid()}"
         self.directory = self.root / self._name
         self.lock = self.root / f"{self._name}.lock"
-        """Lock file that gives one process on the node exclusive access to this dataset."""
+        """Lock file that gives one process on the node exclusive access to this
+        dataset."""
 
     def prepare(self) -> None:
-        """Create the user's directory; raise ``BadConfig`` if the disk does not exist, or it is not yours."""
+        """Create the user's directory.
+
+        Raises:
+            BadConfig: If the disk does not exist, or it is not yours.
+        """
         if not self._local.is_dir():
             raise BadConfig(
                 f"{self._local} not found",
@@ -72,7 +78,10 @@ class CacheDirectory:
             self.root.chmod(0o700)
 
     def clear(self) -> None:
-        """Remove a corrupt copy and partial copies of killed processes; call it only under the lock."""
+        """Remove a corrupt copy and partial copies of killed processes.
+
+        Call it only under the lock.
+        """
         if self.directory.exists():
             # Removing is safe, as processes that read it keep their open files.
             self.directory.rename(self.new_partial())
@@ -158,15 +167,21 @@ class Staged:
     samples: int
     """Number of samples in the training split."""
     copied: CopyFigures | None = None
-    """Size and times of the copy; None if it existed already, or another rank copied it."""
+    """Size and times of the copy; None if it existed already, or another rank copied
+    it."""
     source_s_per_sample: float | None = None
-    """Mean time of one reader for a random sample of the source, in seconds; None if nothing was copied."""
+    """Mean time of one reader for a random sample of the source, in seconds; None if
+    nothing was copied."""
     local_s_per_sample: float | None = None
-    """Mean time of one reader for a random sample of the copy, in seconds; None if nothing was copied."""
+    """Mean time of one reader for a random sample of the copy, in seconds; None if
+    nothing was copied."""
 
     @property
     def break_even_epochs(self) -> float | None:
-        """Number of epochs after which the copy has saved its own time; None if never, or if not measured."""
+        """Number of epochs after which the copy has saved its own time.
+
+        None if never, or if not measured.
+        """
         if (
             self.copied is None
             or self.source_s_per_sample is None
@@ -190,8 +205,9 @@ def stage(
 ) -> Staged:
     """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
 
-    ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the next one copies. Raises
-    ``BadConfig`` if the source is corrupt, writing to the local disk fails, or the wait exceeds ``timeout_s``.
+    ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the
+    next one copies. Raises ``BadConfig`` if the source is corrupt, writing to the local
+    disk fails, or the wait exceeds ``timeout_s``.
     """
     manifest = read_manifest(source)
     place = CacheDirectory(local, manifest)
@@ -253,7 +269,11 @@ def stage_data(
     environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
 ) -> ResolvedConfig:
-    """Return the configuration, its dataset staged if ``stage_to`` is set; raise ``BadConfig`` as ``stage`` does."""
+    """Return the configuration, its dataset staged if ``stage_to`` is set.
+
+    Raises:
+        BadConfig: As ``stage`` does.
+    """
     wanted = resolved.config.data.stage_to
     if wanted is None:
         return resolved

@@ -1,4 +1,7 @@
-"""Settings and profiles with advice applied. Pure except for the creation time in the profile."""
+"""Settings and profiles with advice applied.
+
+Pure except for the creation time in the profile.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -27,7 +30,11 @@ def safe_changes(
 
 
 def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
-    """Return the settings with these changes; raise ``BadInput`` if the result is not valid."""
+    """Return the settings with these changes.
+
+    Raises:
+        BadInput: If the result is not valid.
+    """
     tables = train.model_dump(mode="json")
     for change in changes:
         *path, last = change.key.split(".")

@@ -26,14 +26,17 @@ from autotune.profiles.decide.batch_split import (
 
 WORTH_RATIO = 1.02
 NOISE_ROWS, NOISE_STEPS = 8, 1000
-"""Least measurements of the noise scale, and steps of the run, before it is used: in the first steps, when all samples
-still agree, it is hundreds of times smaller than later."""
+"""Least measurements of the noise scale, and steps of the run, before it is used: in
+the first steps, when all samples still agree, it is hundreds of times smaller than
+later."""
 BEYOND_NOISE_RATIO = 2.0
 PADDING_SHARE, EMPTY_SHARE = 0.05, 0.03
-"""Least shares of padding, and of empty sequences, that are reported: packing leaves about 1 %."""
+"""Least shares of padding, and of empty sequences, that are reported: packing leaves
+about 1 %."""
 PACKED_LEAVES = 0.02
 STATE_SHARE = 0.4
-"""Least share of the memory budget in weights, gradients and optimizer for which sharding is considered."""
+"""Least share of the memory budget in weights, gradients and optimizer for which
+sharding is considered."""
 WORTH_SHARING_RATIO = 1.03
 _PROBE = "autotune probe"
 
@@ -143,7 +146,8 @@ def below_knee(now: TrainingContext) -> Advice | None:
         now.split_micro_batch_size(chosen),
     )
     here, there = _at(now, probe, rows), now.point(chosen)
-    # A smaller size than the setting's was limited by the global batch, or split by network tuning.
+    # A smaller size than the setting's was limited by the global batch, or split by
+    # network tuning.
     if (
         not now.train.micro_batch_size <= rows < min(then, chosen)
         or here is None
@@ -189,7 +193,10 @@ def below_knee(now: TrainingContext) -> Advice | None:
 
 
 def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | None:
-    """Return padded tokens/s at a micro-batch size, measured or interpolated; None outside the measured range."""
+    """Return padded tokens/s at a micro-batch size, measured or interpolated.
+
+    None outside the measured range.
+    """
     point = now.point(rows)
     if point is not None:
         return point.padded_rate
@@ -239,7 +246,8 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     before = run.header.global_batch_size
     fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
-    # For the same loss, a batch B needs 1 + B / B_noise times the tokens of the smallest.
+    # For the same loss, a batch B needs 1 + B / B_noise times the tokens of the
+    # smallest.
     needed, least, most = (
         (1 + smaller / scale) / (1 + batch / scale) for scale in (noise, low, high)
     )
@@ -315,7 +323,8 @@ def padding(now: TrainingContext) -> Advice | None:
     layout = "packed" if now.knows_the_model else "bucketed"
     if layout == train.layout:
         return None
-    # The part counts matmuls only. Other kernels run at every position too; at most, all costs follow positions.
+    # The part counts matmuls only. Other kernels run at every position too; at most,
+    # all costs follow positions.
     most = 1 / position_share(train, now.parameters)
     low, high = (
         lost.share if bound is None else bound for bound in (lost.low, lost.high)
@@ -340,7 +349,8 @@ def padding(now: TrainingContext) -> Advice | None:
         and not train.global_batch_tokens
         and not train.global_batch_samples
     ):
-        # Keep the tokens of a batch; one that is given in tokens or samples stays the same.
+        # Keep the tokens of a batch; one that is given in tokens or samples stays the
+        # same.
         tokens = statistics.median(row.non_padding_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
         changes.append(
@@ -392,7 +402,8 @@ def empty_rows(now: TrainingContext) -> Advice | None:
             figure("empty sequences", empty, "share", "batch split", known="predicted"),
             now.part_figure(part, "compute on empty sequences"),
         ),
-        # The head also computes positions of empty sequences, which padding within sequences does not cost.
+        # The head also computes positions of empty sequences, which padding within
+        # sequences does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
         cost=(
             f"a small change of recipe: a global batch of {nearest} sequences instead"

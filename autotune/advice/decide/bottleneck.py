@@ -28,11 +28,14 @@ from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10
-"""Least share of a part that can be the bottleneck; if all others are below it, compute is."""
+"""Least share of a part that can be the bottleneck; if all others are below it, compute
+is."""
 UNCERTAIN_SHARE = 0.8
-"""Assumed lower bound of a part without a confidence interval, as a share of its value."""
+"""Assumed lower bound of a part without a confidence interval, as a share of its
+value."""
 UNEVEN_SHARE = 0.05
-"""Relative standard deviation of a rank's compute time that GPUs do not reach on equal sequences."""
+"""Relative standard deviation of a rank's compute time that GPUs do not reach on equal
+sequences."""
 STRAGGLER_RATIO = 1.05
 """Least ratio of the slowest rank's time to the median at which it counts as slow."""
 SAME_RANK_SHARE = 0.95
@@ -40,7 +43,10 @@ SAME_RANK_SHARE = 0.95
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
-    """Return the bottleneck of a run; None before two logged steps. ``counters`` are of the same model and settings."""
+    """Return the bottleneck of a run.
+
+    None before two logged steps. ``counters`` are of the same model and settings.
+    """
     rows = steps_of_this_start(run)
     if not rows:
         return None
@@ -73,7 +79,8 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
     """Return the steps since the last start, which may have changed settings, without its slow first step."""
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
-    # Figures of all ranks lag behind: the first row that has any describes the first step.
+    # Figures of all ranks lag behind: the first row that has any describes the first
+    # step.
     if first := next(
         (
             number
@@ -93,7 +100,10 @@ def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
-    """Return the bottleneck during tuning; None if the profile's number of DataLoader workers was not measured."""
+    """Return the bottleneck during tuning.
+
+    None if the profile's number of DataLoader workers was not measured.
+    """
     workers, probe, train = (
         profile.evidence.workers,
         profile.evidence.probe,
@@ -138,7 +148,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
         jitter_share = network.compute.jitter_share if network is not None else 0.0
-        # Compute times that vary from step to step on equal sequences come from late kernel launches.
+        # Compute times that vary from step to step on equal sequences come from late
+        # kernel launches.
         is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
         parts, launching = with_counters(
             parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0
@@ -184,8 +195,9 @@ def _weigh(
 ) -> Bottleneck:
     """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
 
-    Data loading ahead of the device and late kernel launches (``launching``, a share of the step) take precedence: they
-    run concurrently with the GPU, so if other parts shrink, the wait for them grows by as much.
+    Data loading ahead of the device and late kernel launches (``launching``, a share of
+    the step) take precedence: they run concurrently with the GPU, so if other parts
+    shrink, the wait for them grows by as much.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted(
@@ -274,8 +286,9 @@ def parts_of_steps(
 def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
     """Return the share of the steps' time that each cause took.
 
-    Rank 0's wait for others counts as their data loading first, then the slowest rank, then the network. A row's
-    figures of all ranks are for an earlier interval, so they are compared with that wait on average.
+    Rank 0's wait for others counts as their data loading first, then the slowest rank,
+    then the network. A row's figures of all ranks are for an earlier interval, so they
+    are compared with that wait on average.
     """
     others_s = sum(row.communication_s or 0.0 for row in rows)
     own_data_s = sum(row.data_wait_s for row in rows)
@@ -342,7 +355,10 @@ def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
 
 
 def _slower_by_s(row: StepRow) -> float:
-    """Return the seconds that the slowest rank computes longer than the median; 0 below ``STRAGGLER_RATIO``."""
+    """Return the seconds that the slowest rank computes longer than the median.
+
+    0 below ``STRAGGLER_RATIO``.
+    """
     ratio = row.slowest_rank_ratio
     if ratio is None or ratio < STRAGGLER_RATIO:
         return 0.0

@@ -340,7 +340,8 @@ def slow_link(now: TrainingContext) -> Advice | None:
                 n=len(rates),
             ),
         ),
-        # A ring is as fast as its slowest link, so the wait shrinks at least in proportion to the transfer time.
+        # A ring is as fast as its slowest link, so the wait shrinks at least in
+        # proportion to the transfer time.
         gain=None if waits is None else without(waits, (share / 2, share, 1.0)),
         cost=_OTHER_NODE,
         command=now.command("network", *(("--slurm",) if now.nodes > 1 else ())),

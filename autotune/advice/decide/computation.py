@@ -8,17 +8,22 @@ from autotune.base.units import percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
-"""Share of compute in matmuls: least, usual and most; the rest moves bytes, most of which 16 bits halve."""
+"""Share of compute in matmuls: least, usual and most; the rest moves bytes, most of
+which 16 bits halve."""
 REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
-"""Share of the ratio of peaks that bf16 matmuls gain over a format: faster units are harder to keep busy. Assumed."""
+"""Share of the ratio of peaks that bf16 matmuls gain over a format: faster units are
+harder to keep busy. Assumed."""
 # Of the rest's time, in 16 bits: normalisation and the loss stay in 32.
 OTHERS_LEFT = 0.65
 LOW_MFU = 0.2
-"""MFU below which it counts as low: encoders of 100 million parameters reach twice as much with stock torch."""
+"""MFU below which it counts as low: encoders of 100 million parameters reach twice as
+much with stock torch."""
 LAUNCHES_LEFT, TRAFFIC_LEFT = (0.0, 0.25, 1.0), (0.25, 0.5, 1.0)
-"""Shares of the waits for launches and for memory that compiling the layers leaves: least, usual, most."""
+"""Shares of the waits for launches and for memory that compiling the layers leaves:
+least, usual, most."""
 COMPILED_GAIN = (1.0, 1.1, 1.3)
-"""Speed ratio of kernel fusion besides fewer launches, from less memory traffic: least, usual, most."""
+"""Speed ratio of kernel fusion besides fewer launches, from less memory traffic: least,
+usual, most."""
 LOG_INTERVAL_STEPS = 10
 _COMPILE = (SettingChange(key="compile", old=False, new=True),)
 _COST_OF_COMPILING = (
@@ -114,7 +119,8 @@ def half_precision(now: TrainingContext) -> Advice | None:
 def dense_head(now: TrainingContext) -> Advice | None:
     """Find an MLM head that computes logits at all positions, most of which the loss does not use.
 
-    The head costs hidden² + hidden · vocabulary multiply-adds per position. Attention matmuls are neglected.
+    The head costs hidden² + hidden · vocabulary multiply-adds per position. Attention
+    matmuls are neglected.
     """
     if now.train is None or now.train.mlm_head != "dense" or not now.knows_the_model:
         return None
@@ -158,7 +164,8 @@ def dense_head(now: TrainingContext) -> Advice | None:
 def dense_last_layer(now: TrainingContext) -> Advice | None:
     """Find a last layer that is computed at positions whose result is not used.
 
-    Its queries, output and MLP are 10 of 12 parts; keys and values are needed at all positions.
+    Its queries, output and MLP are 10 of 12 parts; keys and values are needed at all
+    positions.
     """
     train = now.train
     if (

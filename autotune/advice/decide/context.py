@@ -1,4 +1,7 @@
-"""Facts for the rules of advice, and the gain of a change by Amdahl's law, with bounds. Pure."""
+"""Facts for the rules of advice, and the gain of a change by Amdahl's law, with bounds.
+
+Pure.
+"""
 
 import math
 import shlex
@@ -28,13 +31,15 @@ from trainer.model.families import FAMILIES
 from trainer.record.run_record import Run
 
 PERSISTENT_SHARE = 0.6
-"""Least share of steps in which the same rank is the slowest for it to count as slow."""
+"""Least share of steps in which the same rank is the slowest for it to count as
+slow."""
 Range = tuple[float, float, float]
 """Least, usual and highest value."""
 
 PREDICTED_RANGE: Range = (0.25, 1.0, 1.6)
-"""Least, usual and highest gain as a multiple of the predicted one. Compiled layers gained 1.0 and 1.6 times as much as
-predicted for two models on an H100, and 0.3 times at its power limit."""
+"""Least, usual and highest gain as a multiple of the predicted one. Compiled layers
+gained 1.0 and 1.6 times as much as predicted for two models on an H100, and 0.3 times
+at its power limit."""
 MOST_SHARE = 0.98
 """Largest share of a step that a part counts as, so that no gain is infinite."""
 
@@ -45,7 +50,8 @@ class DataFacts:
 
     path: str
     prepared: bool
-    """True if it holds token ids; otherwise raw files would have to be read and tokenised in every epoch."""
+    """True if it holds token ids; otherwise raw files would have to be read and
+    tokenised in every epoch."""
     kinds: tuple[str, ...] = ()
     raw_bytes: int | None = None
     token_bytes: int | None = None
@@ -66,7 +72,8 @@ class IntendedNodes:
     useful_efficiency: float
     tokens_per_rank: float
     least_tokens_per_rank: float
-    """T_min: below it, the backward pass is too short to overlap the synchronisation of fp32 gradients."""
+    """T_min: below it, the backward pass is too short to overlap the synchronisation of
+    fp32 gradients."""
     twice_the_batch_efficiency: float
     source: str
 
@@ -89,7 +96,8 @@ class TrainingContext:
     missing: tuple[tuple[str, str], ...] = ()
     """Missing measurements, each with its command."""
     predicted_gains: Mapping[str, float] = field(default_factory=dict)
-    """Ratio of predicted tokens/s with a change of one setting to those without it, by setting."""
+    """Ratio of predicted tokens/s with a change of one setting to those without it, by
+    setting."""
 
     @property
     def evidence(self) -> Evidence:
@@ -98,7 +106,10 @@ class TrainingContext:
 
     @property
     def gpu_name(self) -> str | None:
-        """Name of the GPU as its driver reports it; None on a CPU, or if it was not recorded."""
+        """Name of the GPU as its driver reports it.
+
+        None on a CPU, or if it was not recorded.
+        """
         if self.profile is not None and self.profile.fingerprint.gpu_name is not None:
             return self.profile.fingerprint.gpu_name
         on_gpu = self.train is not None and self.train.device == "cuda"
@@ -163,7 +174,10 @@ class TrainingContext:
         ).micro_batch_size
 
     def predicted_gain(self, setting: str) -> Gain | None:
-        """Return the predicted gain of changing a setting, which shortens compute only; None if not predicted."""
+        """Return the predicted gain of changing a setting, which shortens compute only.
+
+        None if not predicted.
+        """
         ratio = self.predicted_gains.get(setting)
         if ratio is None:
             return None
@@ -176,7 +190,10 @@ class TrainingContext:
         return Gain.between(*(1 + gain * part for part in PREDICTED_RANGE))
 
     def loss(self, cause: Cause, least: float) -> StepPart | None:
-        """Return the part of a step that a cause takes; None if it is below ``least`` or not known."""
+        """Return the part of a step that a cause takes.
+
+        None if it is below ``least`` or not known.
+        """
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
         return (
             None
@@ -185,14 +202,20 @@ class TrainingContext:
         )
 
     def share(self, *causes: Cause) -> float:
-        """Return the share of the step that these causes take together; causes that are not known count as 0."""
+        """Return the share of the step that these causes take together.
+
+        Causes that are not known count as 0.
+        """
         parts = self.bottleneck.parts if self.bottleneck is not None else ()
         return sum(part.share for part in parts if part.cause in causes)
 
     def part_figure(
         self, part: StepPart, name: str, n: int | None = None
     ) -> EvidenceFigure:
-        """Return a part of the step as evidence from ``n`` steps; None takes all that were analysed."""
+        """Return a part of the step as evidence from ``n`` steps.
+
+        None takes all that were analysed.
+        """
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
         value = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
@@ -206,7 +229,10 @@ class TrainingContext:
         return figure("MFU", found.mfu, "share", found.source, n=found.steps)
 
     def workers_row(self, count: int) -> WorkersRow | None:
-        """Return the measurement at this number of DataLoader workers; None if there is none."""
+        """Return the measurement at this number of DataLoader workers.
+
+        None if there is none.
+        """
         workers = self.evidence.workers
         return (
             next((row for row in workers.rows if row.num_workers == count), None)
@@ -215,12 +241,18 @@ class TrainingContext:
         )
 
     def point(self, rows: int) -> CurvePoint | None:
-        """Return the probe's measurement at this micro-batch size; None if there is none."""
+        """Return the probe's measurement at this micro-batch size.
+
+        None if there is none.
+        """
         curve = self.evidence.probe.curve if self.evidence.probe else []
         return next((point for point in curve if point.micro_batch_size == rows), None)
 
     def peak_bytes(self, rows: int) -> int | None:
-        """Return the highest peak memory of trials at this micro-batch size; None if none was measured."""
+        """Return the highest peak memory of trials at this micro-batch size.
+
+        None if none was measured.
+        """
         steps = (one for one in self.trials if one.trial.job == "step")
         alike = (
             one.outcome
@@ -265,7 +297,10 @@ def on_host(hosts: Sequence[str], rank: int | None) -> str:
 
 
 def without(part: StepPart, left: Range | None = None) -> Gain:
-    """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
+    """Return the gain in tokens/s if only these shares of a part are left.
+
+    None leaves nothing of it.
+    """
     least, usual, most = left or (0.0, 0.0, 0.0)
     low, high = (
         part.share if bound is None else bound for bound in (part.low, part.high)
@@ -292,7 +327,10 @@ def times(gain: Gain, factors: Range) -> Gain:
 
 
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
-    """Return the ratio of new to old tokens/s for two micro-batch sizes; None if too few were measured."""
+    """Return the ratio of new to old tokens/s for two micro-batch sizes.
+
+    None if too few were measured.
+    """
     curve = now.evidence.probe.curve if now.evidence.probe else []
     if len(curve) < 2 or now.train is None:
         return None
@@ -307,7 +345,8 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
             update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows))
         )
 
-    # Share of the fixed time in the optimizer step: most, usual, least. The rest is paid for every micro-batch.
+    # Share of the fixed time in the optimizer step: most, usual, least. The rest is
+    # paid for every micro-batch.
     low, usual, high = (
         rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0)
     )
@@ -318,7 +357,10 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return intercept and slope of the line with the least squared relative errors; neither is negative."""
+    """Return intercept and slope of the line with the least squared relative errors.
+
+    Neither is negative.
+    """
     weights = 1 / np.array(ys)
     slope, intercept = np.polyfit(np.array(xs, dtype=float), ys, 1, w=weights)
     if slope < 0:

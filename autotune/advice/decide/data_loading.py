@@ -18,17 +18,20 @@ from autotune.base.units import format_seconds, percent
 from autotune.workers.values import WorkersRow
 
 STARVED_SHARE = 0.03
-"""Least share of waiting for data that is reported: slightly more than a verified worker count may leave."""
+"""Least share of waiting for data that is reported: slightly more than a verified
+worker count may leave."""
 LEFT_WAITING_SHARE = 0.1
-"""Share of the data wait that remains: at most with a verified worker count, usually with other remedies."""
+"""Share of the data wait that remains: at most with a verified worker count, usually
+with other remedies."""
 TOKENS_PER_RAW: dict[str, Range] = {
     "elf": (0.15, 0.5, 1.0),
     "text": (0.3, 0.45, 0.9),
     "jsonl": (0.15, 0.3, 0.8),
     "parquet": (0.2, 1.0, 2.5),
 }
-"""Bytes of token ids per byte of raw files: least, usual and most. Measured for programs (0.2 for servers, 0.75 for
-libraries), text and JSON lines; assumed for Parquet, which is compressed already."""
+"""Bytes of token ids per byte of raw files: least, usual and most. Measured for
+programs (0.2 for servers, 0.75 for libraries), text and JSON lines; assumed for
+Parquet, which is compressed already."""
 
 
 def tokenise_ahead(now: TrainingContext) -> Advice | None:
@@ -180,8 +183,9 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     )
     longest_s = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows)
     own_s = statistics.fmean(row.data_wait_s for row in rows)
-    # The record has no wait of ranks other than 0, so a slow rank 0 looks like slow data on all ranks.
-    # A rank that waits less than twice as long may be the slowest by chance.
+    # The record has no wait of ranks other than 0, so a slow rank 0 looks like slow
+    # data on all ranks. A rank that waits less than twice as long may be the slowest by
+    # chance.
     if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < 2 * own_s:
         return None
     return Advice(

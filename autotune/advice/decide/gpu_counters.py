@@ -10,13 +10,16 @@ from autotune.workers.values import WorkersRow
 HEALTHY_BUSY_SHARE = 0.9
 """Share of busy SMs in a step without delays: waves of thread blocks end unevenly."""
 PRODUCT_REACH = 0.7
-"""Assumed share of matmul time in which Tensor Cores are busy; the rest fills and drains them."""
+"""Assumed share of matmul time in which Tensor Cores are busy; the rest fills and
+drains them."""
 PRODUCT_TRAFFIC = 0.25
 """Assumed share of the memory bandwidth that matmuls use."""
 MOVING_REACH = 0.85
-"""Assumed share of the memory bandwidth that memory-bound kernels use, such as those of the optimizer step."""
+"""Assumed share of the memory bandwidth that memory-bound kernels use, such as those of
+the optimizer step."""
 LEAST_COMPUTING_SHARE = 0.05
-"""Lower bound for the share of compute in a window, because estimates from less are not reliable."""
+"""Lower bound for the share of compute in a window, because estimates from less are not
+reliable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,10 @@ def data_share(row: WorkersRow) -> float:
 
 
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
-    """Return counters while the GPUs had data, at one worker count; None if the GPU has no counters."""
+    """Return counters while the GPUs had data, at one worker count.
+
+    None if the GPU has no counters.
+    """
     gpu, train, keeps_up = row.gpu, profile.train, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
@@ -59,7 +65,10 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 
 
 def counters_of_profile(profile: Profile) -> Counters | None:
-    """Return the counters at the chosen number of DataLoader workers; None if there are none."""
+    """Return the counters at the chosen number of DataLoader workers.
+
+    None if there are none.
+    """
     workers = profile.evidence.workers
     rows = (
         []
@@ -74,8 +83,9 @@ def with_counters(
 ) -> tuple[list[StepPart], float]:
     """Return the parts of a step refined by counters, and the share of the step that waits for launches.
 
-    SMs without work wait for launches unless they wait for data or another rank. ``uneven`` is the share of waits for
-    a slowest rank that changes although sequences are equal, which is a sign of late launches and not of a slow GPU.
+    SMs without work wait for launches unless they wait for data or another rank.
+    ``uneven`` is the share of waits for a slowest rank that changes although sequences
+    are equal, which is a sign of late launches and not of a slow GPU.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
@@ -109,8 +119,9 @@ def _inside(
 ) -> tuple[float, float | None]:
     """Return the share of compute without work on the GPU, and the share of the rest that waits for memory.
 
-    Waits and optimizer steps are subtracted from the counters first. The second share is the mean of an upper estimate,
-    the time outside matmuls, and a lower one, the memory traffic outside matmuls.
+    Waits and optimizer steps are subtracted from the counters first. The second share
+    is the mean of an upper estimate, the time outside matmuls, and a lower one, the
+    memory traffic outside matmuls.
     """
 
     def part(*causes: Cause) -> float:

@@ -18,7 +18,8 @@ class AdviceRule:
 
     name: str
     covers: tuple[str, ...]
-    """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule covers."""
+    """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule
+    covers."""
     looks_for: str
     looks: Callable[[TrainingContext], Advice | None]
 
@@ -188,7 +189,10 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
-    """Return all advice, ordered by ``rank``; if none asks for a change, it includes an info that says so."""
+    """Return all advice, ordered by ``rank``.
+
+    If none asks for a change, it includes an info that says so.
+    """
     found = [
         replace(advice, rule=rule.name)
         for rule in RULES

@@ -1,4 +1,7 @@
-"""Cost of a tuning, and the training time that pays it back. Pure arithmetic on trials and the baseline comparison."""
+"""Cost of a tuning, and the training time that pays it back.
+
+Pure arithmetic on trials and the baseline comparison.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +23,17 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayBack:
-    """Training time after which tuning pays for itself, in hours of one rank; divide by the number of ranks."""
+    """Training time after which tuning pays for itself, in hours of one rank.
+
+    Divide by the number of ranks.
+    """
 
     rank_hours: float | None
     """Hours of one rank; None if the tuned settings are not faster."""
     rank_hours_low: float | None
     rank_hours_high: float | None
-    """Bound from the interval of the speedup; None if the tuned settings may not be faster."""
+    """Bound from the interval of the speedup; None if the tuned settings may not be
+    faster."""
 
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:

@@ -1,9 +1,11 @@
 """Baselines of the tuned settings: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
-Only settings that affect speed change. Model, dataset, sequence length, device and the non-padding tokens of the
-global batch stay the same. Both recipes run in this project's trainer, so the speedup is a lower bound for the original
-trainers: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes attention
-head by head, does not fuse its optimizer and synchronises twice per step to log.
+Only settings that affect speed change. Model, dataset, sequence length, device and the
+non-padding tokens of the global batch stay the same. Both recipes run in this project's
+trainer, so the speedup is a lower bound for the original trainers: the paper's
+(undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes
+attention head by head, does not fuse its optimizer and synchronises twice per step to
+log.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,8 @@ from trainer.model.families import FAMILIES
 PAPER_WORKERS = 8
 """DataLoader workers per rank in the paper's trainer."""
 PRECISE_SHARE = 0.05
-"""Half-width of a speedup's 95 % CI, as a share of the speedup, that is precise enough."""
+"""Half-width of a speedup's 95 % CI, as a share of the speedup, that is precise
+enough."""
 
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
@@ -41,7 +44,8 @@ _PLAIN_STEP = {
     "activation_checkpointing": "none",
     "compile": False,
 }
-"""Defaults of torch and transformers; attention is SDPA, which ``auto`` selects in fp32."""
+"""Defaults of torch and transformers; attention is SDPA, which ``auto`` selects in
+fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,9 @@ def paper(
 ) -> Recipe:
     """Return the paper's trainer: every sample padded to the full sequence length, no attention dropout.
 
-    Its micro-batch starts at the tuned size and is halved until it fits. ``most_workers`` limits the DataLoader workers
-    of a rank, for the reason in ``limit``.
+    Its micro-batch starts at the tuned size and is halved until it fits.
+    ``most_workers`` limits the DataLoader workers of a rank, for the reason in
+    ``limit``.
     """
     workers, rows = min(PAPER_WORKERS, most_workers), tuned.micro_batch_size
     config = _plain(
@@ -110,7 +115,10 @@ def _plain(
 def differences(
     recipe: Recipe, tuned: TrainConfig, local_ranks: int
 ) -> list[SettingDifference]:
-    """Return differences from the tuned settings that affect speed; one rank needs no gradient synchronisation."""
+    """Return differences from the tuned settings that affect speed.
+
+    One rank needs no gradient synchronisation.
+    """
     ours = _flat(tuned, local_ranks)
     return [
         SettingDifference(

@@ -57,7 +57,8 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
     import pyarrow
     from pyarrow import parquet, types
 
-    # The default pool reserves more memory than it uses, which counts towards the limit.
+    # The default pool reserves more memory than it uses, which counts towards the
+    # limit.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     field, texts = (
         options.field,
@@ -107,7 +108,8 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
 SOURCES = {
     source.kind: source
     for source in (
-        # The functions of x86-64 programs and libraries, static or shared, stripped or not.
+        # The functions of x86-64 programs and libraries, static or shared, stripped or
+        # not.
         RawSource(
             kind="elf",
             libraries=("capstone", "elftools"),
@@ -142,7 +144,11 @@ SOURCES = {
 
 
 def open_source(spec: str) -> tuple[RawSource, str]:
-    """Return kind and path of a source such as ``elf:/usr/bin``; raise ``BadInput`` if one is missing or unknown."""
+    """Return kind and path of a source such as ``elf:/usr/bin``.
+
+    Raises:
+        BadInput: If one is missing or unknown.
+    """
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
@@ -177,8 +183,9 @@ def find_files(
 ) -> Found:
     """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
 
-    A file with several names, by symbolic or hard links, is listed once. The order is by a hash of the file's name: the
-    same in every copy of the tree, and without runs of similar files. Raise ``BadInput`` if there is no such file.
+    A file with several names, by symbolic or hard links, is listed once. The order is
+    by a hash of the file's name: the same in every copy of the tree, and without runs
+    of similar files. Raise ``BadInput`` if there is no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []
@@ -274,7 +281,11 @@ class Input:
 
 
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
-    """Find files of sources; raise ``BadInput`` if one is unknown or empty, ``MachineLacks`` if it lacks a library."""
+    """Find files of sources.
+
+    Raises:
+        BadInput: If one is unknown or empty, ``MachineLacks`` if it lacks a library.
+    """
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
         if missing := [
@@ -300,7 +311,10 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
 
 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
-    """Return every path of a source, and whether it was named; symbolic links last, so files keep their own names."""
+    """Return every path of a source, and whether it was named.
+
+    Symbolic links last, so files keep their own names.
+    """
     root = Path(place).expanduser().absolute()
     if root.is_dir():
         # Links to directories are not followed, which avoids endless loops.

@@ -18,7 +18,10 @@ class UnusableFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A part of a file: bytes ``begin`` to ``end``; the whole file if its kind cannot be cut."""
+    """A part of a file: bytes ``begin`` to ``end``.
+
+    The whole file if its kind cannot be cut.
+    """
 
     path: str
     begin: int
@@ -40,7 +43,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """Input that was left out because it could not be used; ``where`` is empty for a whole file."""
+    """Input that was left out because it could not be used.
+
+    ``where`` is empty for a whole file.
+    """
 
     path: str
     where: str
@@ -65,7 +71,8 @@ class SourceOptions:
     """Options for reading files."""
 
     field: str = "text"
-    """Field or column with the text, in jsonl and parquet; dots lead into nested objects of jsonl."""
+    """Field or column with the text, in jsonl and parquet; dots lead into nested
+    objects of jsonl."""
     unit: Literal["line", "paragraph", "file"] = "line"
 
 
@@ -76,12 +83,15 @@ class RawSource:
     kind: str
     libraries: tuple[str, ...] = ()
     takes: Callable[[Path, bool], bool]
-    """Function that tests if a file is of this kind; its flag is True if you named the file, or a pattern for it."""
+    """Function that tests if a file is of this kind; its flag is True if you named the
+    file, or a pattern for it."""
     cut: Callable[[SourceFile, SourceOptions], list[Slice]] = lambda file, options: (
         file.whole()
     )
-    """Function that cuts a file into slices, in order, that can be read independently."""
+    """Function that cuts a file into slices, in order, that can be read
+    independently."""
     samples: Callable[[Slice, SourceOptions], Iterator[str | Reject]]
-    """Function that yields the samples that begin in a slice, and rejects. The file may be hostile: it runs in a child
-    with limits and may raise anything; ``UnusableFileError`` if nothing of the file can be used."""
+    """Function that yields the samples that begin in a slice, and rejects. The file may
+    be hostile: it runs in a child with limits and may raise anything;
+    ``UnusableFileError`` if nothing of the file can be used."""
     example: str

@@ -24,7 +24,10 @@ _HEAD_BYTES = 8192
 
 
 def takes_text(path: Path, named: bool) -> bool:
-    """Return whether a file's first bytes hold no NUL and are mostly UTF-8; hidden files must be named."""
+    """Return whether a file's first bytes hold no NUL and are mostly UTF-8.
+
+    Hidden files must be named.
+    """
     if path.name.startswith(".") and not named:
         return False
     try:
@@ -32,7 +35,8 @@ def takes_text(path: Path, named: bool) -> bool:
             head = file.read(_HEAD_BYTES)
     except UnusableFileError:
         return True  # a corrupt archive of text: reading rejects it with its reason
-    # Text in another encoding stays below this share, and its lines are rejected one by one.
+    # Text in another encoding stays below this share, and its lines are rejected one by
+    # one.
     return b"\0" not in head and len(head) - len(
         head.decode(errors="ignore").encode()
     ) <= 0.3 * len(head)
@@ -44,7 +48,10 @@ def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
 
 
 def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-    """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
+    """Yield lines without their ends, paragraphs with line feeds inside, or the file.
+
+    Blank ones are skipped.
+    """
     for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[
         options.unit
     ](part):
@@ -137,7 +144,10 @@ def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 
 
 def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
-    """Return the text in a tuple, or else the reason why there is none; an empty reason for a blank line."""
+    """Return the text in a tuple, or else the reason why there is none.
+
+    An empty reason for a blank line.
+    """
     if not line.strip():
         return ""
     try:
@@ -162,7 +172,10 @@ def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
 
 
 def cut_lines(file: SourceFile) -> list[Slice]:
-    """Return byte ranges of equal size; a compressed file stays whole, as it can only be read from its beginning."""
+    """Return byte ranges of equal size.
+
+    A compressed file stays whole, as it can only be read from its beginning.
+    """
     if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= base.SLICE_BYTES:
         return file.whole()
     parts = -(-file.size_bytes // base.SLICE_BYTES)
@@ -174,9 +187,12 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 
 
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the position and content of every line that begins in a slice; the content is None if it is too long.
+    """Yield the position and content of every line that begins in a slice.
 
-    Line ends are left out; the last may be after the slice. Raise ``UnusableFileError`` if compressed data is corrupt.
+    The content is None if it is too long.
+
+    Line ends are left out; the last may be after the slice. Raise ``UnusableFileError``
+    if compressed data is corrupt.
     """
     with opened(part) as (file, end):
         position = part.begin
@@ -197,7 +213,10 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 @contextmanager
 def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Open a file, decompressed if need be, and yield it with the slice's end; None if that is the file's end."""
+    """Open a file, decompressed if need be, and yield it with the slice's end.
+
+    None if that is the file's end.
+    """
     if Path(part.path).suffix != _GZIP_SUFFIX:
         with Path(part.path).open("rb", buffering=2**20) as file:
             yield file, part.end

@@ -14,7 +14,8 @@ from autotune.integrations.jobs.load import is_own
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MOST_PARTS = 10_000
-"""Most values that are told, and most elements of a list: a function may use all of a dataset."""
+"""Most values that are told, and most elements of a list: a function may use all of a
+dataset."""
 
 
 def described_sha256(function: object) -> str:
@@ -58,7 +59,10 @@ def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
 def _parts_of_source(
     value: Any,
 ) -> list[Any]:  # noqa: ANN401 - a function, a class or a module
-    """Return the parts of source of yours; what is installed counts by its name alone."""
+    """Return the parts of source of yours.
+
+    What is installed counts by its name alone.
+    """
     module = (
         value
         if isinstance(value, types.ModuleType)

@@ -1,7 +1,7 @@
 """Trials of functions that only this process has, such as closures: one after the other, in this process.
 
-The allocator is emptied before each trial, but what an earlier one left behind counts: results are less exact than
-those of fresh processes.
+The allocator is emptied before each trial, but what an earlier one left behind counts:
+results are less exact than those of fresh processes.
 """
 
 import contextlib

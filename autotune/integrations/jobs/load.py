@@ -1,7 +1,7 @@
 """Import of your code in a child process: the functions of a subject, and a hash of your modules.
 
-Your code is untrusted only in that it may be wrong: it may print, hang, exit, start threads or use the GPU. All of it
-runs in children with a time limit.
+Your code is untrusted only in that it may be wrong: it may print, hang, exit, start
+threads or use the GPU. All of it runs in children with a time limit.
 """
 
 import faulthandler
@@ -30,7 +30,8 @@ _INSTALLED = [
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 ]
 _STACK_SHARE = 0.9
-"""Share of a time limit after which a process writes its stack, so that a hang can be located."""
+"""Share of a time limit after which a process writes its stack, so that a hang can be
+located."""
 _THREAD_ENDS_S = 0.02
 _TOOL = ("autotune", "trainer")
 """Packages of this project, which yours of the same name cannot replace."""
@@ -51,12 +52,14 @@ def preload(
     Args:
         functions: Names by role, as ``OwnCode.functions``.
         directory: Working directory, from which modules are imported.
-        timeout_s: Time limit of the import; shortly before it, the stack is written, so that a hang can be located.
+        timeout_s: Time limit of the import; shortly before it, the stack is written, so
+            that a hang can be located.
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256``, as fields of ``Subject``; ``parameters`` by role, as ``parameters_of``; ``model``, the step's
-        ``build_model`` or None; ``unsafe``, why trials cannot be forked from this process, or None; ``error``, with
+        ``source_sha256``, as fields of ``Subject``; ``parameters`` by role, as
+        ``parameters_of``; ``model``, the step's ``build_model`` or None; ``unsafe``,
+        why trials cannot be forked from this process, or None; ``error``, with
         ``message`` and ``next_step``, or None.
     """
     import torch
@@ -115,7 +118,8 @@ def write_stack_after(timeout_s: float) -> None:
 def enter(directory: str) -> None:
     """Make a directory the working directory and the first place that modules are imported from.
 
-    Code of yours that was imported in it, and chose another working directory, keeps that.
+    Code of yours that was imported in it, and chose another working directory, keeps
+    that.
     """
     os.environ[IN_TRIAL] = "1"
     os.chdir(_left_in.get(directory, directory))
@@ -126,7 +130,8 @@ def enter(directory: str) -> None:
 def resolve(name: str, directory: str) -> Callable[..., Any]:
     """Return the function called ``module:function``, or ``path/of/script.py:function``.
 
-    Raise ``BadConfig`` if the module cannot be imported, or the function is not in it or not callable.
+    Raise ``BadConfig`` if the module cannot be imported, or the function is not in it
+    or not callable.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -244,7 +249,10 @@ def is_own(file: Path) -> bool:
 def accepted(
     function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of these that a function takes; all if its signature is unknown, or takes any."""
+    """Return the arguments of these that a function takes.
+
+    All if its signature is unknown, or takes any.
+    """
     known = parameters_of(function)
     return {
         name: value
@@ -254,7 +262,10 @@ def accepted(
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """Return the parameters of a function, and whether each is required; None if it takes any, or has no signature."""
+    """Return the parameters of a function, and whether each is required.
+
+    None if it takes any, or has no signature.
+    """
     try:
         known = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

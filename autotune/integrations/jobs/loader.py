@@ -89,7 +89,10 @@ class OwnStep:
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, batches: Iterator[Any]) -> list[Any]:
-        """Take a batch and a step; return after the device finished the previous step."""
+        """Take a batch and a step.
+
+        Return after the device finished the previous step.
+        """
         (batch,) = self.wait.take(batches, 1)
         self._optimizer_steps.clear()
         self._step(batch) if self._takes_batch else self._step()
@@ -132,10 +135,13 @@ class ReadStep(ReplayedStep):
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Consume batches of a loader of yours for a timed window; return the fields of ``OwnLoaderFigures``.
+    """Consume batches of a loader of yours for a timed window.
 
-    ``measured`` is an ``OwnLoaderRequest``; ``local`` has the ``directory`` to import from and the trial's time limit,
-    ``limit_s``. Raise ``BadConfig`` if a function does not return what it should.
+    Return the fields of ``OwnLoaderFigures``.
+
+    ``measured`` is an ``OwnLoaderRequest``; ``local`` has the ``directory`` to import
+    from and the trial's time limit, ``limit_s``. Raise ``BadConfig`` if a function does
+    not return what it should.
     """
     asked, directory = OwnLoaderRequest.of(measured), local["directory"]
     load.write_stack_after(local["limit_s"])
@@ -149,7 +155,10 @@ def window(
     build: Callable[..., Any],
     build_step: Callable[..., Any] | None,
 ) -> dict[str, Any]:
-    """Measure a window of the loader that a function builds; without another for the step, a step is replayed."""
+    """Measure a window of the loader that a function builds.
+
+    Without another for the step, a step is replayed.
+    """
     device = (
         torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
     )

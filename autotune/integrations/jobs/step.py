@@ -21,21 +21,26 @@ from trainer.health.failures import out_of_memory
 from trainer.record.meter import status_bytes
 
 _LARGE_BLOCK_BYTES = 32 * 1024
-"""Blocks that go back to the kernel at once: samples of a batch are small, and would leave holes between others."""
+"""Blocks that go back to the kernel at once: samples of a batch are small, and would
+leave holes between others."""
 MOST_CALLS = 64
-"""Calls without an optimizer step after which a step that accumulates gradients is an error, and most calls to wait for
-the first step of an optimizer."""
+"""Calls without an optimizer step after which a step that accumulates gradients is an
+error, and most calls to wait for the first step of an optimizer."""
 
 
 class EnoughSteps(BaseException):
-    """Raised inside a training loop that has taken the steps of its trial; no ``except Exception`` stops it."""
+    """Raised inside a training loop that has taken the steps of its trial.
+
+    No ``except Exception`` stops it.
+    """
 
 
 class StepMeter:
     """Time and memory of each optimizer step of your code.
 
-    A step is one call of your function, however many optimizers step in it; several calls if gradients accumulate over
-    them. A call is interrupted only if it is a training loop: there, a step ends at each step of the first optimizer.
+    A step is one call of your function, however many optimizers step in it; several
+    calls if gradients accumulate over them. A call is interrupted only if it is a
+    training loop: there, a step ends at each step of the first optimizer.
     """
 
     def __init__(self, budget: Budget, device: torch.device, steps: int) -> None:
@@ -47,7 +52,10 @@ class StepMeter:
         self.restart(steps)
 
     def restart(self, loop_steps: int) -> None:
-        """Forget all steps so far, and start the first; leave a call that takes more than ``loop_steps``."""
+        """Forget all steps so far, and start the first.
+
+        Leave a call that takes more than ``loop_steps``.
+        """
         self._loop_steps = loop_steps
         self.step_s: list[float] = []
         self.kept_bytes: list[int] = []
@@ -92,7 +100,10 @@ class StepMeter:
         self._closed += 1
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note a step of an optimizer; raise ``EnoughSteps`` in a loop that has taken all steps."""
+        """Note a step of an optimizer.
+
+        Raise ``EnoughSteps`` in a loop that has taken all steps.
+        """
         self._leader = self._leader or id(optimizer)
         self._stepped.add(id(optimizer))
         self.optimizers.add(optimizer)
@@ -129,11 +140,14 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build a step of yours, and take optimizer steps, in a fresh process; return the fields of ``OwnStepFigures``.
+    """Build a step of yours, and take optimizer steps, in a fresh process.
 
-    ``measured`` is an ``OwnStepRequest``; ``local`` has the ``directory`` to import from, the trial's time limit
-    ``limit_s``, and ``device_used_before_bytes``, NVML's figure from before the trial, or None. Raise ``BadConfig`` if
-    the function is no builder of steps.
+    Return the fields of ``OwnStepFigures``.
+
+    ``measured`` is an ``OwnStepRequest``; ``local`` has the ``directory`` to import
+    from, the trial's time limit ``limit_s``, and ``device_used_before_bytes``, NVML's
+    figure from before the trial, or None. Raise ``BadConfig`` if the function is no
+    builder of steps.
     """
     asked = OwnStepRequest.of(measured)
     load.write_stack_after(local["limit_s"])
@@ -164,7 +178,10 @@ def figures_of(
     budget: Budget,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Take the steps of a trial; return the fields of ``OwnStepFigures``; raise ``OutOfMemoryError`` over budget."""
+    """Take the steps of a trial; return the fields of ``OwnStepFigures``.
+
+    Raise ``OutOfMemoryError`` over budget.
+    """
     meter, before = StepMeter(budget, device, asked.steps), set(sys.modules)
     try:
         take_steps(meter, build, asked)
@@ -188,7 +205,11 @@ def figures_of(
 def take_steps(
     meter: StepMeter, build: Callable[..., Any], asked: OwnStepRequest
 ) -> None:
-    """Take the steps of a trial; raise ``BadConfig`` if the function neither returns a step nor trains for as many."""
+    """Take the steps of a trial.
+
+    Raises:
+        BadConfig: If the function neither returns a step nor trains for as many.
+    """
     hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
     make = torch.optim.Optimizer.__init__
 

@@ -1,6 +1,7 @@
 """The ``own_trace`` job: steps of a model of yours on the meta device, as the sequence of their allocations.
 
-Your optimizer and precision are not known here: AdamW in fp32 is assumed, and trials correct the prediction.
+Your optimizer and precision are not known here: AdamW in fp32 is assumed, and trials
+correct the prediction.
 """
 
 import contextlib
@@ -21,9 +22,12 @@ from trainer.errors import BadConfig
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Trace two steps of each size; return ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
+    """Trace two steps of each size.
 
-    ``measured`` is an ``OwnTraceRequest``. Raise ``BadConfig`` if the function does not return a module and a batch.
+    Return ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
+
+    ``measured`` is an ``OwnTraceRequest``. Raise ``BadConfig`` if the function does not
+    return a module and a batch.
     """
     asked = OwnTraceRequest.of(measured)
     load.enter(asked.directory)

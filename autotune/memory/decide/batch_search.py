@@ -1,6 +1,7 @@
 """Search for the largest micro-batch in few trials: predict, correct the prediction by each trial, verify both sides.
 
-Predictions only choose sizes. If a size fits, all smaller ones do; if it runs out of memory, all larger ones do.
+Predictions only choose sizes. If a size fits, all smaller ones do; if it runs out of
+memory, all larger ones do.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,15 +12,19 @@ MIB = 2**20
 GROWTH = 4
 """Factor by which sizes grow, without a prediction, until two of them show a slope."""
 SLOPE_BYTES = 64 * MIB
-"""Smallest difference of two peaks that shows a slope: more than three 20 MiB pages of the caching allocator."""
+"""Smallest difference of two peaks that shows a slope: more than three 20 MiB pages of
+the caching allocator."""
 PAGE_BYTES = 20 * MIB
 """Page of the caching allocator on a GPU."""
 PREDICTED_SHARE, WIDER = 0.03, 3
-"""Assumed error of a prediction if its size ran out of memory, and its growth with each further out of memory."""
+"""Assumed error of a prediction if its size ran out of memory, and its growth with each
+further out of memory."""
 FAR_SHARE = 1 / 16
-"""Distance of two sizes, as a share of the larger, from which they show a prediction's slope, not its unevenness."""
+"""Distance of two sizes, as a share of the larger, from which they show a prediction's
+slope, not its unevenness."""
 PATIENCE = 6
-"""Trials after which the smallest step doubles with each trial, so that any search ends in O(log n) trials."""
+"""Trials after which the smallest step doubles with each trial, so that any search ends
+in O(log n) trials."""
 MAX_FAILURES = 3
 """Failures of one size, unrelated to memory, after which the search stops."""
 Bytes = Callable[[int], float]
@@ -31,7 +36,8 @@ class SizeTrial:
 
     micro_batch_size: int
     fits: bool | None
-    """True if the size fits; None if the trial failed for a reason unrelated to memory."""
+    """True if the size fits; None if the trial failed for a reason unrelated to
+    memory."""
     peak_bytes: int | None = None
 
 
@@ -40,7 +46,8 @@ class Prediction:
     """Predicted peak memory, before any trial."""
 
     peak_bytes: Bytes
-    """Peak by micro-batch size. Any curve works; a more accurate one needs fewer trials."""
+    """Peak by micro-batch size. Any curve works; a more accurate one needs fewer
+    trials."""
     unsure_bytes: float = 0.0
     """Uncertainty of the part that does not grow with the micro-batch size."""
 
@@ -54,7 +61,11 @@ class Bracket:
 
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
-    """Summarise trials. Once a size ran out of memory, it and all larger ones are too large, even if one fitted."""
+    """Summarise trials.
+
+    Once a size ran out of memory, it and all larger ones are too large, even if one
+    fitted.
+    """
     failed, fitted = (
         [one.micro_batch_size for one in tried if one.fits is fits]
         for fits in (False, True)
@@ -71,7 +82,9 @@ def next_size(
     prediction: Prediction | None = None,
     page_bytes: int = PAGE_BYTES,
 ) -> int | None:
-    """Choose the size to try next; None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
+    """Choose the size to try next.
+
+    None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
 
     ``page_bytes`` is the largest amount by which an allocator rounds a peak up.
     """
@@ -97,7 +110,8 @@ def next_size(
             max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
         )
     else:
-        # If everything ran out of memory, a size that fits although the prediction is off; further off each time.
+        # If everything ran out of memory, a size that fits although the prediction is
+        # off; further off each time.
         off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
         largest = partial(
             largest_within,
@@ -150,7 +164,8 @@ def _corrected(
 ) -> Bytes | None:
     """Correct a prediction's offset by the largest fit, and its slope by two that are far apart.
 
-    They differ by at least ``apart_bytes``, and beside a prediction by ``FAR_SHARE`` of the size.
+    They differ by at least ``apart_bytes``, and beside a prediction by ``FAR_SHARE`` of
+    the size.
     """
     known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
     if not fits:  # with its uncertainty, as no trial fitted yet
@@ -178,9 +193,12 @@ def _corrected(
 def largest_within(
     needs: Callable[[int], float], limit: float, *, low: int, top: int
 ) -> int:
-    """Return the largest size up to ``top`` that needs no more than a limit; ``low`` if nothing above it does.
+    """Return the largest size up to ``top`` that needs no more than a limit.
 
-    Each size is evaluated once. Needs should grow roughly linearly; of several crossings of the limit, one is found.
+    ``low`` if nothing above it does.
+
+    Each size is evaluated once. Needs should grow roughly linearly; of several
+    crossings of the limit, one is found.
     """
     known: dict[int, float] = {}
     high = top + 1
@@ -200,6 +218,7 @@ def largest_within(
         elif low == guess:
             straight = 2 * low
         middle = (low + high) // 2 if high <= top else 2 * low
-        # One in four is the middle, or twice the last, so that uneven needs cost no more than halving does.
+        # One in four is the middle, or twice the last, so that uneven needs cost no
+        # more than halving does.
         guess = min(max(straight if len(known) % 4 else middle, low + 1), high - 1)
     return low

@@ -1,12 +1,15 @@
 """Memory of any micro-batch size, from traces of a few: its peak, the terms of the peak, and the largest that fits.
 
-Traces of different sizes have the same allocations in the same order, with other sizes in bytes. Between two traced
-sizes each allocation is interpolated separately; the sequence is then replayed through the device's allocator.
+Traces of different sizes have the same allocations in the same order, with other sizes
+in bytes. Between two traced sizes each allocation is interpolated separately; the
+sequence is then replayed through the device's allocator.
 
-The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded to 512
-bytes. Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that is large
-enough is taken; the last block of a segment counts with the size to which it could grow. If none is large enough, the
-segment grows by pages of 2 or 20 MiB. Adjacent free blocks are merged. Having to give pages back counts as not fitting.
+The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under
+``expandable_segments:True``. Sizes are rounded to 512 bytes. Requests of up to 1 MiB on
+a stream share one segment, larger ones another. The smallest free block that is large
+enough is taken; the last block of a segment counts with the size to which it could
+grow. If none is large enough, the segment grows by pages of 2 or 20 MiB. Adjacent free
+blocks are merged. Having to give pages back counts as not fitting.
 """
 
 import bisect
@@ -31,19 +34,24 @@ Kind = Literal["cpu", "cuda"]
 GIB = 2**30
 
 CONTEXT_BYTES = (int(0.42 * GIB), int(0.73 * GIB), int(0.92 * GIB))
-"""CUDA context: least, usual and most, by the number of loaded kernels. Least and most: public reports for GPUs from
-Ampere on; usual: measured on an H100 with driver 580 and CUDA 13, with both BERT presets (``reports/gpu/``)."""
+"""CUDA context: least, usual and most, by the number of loaded kernels. Least and most:
+public reports for GPUs from Ampere on; usual: measured on an H100 with driver 580 and
+CUDA 13, with both BERT presets (``reports/gpu/``)."""
 COMMUNICATION_BYTES = (int(0.5 * GIB), GIB, 2 * GIB)
 """NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
 WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
-"""cuBLAS workspace, by whether the GPU is a Hopper or later: torch's documented defaults of CUBLAS_WORKSPACE_CONFIG."""
+"""cuBLAS workspace, by whether the GPU is a Hopper or later: torch's documented
+defaults of CUBLAS_WORKSPACE_CONFIG."""
 WORKSPACES = 2
-"""Number of cuBLAS workspaces: one for the forward thread, one for the backward thread."""
+"""Number of cuBLAS workspaces: one for the forward thread, one for the backward
+thread."""
 LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
-"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel Xeon with AMX (33 to 52 MiB),
-on one (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores, 6 on one."""
+"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel
+Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD
+EPYC: 11 MiB on two cores, 6 on one."""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Kernel memory unseen by traces, as a share of the growth with the micro-batch; measured on CPUs, assumed on GPUs."""
+"""Kernel memory unseen by traces, as a share of the growth with the micro-batch;
+measured on CPUs, assumed on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +104,15 @@ class MemoryOverheads:
     non_pytorch_bytes: int = 0
     """Non-PyTorch memory: context, handles, communication."""
     device_bytes: float = math.inf
-    """Total memory of the device; the allocator chooses other blocks when addresses are scarce."""
+    """Total memory of the device; the allocator chooses other blocks when addresses are
+    scarce."""
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
-    """Return the memory model of traces of two or more sizes; None if their allocations or their order differ."""
+    """Return the memory model of traces of two or more sizes.
+
+    None if their allocations or their order differ.
+    """
     ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
     first = ordered[0]
     of_terms = [one.term for one in first.allocations]
@@ -127,7 +139,8 @@ def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
     """Return the peak memory of a device that trains with ``rows`` sequences per micro-batch."""
     if overheads.kind == "cpu":
         return int(fit.running_bytes(rows).max()) + overheads.non_pytorch_bytes
-    # A trial's first matmuls come before the model, so that handles and workspaces are there when it is built.
+    # A trial's first matmuls come before the model, so that handles and workspaces are
+    # there when it is built.
     workspaces, sizes = overheads.workspaces_bytes, fit.sizes_bytes(rows).tolist()
     events = [*range(len(sizes), len(sizes) + len(workspaces)), *fit.events.tolist()]
     sizes, streams = (
@@ -169,7 +182,10 @@ def largest_micro_batch_size(
     *,
     max_micro_batch_size: int,
 ) -> int:
-    """Return the largest micro-batch whose peak is within a budget; 0 if not even one sequence fits."""
+    """Return the largest micro-batch whose peak is within a budget.
+
+    0 if not even one sequence fits.
+    """
     return largest_within(
         lambda rows: peak_bytes(fit, rows, overheads),
         budget_bytes,
@@ -213,7 +229,10 @@ def expected_on_gpu(
     local_ranks: int,
     device_bytes: float = math.inf,
 ) -> Expected:
-    """Return a GPU's overheads, with NCCL's if a node has several ranks; without a capability those of a Hopper."""
+    """Return a GPU's overheads, with NCCL's if a node has several ranks.
+
+    Without a capability those of a Hopper.
+    """
     hopper = compute_capability is None or compute_capability >= (9, 0)
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     usual = MemoryOverheads(
@@ -239,7 +258,10 @@ def expected_on_cpu() -> Expected:
 
 
 class Segment:
-    """An expandable segment: blocks by address, from 0 to ``reserved_bytes``; it grows by whole pages."""
+    """An expandable segment: blocks by address, from 0 to ``reserved_bytes``.
+
+    It grows by whole pages.
+    """
 
     def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0
@@ -247,7 +269,8 @@ class Segment:
         self._free: list[tuple[int, int]] = []
         """Size and address of each free block, ascending."""
         self._size_at: dict[int, int] = {}
-        """Sizes of the free blocks by address; ``_size_before`` has them by end address."""
+        """Sizes of the free blocks by address; ``_size_before`` has them by end
+        address."""
         self._size_before: dict[int, int] = {}
 
     def allocate(self, size_bytes: int) -> int:
@@ -304,9 +327,12 @@ def reserve(
     *,
     device_bytes: float = math.inf,
 ) -> int:
-    """Replay a sequence of allocations; return the bytes reserved at its end, which is also its peak.
+    """Replay a sequence of allocations.
 
-    Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to 9/8 of the device's memory.
+    Return the bytes reserved at its end, which is also its peak.
+
+    Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to
+    9/8 of the device's memory.
     """
     segments: dict[tuple[int, int], Segment] = {}
     blocks: dict[int, tuple[Segment, int, int]] = {}

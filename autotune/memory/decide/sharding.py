@@ -11,7 +11,10 @@ _SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
 
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
-    """Sort a memory breakdown's terms by how they are shared; the rest are temporaries."""
+    """Sort a memory breakdown's terms by how they are shared.
+
+    The rest are temporaries.
+    """
     terms = dict(terms_bytes)
     return StateBytes(
         parameters_bytes=terms.pop(Term.PARAMETERS, 0),
@@ -31,10 +34,13 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
 def zero_share(
     state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int
 ) -> StateBytes:
-    """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage; divisions round up.
+    """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage.
 
-    ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also the parameters and gathers one
-    layer at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP prefetches, its unreduced gradient.
+    Divisions round up.
+
+    ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also
+    the parameters and gathers one layer at a time (Rajbhandari et al. 2020, figure 1).
+    Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
     among = {
         name: 1 if stage < first else ranks
@@ -52,14 +58,17 @@ def model_share(
     """Return the memory of the fullest of t tensor-parallel ranks and p pipeline stages; divisions round up.
 
     - State: 1/(t·p) of it.
-    - Activations under tensor parallelism: 10 of a layer's 34 parts are not split without sequence parallelism
-      (Korthikanti et al. 2022, table 2).
-    - Pipeline: under 1F1B the first stage holds p micro-batches, each with 1/p of the layers, the last stage one
-      (Narayanan et al. 2021, section 2.2). So the first stage saves no activations.
-    - Head and loss: on the last stage, split by t along the vocabulary (Korthikanti et al. 2022, section 4.3).
+    - Activations under tensor parallelism: 10 of a layer's 34 parts are not split
+      without sequence parallelism (Korthikanti et al. 2022, table 2).
+    - Pipeline: under 1F1B the first stage holds p micro-batches, each with 1/p of the
+      layers, the last stage one (Narayanan et al. 2021, section 2.2). So the first
+      stage saves no activations.
+    - Head and loss: on the last stage, split by t along the vocabulary (Korthikanti et
+      al. 2022, section 4.3).
 
-    Left out: uneven stages; an embedding table that is tied to the head and kept on both ends; norms and biases that
-    tensor parallelism replicates; other schedules. Temporaries and non-PyTorch memory count in full.
+    Left out: uneven stages; an embedding table that is tied to the head and kept on
+    both ends; norms and biases that tensor parallelism replicates; other schedules.
+    Temporaries and non-PyTorch memory count in full.
     """
     parts, ranks = 24 + 10 * tensor_ranks, tensor_ranks * pipeline_stages
 

@@ -1,6 +1,7 @@
 """Recorder of a computation on the meta device: every new storage, its owner and its release; and kernels.
 
-Nothing is computed. Allocations inside of operators are invisible here; a device's rules list its kernels' requests.
+Nothing is computed. Allocations inside of operators are invisible here; a device's
+rules list its kernels' requests.
 """
 
 import functools
@@ -23,15 +24,19 @@ from autotune.speed.values import StepWork
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A block that a kernel allocates and releases; 0 bytes if it needs none at this size."""
+    """A block that a kernel allocates and releases.
+
+    0 bytes if it needs none at this size.
+    """
 
     size_bytes: int
 
 
 OUTPUTS = Block(0)
 Requests = tuple[Block, ...]
-"""Requests of a kernel to the allocator, in order: a block's first occurrence allocates it, its second releases it, and
-``OUTPUTS`` marks the allocation of the kernel's results. The order is the same at any size."""
+"""Requests of a kernel to the allocator, in order: a block's first occurrence allocates
+it, its second releases it, and ``OUTPUTS`` marks the allocation of the kernel's
+results. The order is the same at any size."""
 Within = Callable[..., Requests]
 """Function from the arguments of a call to the kernel's requests."""
 
@@ -39,7 +44,8 @@ aten = torch.ops.aten
 _IN_PLACE_IN_BACKWARD = frozenset(
     {aten.index_add.default, aten.index_put.default, aten.scatter_add.default}
 )
-"""Operators by which autograd adds into zeros that it has just made; under a dispatch mode it does so in a copy."""
+"""Operators by which autograd adds into zeros that it has just made; under a dispatch
+mode it does so in a copy."""
 _LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose results CUDA allocates in reverse order."""
 
@@ -47,7 +53,8 @@ _LAST_FIRST = frozenset({aten.native_dropout.default})
 class AllocationRecorder(TorchDispatchMode):
     """Recorder of all allocations and kernels in its ``with`` block.
 
-    ``within`` maps operators to what they allocate internally; ``document_tokens`` is the mean length of a document.
+    ``within`` maps operators to what they allocate internally; ``document_tokens`` is
+    the mean length of a document.
     """
 
     def __init__(
@@ -56,7 +63,8 @@ class AllocationRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = KernelCounter(document_tokens)
         self.owner: str = Term.PARAMETERS
-        """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA stream that uses them."""
+        """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA
+        stream that uses them."""
         self.stream = 0
         self._within = within
         # Of each allocation, in bytes, and its stream.
@@ -166,7 +174,10 @@ class AllocationRecorder(TorchDispatchMode):
         self.kernels.counts.clear()
 
     def forward_ended(self) -> None:
-        """Mark blocks that forward made and released as temporaries; the others are kept for backward."""
+        """Mark blocks that forward made and released as temporaries.
+
+        The others are kept for backward.
+        """
         alive = {number for _, number in self._live.values()}
         for number in range(self._forward_from, len(self._owners)):
             if number not in alive and self._owners[number] != Term.COPIES:
@@ -193,7 +204,8 @@ class AllocationRecorder(TorchDispatchMode):
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Return an operator's results, of the known shapes if it has been called with equal arguments before.
 
-        Many operators compute their shapes in Python, a hundred times slower than a tensor without content is made.
+        Many operators compute their shapes in Python, a hundred times slower than a
+        tensor without content is made.
         """
         key = _key((func, args, kwargs))
         if (shapes := self._shapes.get(key)) is not None:
@@ -216,7 +228,10 @@ class AllocationRecorder(TorchDispatchMode):
         return result
 
     def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
-        """Record results in the order of their allocation; return True if each is a whole, new storage."""
+        """Record results in the order of their allocation.
+
+        Return True if each is a whole, new storage.
+        """
         recorded = [
             self._made(one)
             for one in (reversed(results) if func in _LAST_FIRST else results)
@@ -224,7 +239,10 @@ class AllocationRecorder(TorchDispatchMode):
         return all(recorded)
 
     def _made(self, tensor: torch.Tensor) -> bool:
-        """Record a tensor's storage; return True if it is new and the tensor covers all of it."""
+        """Record a tensor's storage.
+
+        Return True if it is new and the tensor covers all of it.
+        """
         storage = tensor.untyped_storage()
         key, size_bytes = storage._cdata, storage.nbytes()
         if key in self._live or not size_bytes:
@@ -286,7 +304,10 @@ def _references_of_gradient() -> tuple[int, int]:
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
-    """Return the key of arguments on which shapes depend; None if one of them cannot be compared."""
+    """Return the key of arguments on which shapes depend.
+
+    None if one of them cannot be compared.
+    """
     if isinstance(value, torch.Tensor):
         return (value.size(), value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
@@ -314,8 +335,8 @@ def own_by_module(
 ) -> None:
     """Let the innermost module that is being called own all allocations, until the hooks are removed.
 
-    Allocations by ``module``, the whole model, itself are inputs before its encoder and the loss after it; allocations
-    by parts of ``head`` are the head's.
+    Allocations by ``module``, the whole model, itself are inputs before its encoder and
+    the loss after it; allocations by parts of ``head`` are the head's.
     """
     names: WeakIdKeyDictionary = WeakIdKeyDictionary(
         {part: activations_of(part) for part in module.modules()}

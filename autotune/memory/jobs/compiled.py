@@ -1,10 +1,12 @@
 """Allocations of compiled functions: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
 
-``torch.compile`` decides from the graph alone which activations are saved for backward and which are recomputed; torch
-makes that decision here too, without a compiler. Only the generated kernels are assumed, after Inductor's rules.
-Pointwise operations and reductions are fused into the kernels that use them. Memory is allocated for inputs and outputs
-of library kernels, for results of a graph, and for values that are read several times and cost many reads. A kernel
-writes over values that were read for the last time just before.
+``torch.compile`` decides from the graph alone which activations are saved for backward
+and which are recomputed; torch makes that decision here too, without a compiler. Only
+the generated kernels are assumed, after Inductor's rules. Pointwise operations and
+reductions are fused into the kernels that use them. Memory is allocated for inputs and
+outputs of library kernels, for results of a graph, and for values that are read several
+times and cost many reads. A kernel writes over values that were read for the last time
+just before.
 """
 
 import functools
@@ -49,14 +51,16 @@ _LIBRARY_OPERATORS = frozenset(
         "_scaled_dot_product_efficient_attention_backward",
     }
 )
-"""Kernels that Inductor calls instead of generating, so that their inputs and outputs are in memory."""
+"""Kernels that Inductor calls instead of generating, so that their inputs and outputs
+are in memory."""
 
 _REDUCTIONS = frozenset(
     {"var_mean", "sum", "mean", "max", "amax", "amin", "prod", "argmax"}
 )
 
 _WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}
-"""Wrappers that save the random state, with the position of the operator among their arguments."""
+"""Wrappers that save the random state, with the position of the operator among their
+arguments."""
 _SEEDED = "drawn from a seed"
 _CLASS = "class of the data"
 _TENSOR = "a tensor"
@@ -64,9 +68,12 @@ _TENSOR = "a tensor"
 
 
 class Compiled:
-    """A function as ``torch.compile`` would run it; equivalent functions share ``graphs``.
+    """A function as ``torch.compile`` would run it.
 
-    ``module`` is the one whose parameters and buffers it uses; None for a function of its arguments alone.
+    Equivalent functions share ``graphs``.
+
+    ``module`` is the one whose parameters and buffers it uses; None for a function of
+    its arguments alone.
     """
 
     def __init__(
@@ -129,7 +136,8 @@ class Compiled:
         compile_: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
-        # True if the module's forward checkpoints activations; outside it, hooks do the same here.
+        # True if the module's forward checkpoints activations; outside it, hooks do the
+        # same here.
         layer = self._module
         wanted = (
             layer is not None
@@ -214,7 +222,8 @@ class _Plan:
         """Values computed by a kernel that also reduces."""
         for node in self._nodes:
             reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
-            # A value that several operations read is computed once if it reads much itself.
+            # A value that several operations read is computed once if it reads much
+            # itself.
             if (
                 len(reads[node]) > config.realize_reads_threshold
                 and len(node.users) > 1
@@ -231,7 +240,8 @@ class _Plan:
     def _reuses(self) -> dict[fx.Node, fx.Node]:
         """Return the earlier values over which later ones of the same size and type are written, by the later one.
 
-        A pointwise kernel writes over its inputs, and any kernel over values that the one before was last to read.
+        A pointwise kernel writes over its inputs, and any kernel over values that the
+        one before was last to read.
         """
         free: dict[Any, list[tuple[int, fx.Node]]] = {}
         reused: dict[fx.Node, fx.Node] = {}
@@ -375,7 +385,10 @@ def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:  # no
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
-    """Return a dataclass instance as a dictionary, so that the tensors in it are found; anything else unchanged."""
+    """Return a dataclass instance as a dictionary, so that the tensors in it are found.
+
+    Anything else unchanged.
+    """
     if not is_dataclass(value) or isinstance(value, type):
         return value
     return {
@@ -399,7 +412,10 @@ def _is_reduction(node: fx.Node) -> bool:
 
 
 def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
-    """Return the size and type of a node's first result; None if it is no tensor, or of unknown size."""
+    """Return the size and type of a node's first result.
+
+    None if it is no tensor, or of unknown size.
+    """
     value = _first(node.meta.get("val"))
     if not isinstance(value, torch.Tensor) or not isinstance(value.numel(), int):
         return None
@@ -407,7 +423,10 @@ def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
 
 
 def _allocates(node: fx.Node) -> bool:
-    """Return whether a library allocates its results itself; matmuls write into a given block."""
+    """Return whether a library allocates its results itself.
+
+    Matmuls write into a given block.
+    """
     return _is_library(node) and (
         _operator(node).namespace != "aten" or "attention" in str(node.target)
     )
@@ -420,7 +439,10 @@ def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - an operator
 
 
 def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
-    """Return the operator and the arguments of a call of a library; None for other nodes."""
+    """Return the operator and the arguments of a call of a library.
+
+    None for other nodes.
+    """
     if not _is_library(node):
         return None
     return _operator(node), (
@@ -457,7 +479,10 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
-    """Return the key of a module's graph besides tensors; equal for modules that differ only in their index."""
+    """Return the key of a module's graph besides tensors.
+
+    Equal for modules that differ only in their index.
+    """
 
     def settings(part: nn.Module) -> tuple[Any, ...]:
         plain = (

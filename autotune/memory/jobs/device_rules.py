@@ -1,8 +1,9 @@
 """Device behaviour that the meta device lacks: autocast, attention kernels, dropout.
 
-On meta tensors autocast silently does nothing, and attention falls back to explicit weights; a CPU's dropout keeps its
-mask in full precision, CUDA's a byte per element. The lists of operators are those of ``ATen/autocast_mode.h`` (CUDA)
-and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with torch's.
+On meta tensors autocast silently does nothing, and attention falls back to explicit
+weights; a CPU's dropout keeps its mask in full precision, CUDA's a byte per element.
+The lists of operators are those of ``ATen/autocast_mode.h`` (CUDA) and
+``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with torch's.
 """
 
 import math
@@ -62,8 +63,9 @@ _WIDER_RESULT: dict[Kind, str] = {
 class DeviceRules(TorchFunctionMode):
     """Mode in whose ``with`` block functions behave as they would on a device.
 
-    ``bf16`` is autocast to bf16, from the first forward to the last backward: functions called only by backward are on
-    no list, and those that it recomputes were under autocast before. ``tape`` labels 16-bit copies of weights.
+    ``bf16`` is autocast to bf16, from the first forward to the last backward: functions
+    called only by backward are on no list, and those that it recomputes were under
+    autocast before. ``tape`` labels 16-bit copies of weights.
     """
 
     def __init__(self, kind: Kind, *, bf16: bool, tape: AllocationRecorder) -> None:
@@ -99,7 +101,10 @@ class DeviceRules(TorchFunctionMode):
 
     @contextmanager
     def autocast(self, _: str) -> Iterator[None]:
-        """Enter autocast as on any device: it casts a weight once; recomputation in backward casts it again."""
+        """Enter autocast as on any device: it casts a weight once.
+
+        Recomputation in backward casts it again.
+        """
         self._keeps_copies = True
         try:
             yield
@@ -115,7 +120,8 @@ class DeviceRules(TorchFunctionMode):
                     self._rules[getattr(home, name)] = rule
 
     def _backward(self, _: object, tensor: torch.Tensor, **__: object) -> None:
-        # Rules are off inside a rule, but recomputation in backward needs them; torch's own function would recurse.
+        # Rules are off inside a rule, but recomputation in backward needs them; torch's
+        # own function would recurse.
         with self:
             _engine_run_backward(
                 (tensor,),
@@ -134,7 +140,8 @@ class DeviceRules(TorchFunctionMode):
         return answer
 
     def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
-        # transformers builds no mask if all of a padding mask is set; the worst case is that it is not.
+        # transformers builds no mask if all of a padding mask is set; the worst case is
+        # that it is not.
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -19,24 +19,30 @@ aten = torch.ops.aten
 _TILE = 16
 """Tile in which the memory-efficient attention kernel reads masks."""
 _MOST_FLASH_WIDTH, _ALIGNED_BYTES = 256, 16
-"""Widest head of FlashAttention, and alignment of heads in the memory-efficient kernel."""
+"""Widest head of FlashAttention, and alignment of heads in the memory-efficient
+kernel."""
 _FLASH_ROWS, _FLASH_WIDTH = 128, 32
-"""FlashAttention 2's backward accumulates gradients of queries in fp32, with every document rounded up to a multiple of
-this many positions, and heads to a multiple of this many dimensions."""
+"""FlashAttention 2's backward accumulates gradients of queries in fp32, with every
+document rounded up to a multiple of this many positions, and heads to a multiple of
+this many dimensions."""
 _INT64_BYTES, _FP32_BYTES = 8, 4
 _MOST_SIMPLE_INDICES, _MOST_SIMPLE_WEIGHTS = 3072, 527
-"""Most indices for which an embedding's backward needs no memory; most weights for which it needs only counts."""
+"""Most indices for which an embedding's backward needs no memory; most weights for
+which it needs only counts."""
 _SEGMENT_INDICES = 10
-"""Indices per partial sum in an embedding's backward: NROWS_PER_THREAD in EmbeddingBackwardKernel.cu."""
+"""Indices per partial sum in an embedding's backward: NROWS_PER_THREAD in
+EmbeddingBackwardKernel.cu."""
 _MULTIPROCESSORS, _THREADS_OF_ONE = 132, 2048
-"""SMs of an H100 or H200, and threads per SM; they affect short reductions only: long ones take 256 values a thread."""
+"""SMs of an H100 or H200, and threads per SM; they affect short reductions only: long
+ones take 256 values a thread."""
 _BLOCK_THREADS, _WARP, _VECTOR = 128, 32, 4
 _VALUES_A_THREAD = 16, 256
 """Least and most values per thread of a reduction, in Reduce.cuh."""
 _LARGEST_OFFSET_BYTES = 2**31 - 1
 """Largest tensor that is reduced at once; larger ones are halved."""
 _PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
-"""Rows above which a layer norm's backward keeps partial sums, and the most values in them."""
+"""Rows above which a layer norm's backward keeps partial sums, and the most values in
+them."""
 
 
 def attend(  # noqa: PLR0917 - torch's own order
@@ -98,8 +104,8 @@ def attend(  # noqa: PLR0917 - torch's own order
 def within_kernels(kind: Kind, attention: Attention = "auto") -> dict[Any, Within]:
     """Return the allocator requests of each operator besides its results, in order.
 
-    CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator, and of FlashAttention 3, read from its
-    source; requests of a few KiB are left out.
+    CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator, and of
+    FlashAttention 3, read from its source; requests of a few KiB are left out.
     """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
@@ -125,7 +131,8 @@ _PROMOTING = tuple(
 
 
 def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Requests:
-    # If dtypes differ, a CPU first copies to the wider one; CUDA converts while reading.
+    # If dtypes differ, a CPU first copies to the wider one; CUDA converts while
+    # reading.
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
@@ -139,7 +146,8 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
 def _flash_backward(
     _: torch.Tensor, query: torch.Tensor, *__: object, **___: object
 ) -> Requests:
-    # A number per position, and gradients of queries in fp32: mha_bwd in torch's flash_api.cpp.
+    # A number per position, and gradients of queries in fp32: mha_bwd in torch's
+    # flash_api.cpp.
     batch, heads, rows, width = query.shape
     return _accumulated(batch * _up(rows, _FLASH_ROWS), heads, width)
 
@@ -160,7 +168,8 @@ def _varlen_backward(
 def _fa3_backward(
     _: torch.Tensor, query: torch.Tensor, *others: object, **__: object
 ) -> Requests:
-    # Two numbers per position, and longer heads: mha_bwd in hopper/flash_api.cpp; all released by Python, in order.
+    # Two numbers per position, and longer heads: mha_bwd in hopper/flash_api.cpp; all
+    # released by Python, in order.
     rows, heads, width = query.shape
     edges = next(
         one
@@ -186,7 +195,8 @@ def _accumulated(rows: int, heads: int, width: int) -> Requests:
 def _efficient_backward(
     _: torch.Tensor, query: torch.Tensor, *__: object, **___: object
 ) -> Requests:
-    # A number per position, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
+    # A number per position, and gradients of queries in blocks with a header of 16
+    # bytes: kernel_backward.h.
     batch, heads, rows, width = query.shape
     delta = Block(_FP32_BYTES * batch * heads * rows)
     padded = 64 if width <= 64 else 128

@@ -1,6 +1,7 @@
 """Memory of one of several ranks, on the meta device: DDP's gradient buckets, ZeRO-1's optimizer, FSDP2's weights.
 
-A trace has a single rank, which would hold everything and send nothing, so these replace torch's implementations.
+A trace has a single rank, which would hold everything and send nothing, so these
+replace torch's implementations.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ _COMPUTING, _GATHERING, _SENDING = 0, 1, 2
 """CUDA streams: gathered and received blocks are kept separate from computed ones."""
 _FIRST_BUCKET_BYTES = MIB
 _BROADCAST_BYTES = 250 * MIB
-"""Size of the pieces in which DDP sends the first weights; two of them exist at a time."""
+"""Size of the pieces in which DDP sends the first weights; two of them exist at a
+time."""
 
 
 def keep_largest_part(
@@ -32,7 +34,8 @@ def keep_largest_part(
 ) -> None:
     """Leave an optimizer the parameters of the rank that has the most of them under ZeRO-1.
 
-    As in ``ZeroRedundancyOptimizer``, each, the largest first, goes to the rank that has the fewest elements so far.
+    As in ``ZeroRedundancyOptimizer``, each, the largest first, goes to the rank that
+    has the fewest elements so far.
     """
     held = [0] * ranks
     owners: dict[int, int] = {}
@@ -57,9 +60,10 @@ def keep_largest_part(
 class Shards:
     """FSDP2 on one rank: weights of a layer are whole while it runs, those outside of layers for a whole micro-batch.
 
-    Backward prefetches the weights of the next layer that it needs, and copies a layer's gradients into one block to
-    send them; until then, gradients of micro-batches add up in the dtype in which they are sent. The training's
-    optimizer and step update shards; ``ranks`` share one copy of the weights.
+    Backward prefetches the weights of the next layer that it needs, and copies a
+    layer's gradients into one block to send them; until then, gradients of
+    micro-batches add up in the dtype in which they are sent. The training's optimizer
+    and step update shards; ``ranks`` share one copy of the weights.
     """
 
     def __init__(
@@ -84,7 +88,8 @@ class Shards:
         self._rest = [one for one in everything if id(one) not in inside]
         self._whole: dict[int, list[torch.Tensor]] = {}
         self._sums: dict[int, torch.Tensor] = {}
-        """Gradients of earlier micro-batches, if they are sent in another dtype than they are computed in."""
+        """Gradients of earlier micro-batches, if they are sent in another dtype than
+        they are computed in."""
         self._is_backward = False
         self._left = 0
         self._missing = 0
@@ -277,10 +282,13 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """Gradient buckets of a module's trained parameters; the last backward of every step sends them.
+    """Gradient buckets of a module's trained parameters.
 
-    They follow torch's ``reducer.cpp``: one bucket holds all gradients of the first backward. The next forward lays out
-    smaller ones in the order in which gradients became ready. A computed gradient becomes a view of its bucket.
+    The last backward of every step sends them.
+
+    They follow torch's ``reducer.cpp``: one bucket holds all gradients of the first
+    backward. The next forward lays out smaller ones in the order in which gradients
+    became ready. A computed gradient becomes a view of its bucket.
     """
 
     def __init__(
@@ -292,7 +300,8 @@ class GradientBuckets:
         self._left: dict[int, int] = {}
         self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
         self._ready: list[nn.Parameter] = []
-        """Parameters in the order in which their gradients were ready in the first backward that sends."""
+        """Parameters in the order in which their gradients were ready in the first
+        backward that sends."""
         self._rebuilt = False
 
     def keep(self, hooks: contextlib.ExitStack) -> None:
@@ -363,7 +372,10 @@ class GradientBuckets:
 def _assigned(
     parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]
 ) -> list[_Bucket]:
-    """Divide parameters into buckets, each full at its limit in bytes; the last limit is that of all further ones."""
+    """Divide parameters into buckets, each full at its limit in bytes.
+
+    The last limit is that of all further ones.
+    """
     buckets = [_Bucket()]
     for parameter in parameters:
         buckets[-1].parameters.append(parameter)

@@ -24,17 +24,21 @@ from trainer.distributed.ranks import (
 )
 
 PREPARED = 4
-"""Steps whose micro-batches are made in advance and reused in rotation: a GPU must not wait for them."""
+"""Steps whose micro-batches are made in advance and reused in rotation: a GPU must not
+wait for them."""
 IN_FLIGHT = 2
 """Steps queued on a GPU, so that launching one overlaps computing the other."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build the model and take optimizer steps, together with the other ranks; return the fields of ``StepFigures``.
+    """Build the model and take optimizer steps, together with the other ranks.
 
-    ``measured`` is a ``StepRequest``. ``local`` has ``device_used_before_bytes``: NVML's figure from before the trial,
-    a list of them by local rank, or None; for several ranks without torchrun also ``environment``, as torchrun would
-    set it, and ``rendezvous``, a file. Every rank returns the same.
+    Return the fields of ``StepFigures``.
+
+    ``measured`` is a ``StepRequest``. ``local`` has ``device_used_before_bytes``:
+    NVML's figure from before the trial, a list of them by local rank, or None; for
+    several ranks without torchrun also ``environment``, as torchrun would set it, and
+    ``rendezvous``, a file. Every rank returns the same.
     """
     asked = StepRequest.of(measured)
     config = asked.config

@@ -1,7 +1,8 @@
 """The ``trace`` job: one rank's training steps on the meta device, as the sequence of their allocations.
 
-Model, loss and step are the trainer's; only the tensors are without content. Behaviour that depends on the device comes
-from ``DeviceRules``. Shapes: K positions that the head computes, V tokens of the vocabulary.
+Model, loss and step are the trainer's; only the tensors are without content. Behaviour
+that depends on the device comes from ``DeviceRules``. Shapes: K positions that the head
+computes, V tokens of the vocabulary.
 """
 
 import contextlib
@@ -65,8 +66,9 @@ def trace_steps(
 ) -> tuple[Trace, dict[str, Any]]:
     """Trace the building of a model and its first optimizer steps, on one of ``ranks`` ranks.
 
-    An evaluation before the last step leaves other blocks of a GPU's memory free, which then serve that step. Return
-    the trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
+    An evaluation before the last step leaves other blocks of a GPU's memory free, which
+    then serve that step. Return the trace; ``parameters``, ``attention`` and
+    ``attention_reason`` of the model.
     """
     fullest = fullest_batch(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
@@ -196,7 +198,8 @@ def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:
 class _FusedLoss(torch.autograd.Function):
     """Liger's fused linear cross-entropy: its blocks and matmuls, in chunks of logits as large as the hidden states.
 
-    After ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8; another operator is in the place of its kernel.
+    After ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8; another operator is
+    in the place of its kernel.
     """
 
     @staticmethod
@@ -259,7 +262,8 @@ def _tell_phases(
         tape.owner = Term.TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
-        # With accumulation, gradients exist before the last forward, so each is labelled once it exists.
+        # With accumulation, gradients exist before the last forward, so each is
+        # labelled once it exists.
         if parameter.grad is not None:
             tape.relabel([parameter.grad], Term.GRADIENTS)
 

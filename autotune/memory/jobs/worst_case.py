@@ -1,6 +1,7 @@
 """The micro-batch that needs the most memory of all that can occur in training.
 
-Shapes: B sequences of a micro-batch, S positions of a sequence, N documents, P tokens to predict.
+Shapes: B sequences of a micro-batch, S positions of a sequence, N documents, P tokens
+to predict.
 """
 
 import math
@@ -22,7 +23,8 @@ def fullest_batch(
 ) -> MicroBatch:
     """Return a micro-batch of random words in full sequences, with as many to predict as the trainer has room for.
 
-    ``documents_per_sequence`` matters because kernels that compute documents one by one round up each of them.
+    ``documents_per_sequence`` matters because kernels that compute documents one by one
+    round up each of them.
     """
     rows, width = config.micro_batch_size, config.seq_length_tokens
     ordinary = torch.ones(vocab_size, dtype=torch.bool)
@@ -45,7 +47,8 @@ def fullest_batch(
         (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
     )
     tokens_N = columns.diff().repeat(rows).to(torch.int32)
-    # One position is padding, as a batch without any takes a shorter way through attention, without a mask in memory.
+    # One position is padding, as a batch without any takes a shorter way through
+    # attention, without a mask in memory.
     tokens_N[-1] -= 1
     # As the loader delivers them.
     stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
@@ -65,10 +68,11 @@ def fullest_batch(
 def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int]:
     """Return the number of tokens to predict in each sequence: the most that the trainer has room for.
 
-    Two shapes depend on it: the head has a slot for each token to predict of the micro-batch, and attention in the last
-    layer has as many slots in every sequence as the fullest one needs. With random numbers the fullest sequence would
-    differ between runs, and the largest micro-batch would be a matter of luck. So one sequence has all that it has room
-    for, and the others share the rest evenly.
+    Two shapes depend on it: the head has a slot for each token to predict of the
+    micro-batch, and attention in the last layer has as many slots in every sequence as
+    the fullest one needs. With random numbers the fullest sequence would differ between
+    runs, and the largest micro-batch would be a matter of luck. So one sequence has all
+    that it has room for, and the others share the rest evenly.
     """
     in_all, in_first = (
         min(places, head_slots(places, probability)) for places in (rows * width, width)

@@ -1,4 +1,7 @@
-"""Latency and bandwidth of a link with intervals, fitted to all-reduces of many sizes; slow links and ranks."""
+"""Latency and bandwidth of a link with intervals, fitted to all-reduces of many sizes.
+
+Slow links and ranks.
+"""
 
 import re
 import statistics
@@ -21,16 +24,19 @@ LEAST_BYTES = 2**20
 SLOW_LINK_SHARE = 0.6
 """Share of the interface's nominal speed below which a warning is given."""
 SLOW_MEMBER_SHARE = 0.8
-"""Share of the fastest link's or the median rank's speed below which a link or a rank is reported as slow."""
+"""Share of the fastest link's or the median rank's speed below which a link or a rank
+is reported as slow."""
 
 
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
     """Return the part of its time, 0 to 1, that a device loses to a transfer that ends at ``travel_s``.
 
-    Matmuls, all launched with the transfer, end at ``ended_s``; without a transfer one takes ``alone_s``.
+    Matmuls, all launched with the transfer, end at ``ended_s``; without a transfer one
+    takes ``alone_s``.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
-    # Count the current matmul in part; if all ended before, the time ends with the last one.
+    # Count the current matmul in part; if all ended before, the time ends with the last
+    # one.
     began_s = ended_s[done - 1] if done else 0.0
     part = (
         (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
@@ -52,12 +58,14 @@ def fit_link(
 ) -> LinkEvidence:
     """Fit latency and bandwidth to all-reduces over a ring of ``members``.
 
-    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is fitted to the smallest message; the
-    bandwidth to messages of at least 1 MiB, the size of DDP's smallest bucket, by least squares of relative errors of
-    their medians. Bounds are bootstrapped from repeats; they require two repeated sizes of at least 1 MiB.
+    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is fitted to
+    the smallest message; the bandwidth to messages of at least 1 MiB, the size of DDP's
+    smallest bucket, by least squares of relative errors of their medians. Bounds are
+    bootstrapped from repeats; they require two repeated sizes of at least 1 MiB.
 
-    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; with
-    ``trees`` the smallest message may have used a tree, in fewer hops. Raise ``ValueError`` below two members or sizes.
+    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or
+    nodes with one rank each; with ``trees`` the smallest message may have used a tree,
+    in fewer hops. Raise ``ValueError`` below two members or sizes.
     """
     by_size = {
         size: [seconds for other, seconds in times if other == size]
@@ -112,9 +120,12 @@ def fit_link(
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
-    """Return the intercept, from the smallest size, and the slope, from large ones; sizes are in ascending order.
+    """Return the intercept, from the smallest size, and the slope, from large ones.
 
-    The intercept of the slope's fit is discarded, because bursts and start-up costs are not bandwidth.
+    Sizes are in ascending order.
+
+    The intercept of the slope's fit is discarded, because bursts and start-up costs are
+    not bandwidth.
     """
     large = _large(sizes)
     weights = 1 / seconds[large]
@@ -126,7 +137,10 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
 
 
 def _large(sizes: Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of the sizes that determine the bandwidth; all if fewer than two are that large."""
+    """Return a mask of the sizes that determine the bandwidth.
+
+    All if fewer than two are that large.
+    """
     return sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
 
 
@@ -166,7 +180,10 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
 
 
 def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
-    """Return warnings about the links of a ring of nodes, relative to the fastest; a slow node slows two of them."""
+    """Return warnings about the links of a ring of nodes, relative to the fastest.
+
+    A slow node slows two of them.
+    """
     nodes, fastest = (
         len(neighbours_bytes_per_s),
         max(neighbours_bytes_per_s, default=0.0),
@@ -177,7 +194,8 @@ def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
         if rate < SLOW_MEMBER_SHARE * fastest
     }
     both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
-    # If two neighbours both qualify, the link between them may be slow; blame a node if a neighbour does not qualify.
+    # If two neighbours both qualify, the link between them may be slow; blame a node if
+    # a neighbour does not qualify.
     blamed = {
         node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both
     }

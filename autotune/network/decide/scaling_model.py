@@ -1,7 +1,7 @@
 """Predicted scaling: the fastest gradient synchronisation at each number of nodes, with the user's global batch.
 
-The global batch is fixed, so more nodes mean fewer sequences per rank, which limits scaling. Efficiency is always
-relative to one node with the same global batch.
+The global batch is fixed, so more nodes mean fewer sequences per rank, which limits
+scaling. Efficiency is always relative to one node with the same global batch.
 """
 
 import functools
@@ -33,7 +33,10 @@ AS_FAST_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Scaling of one profile to more nodes; predicted, except for rows marked as measured."""
+    """Scaling of one profile to more nodes.
+
+    Predicted, except for rows marked as measured.
+    """
 
     name: str
     global_batch_tokens: int
@@ -44,9 +47,11 @@ class Scaling:
     steps_per_epoch: float | None
     """Optimizer steps per epoch; None if the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
-    """Numbers of nodes, each with its efficiency if synchronisation overlapped every micro-batch's backward."""
+    """Numbers of nodes, each with its efficiency if synchronisation overlapped every
+    micro-batch's backward."""
     least_tokens_per_rank: float
-    """T_min: non-padding tokens per rank and step that backward needs to overlap synchronisation in fp32."""
+    """T_min: non-padding tokens per rank and step that backward needs to overlap
+    synchronisation in fp32."""
     sources: tuple[str, ...]
 
 
@@ -66,9 +71,12 @@ class Load:
         return self.global_batch_size * self.tokens_per_sequence
 
     def micro_batch_options(self, ranks: int) -> tuple[GlobalBatchSplit, ...]:
-        """Return the batch splits that may be fastest; none if some ranks would have no sequence.
+        """Return the batch splits that may be fastest.
 
-        The fewest micro-batches that fit, or up to two more, because another split may balance ranks better.
+        None if some ranks would have no sequence.
+
+        The fewest micro-batches that fit, or up to two more, because another split may
+        balance ranks better.
         """
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
@@ -91,7 +99,8 @@ class PredictedStep:
     time: StepTime
     tokens_per_s: float
     efficiency: float | None = None
-    """Throughput relative to perfect scaling from one node; None until one node is known."""
+    """Throughput relative to perfect scaling from one node; None until one node is
+    known."""
     bound_efficiency: float | None = None
     """Upper bound: efficiency if synchronisation overlapped every micro-batch."""
 
@@ -104,7 +113,10 @@ class PredictedStep:
 
 
 def limit_of(time: StepTime) -> tuple[str, float | None]:
-    """Return the largest cost beside compute, and its share of the step; compute and None if none exceeds 1 %."""
+    """Return the largest cost beside compute, and its share of the step.
+
+    Compute and None if none exceeds 1 %.
+    """
     losses = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
@@ -121,9 +133,12 @@ def gradient_syncs(
     strategies: Sequence[str] = ("ddp",),
     half: GradientDtype = "bf16",
 ) -> tuple[GradientSync, ...]:
-    """Return the candidates, the simplest first; with ``sixteen_bit``, those with gradients of ``half`` follow.
+    """Return the candidates, the simplest first.
 
-    16-bit gradients change the recipe and require an equal-loss check. Saving memory makes no strategy faster.
+    With ``sixteen_bit``, those with gradients of ``half`` follow.
+
+    16-bit gradients change the recipe and require an equal-loss check. Saving memory
+    makes no strategy faster.
     """
     caps = sorted(
         BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes)
@@ -151,9 +166,12 @@ def predict(
     sync: GradientSync,
     micro_batch_options: Sequence[GlobalBatchSplit] | None = None,
 ) -> PredictedStep | None:
-    """Return the step with the fastest batch split; None if there is none, as with fewer sequences than ranks.
+    """Return the step with the fastest batch split.
 
-    FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude accumulation.
+    None if there is none, as with fewer sequences than ranks.
+
+    FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude
+    accumulation.
     """
     found = [
         (
@@ -187,9 +205,12 @@ def predict(
 def useful_nodes(
     efficient: Callable[[int], float | None], most_nodes: int, known: int = 1
 ) -> int:
-    """Return the largest number of nodes that is efficient enough; ``known`` is a number that is.
+    """Return the largest number of nodes that is efficient enough.
 
-    Efficiency is not monotone, so every number is tried, up to 64 and to 30 % beyond the last useful one.
+    ``known`` is a number that is.
+
+    Efficiency is not monotone, so every number is tried, up to 64 and to 30 % beyond
+    the last useful one.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(64, 1.3 * useful)):
@@ -209,7 +230,8 @@ class ScalingModel:
     gradient_syncs: tuple[GradientSync, ...]
     """Candidates, the simplest first."""
     ends: tuple[Link, Link] | None = None
-    """Links between nodes at the worse and the better end of their bounds; None for assumed links."""
+    """Links between nodes at the worse and the better end of their bounds; None for
+    assumed links."""
     sources: tuple[str, ...] = ()
     """Sources of workload and network, a sentence for each."""
 
@@ -223,7 +245,10 @@ class ScalingModel:
         return max((one.tokens_per_s for one in alone if one is not None), default=None)
 
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
-        """Return the simplest of the fastest steps on ``nodes`` over ``between``; None if ranks outnumber sequences."""
+        """Return the simplest of the fastest steps on ``nodes`` over ``between``.
+
+        None if ranks outnumber sequences.
+        """
         load, network = (
             self.load,
             replace(self.network, nodes=nodes, between=between or self.network.between),
@@ -256,7 +281,10 @@ class ScalingModel:
         )
 
     def efficiency(self, nodes: int, between: Link | None = None) -> float | None:
-        """Return the efficiency of a number of nodes; None if the batch cannot be split over their ranks."""
+        """Return the efficiency of a number of nodes.
+
+        None if the batch cannot be split over their ranks.
+        """
         return (
             found.efficiency if (found := self.at(nodes, between)) is not None else None
         )
@@ -265,9 +293,10 @@ class ScalingModel:
     def least_tokens_per_rank(self) -> float:
         """T_min: non-padding tokens per rank and step whose backward takes as long as a ring all-reduce in fp32.
 
-        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N. F are FLOP/s of one rank, b bytes of a
-        gradient element, B bytes/s of a node's NIC; latency and (k - 1)/k are neglected. DDP does not reach this bound,
-        as only the last micro-batch overlaps.
+        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N. F are
+        FLOP/s of one rank, b bytes of a gradient element, B bytes/s of a node's NIC;
+        latency and (k - 1)/k are neglected. DDP does not reach this bound, as only the
+        last micro-batch overlaps.
         """
         load, compute = self.load, self.load.compute
         backward_s = (1 - compute.forward_share) * compute.forward_backward_s(
@@ -318,23 +347,32 @@ class ScalingModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllRanks:
-    """Throughput of all ranks; empty if no rate is known, or the batch has fewer sequences than there are ranks."""
+    """Throughput of all ranks.
+
+    Empty if no rate is known, or the batch has fewer sequences than there are ranks.
+    """
 
     tokens_per_s: PlanFigure | None = None
     efficiency: PlanFigure | None = None
-    """Throughput of all nodes relative to perfect scaling from one node; None on one node."""
+    """Throughput of all nodes relative to perfect scaling from one node; None on one
+    node."""
     rows: int = 0
     """Sequences in a micro-batch of the fullest rank."""
     efficiency_by_nodes: Mapping[int, float] = field(default_factory=dict)
-    """Efficiency on one node, on the useful number or half the planned one, and on the planned one; empty on one."""
+    """Efficiency on one node, on the useful number or half the planned one, and on the
+    planned one; empty on one."""
     useful_nodes: int | None = None
-    """Useful nodes at this batch, up to the planned number; None if that is efficient enough."""
+    """Useful nodes at this batch, up to the planned number; None if that is efficient
+    enough."""
 
 
 def spread(
     rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]
 ) -> AllRanks:
-    """Return the throughput of all ranks from the ``rate`` of one on one node; ``links``: basis and source of links."""
+    """Return the throughput of all ranks from the ``rate`` of one on one node.
+
+    ``links``: basis and source of links.
+    """
     ranks = nodes * known.network.ranks_per_node
     micro_batch_options = known.load.micro_batch_options(ranks)
     if not micro_batch_options:

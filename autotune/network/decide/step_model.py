@@ -1,7 +1,8 @@
 """Model of the time of an optimizer step with gradient synchronisation, from measured links and ranks.
 
-Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009; latency and bandwidth, Hockney 1994; buckets,
-their order and overlap, Li et al. 2020 (PyTorch Distributed), sections 3 and 4.
+Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009; latency and
+bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch
+Distributed), sections 3 and 4.
 """
 
 import functools
@@ -22,11 +23,13 @@ from autotune.network.values import (
 from autotune.trials.values import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
-"""Sizes of DDP's first bucket, small so that transfers start early, and of the others by default (torch 2.13,
-nn/parallel/distributed.py); if another size is asked for, the first bucket has it too."""
+"""Sizes of DDP's first bucket, small so that transfers start early, and of the others
+by default (torch 2.13, nn/parallel/distributed.py); if another size is asked for, the
+first bucket has it too."""
 FP32_BYTES = 4
 LEAST_PART_ELEMENTS = 2**17
-"""Gradients with fewer elements are merged with the next; DDP's smallest bucket has 2¹⁸ in fp32."""
+"""Gradients with fewer elements are merged with the next; DDP's smallest bucket has 2¹⁸
+in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +63,9 @@ class StepTime:
 def all_reduce_s(size_bytes: float, network: Network) -> float:
     """Return the time of an all-reduce over all ranks: reduced and gathered within nodes, a ring or tree between them.
 
-    The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of them twice in
-    2⌈log₂ k⌉. The measured factor corrects this for several ranks per node.
+    The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the
+    tree all of them twice in 2⌈log₂ k⌉. The measured factor corrects this for several
+    ranks per node.
     """
     within = (
         0.0
@@ -87,7 +91,10 @@ def tree_hops(members: int) -> int:
 
 
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
-    """Return the measured over the predicted time of all-reduces over all ranks; 1 if it is unknown."""
+    """Return the measured over the predicted time of all-reduces over all ranks.
+
+    1 if it is unknown.
+    """
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
     plain = replace(network, all_reduce_factor=1.0)
@@ -176,7 +183,8 @@ def step_time(
 ) -> StepTime:
     """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
 
-    DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only; FSDP2 gathers weights in each.
+    DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only;
+    FSDP2 gathers weights in each.
     """
     alone = compute.forward_backward_s(rows)
     # Ranks wait for each other once per step, after all micro-batches.
@@ -236,7 +244,8 @@ def _sharded(
 ) -> tuple[float, float, float]:
     """Return FSDP2's seconds as ``_bucketed``: weights are gathered in each pass, gradients sent after the last.
 
-    The transfers of the first layer's weights and the last gradient, which do not overlap, are neglected.
+    The transfers of the first layer's weights and the last gradient, which do not
+    overlap, are neglected.
     """
     within = sync.shard_within_nodes
     gather = gather_s(
@@ -259,7 +268,8 @@ def _sharded(
 def expected_largest(ranks: int) -> float:
     """Return the expected largest of ``ranks`` normal values, in standard deviations above the mean.
 
-    Integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezoids: known approximations are 4 % off for two.
+    Integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezoids: known
+    approximations are 4 % off for two.
     """
     if ranks == 1:
         return 0.0

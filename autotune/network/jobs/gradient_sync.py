@@ -30,8 +30,8 @@ def run(
 ) -> dict[str, Any]:
     """Train on cached batches of the dataset for the requested number of steps.
 
-    ``measured`` is a ``GradientSyncRequest``; ``local`` has ``data_dir``, the dataset's directory. Return the fields of
-    ``GradientSyncFigures``, the same from every rank.
+    ``measured`` is a ``GradientSyncRequest``; ``local`` has ``data_dir``, the dataset's
+    directory. Return the fields of ``GradientSyncFigures``, the same from every rank.
     """
     asked, dataset = (
         GradientSyncRequest.of(measured),
@@ -106,7 +106,10 @@ class _LastPass:
 
 
 def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
-    """Return the times of steps, each of the slowest rank; the first result only marks the start of the next step."""
+    """Return the times of steps, each of the slowest rank.
+
+    The first result only marks the start of the next step.
+    """
     each = [
         after.updated.seconds_since(before.updated)
         for before, after in itertools.pairwise(results)
@@ -134,7 +137,10 @@ def _of_passes(
     passes: list[tuple[DeviceEvent, DeviceEvent, Gradients]],
     ranks: Ranks,
 ) -> dict[str, Any]:
-    """Return the compute times of ranks without waits for each other; empty if there were no hooks."""
+    """Return the compute times of ranks without waits for each other.
+
+    Empty if there were no hooks.
+    """
     if not passes:
         return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}
     forwards = [turned.seconds_since(began) for began, turned, _ in passes]
@@ -156,7 +162,8 @@ def _of_passes(
         statistics.median(one[-1] for one in arrivals),
     )
     forward, backward = ranks.all_reduce_sum(*medians_s)
-    # From the first rank, so that all ranks return the same; means over steps, as a single backward may be delayed.
+    # From the first rank, so that all ranks return the same; means over steps, as a
+    # single backward may be delayed.
     shares = [
         statistics.fmean(one[number] / one[-1] for one in arrivals)
         for number in range(len(arrivals[0]))

@@ -21,11 +21,13 @@ from autotune.network.values import MIB, LinksRequest
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark
 
 IN_A_ROW = {"cuda": 50, "cpu": 5}
-"""Messages that are timed together, so that their launch (0.1 ms on a host) is negligible."""
+"""Messages that are timed together, so that their launch (0.1 ms on a host) is
+negligible."""
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
 SMALL_PRODUCT_SIZE, SMALL_PRODUCTS, SLOWDOWN_ROUNDS = 256, 50, 5
 MOVED_BYTES = {"cuda": 512 * MIB, "cpu": 8 * MIB}
-"""Size of the message that overlaps with matmuls; on a GPU, several milliseconds of NVLink and a hundred matmuls."""
+"""Size of the message that overlaps with matmuls; on a GPU, several milliseconds of
+NVLink and a hundred matmuls."""
 NEIGHBOUR_BYTES = {"cuda": 64 * MIB, "cpu": 4 * MIB}
 NEIGHBOUR_ROUNDS = 3
 MOST_PRODUCTS = 10_000
@@ -41,7 +43,8 @@ def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, 
     """
     size = ranks.local_world_size
     nodes = ranks.world_size // size
-    # This rank's own node, and the first ranks of all nodes; every rank must make every group.
+    # This rank's own node, and the first ranks of all nodes; every rank must make every
+    # group.
     within = [
         dist.new_group(list(range(node * size, (node + 1) * size)))
         for node in range(nodes)
@@ -86,7 +89,10 @@ def _all_reduces(
     *,
     takes_part: bool,
 ) -> list[tuple[int, float]]:
-    """Return bytes and seconds of each all-reduce; the seconds are those of the slowest rank."""
+    """Return bytes and seconds of each all-reduce.
+
+    The seconds are those of the slowest rank.
+    """
     if takes_part:
         # Connects, which may take seconds.
         dist.all_reduce(torch.ones(1, device=ranks.device), group=group)
@@ -95,7 +101,8 @@ def _all_reduces(
         once = functools.partial(
             dist.all_reduce, torch.zeros(size // 4, device=ranks.device), group=group
         )
-        # The first call warms up; it counts only if the network is too slow for another one.
+        # The first call warms up; it counts only if the network is too slow for another
+        # one.
         first_s = _timed(once, 1, ranks, takes_part=takes_part)
         times = (
             0
@@ -126,7 +133,10 @@ def _timed(
 
 
 def _own_s(work: Callable[[], object], times: int, ranks: Ranks) -> float:
-    """Return the seconds of one of ``times`` consecutive calls on this rank's device; all ranks begin together."""
+    """Return the seconds of one of ``times`` consecutive calls on this rank's device.
+
+    All ranks begin together.
+    """
     ranks.all_reduce_sum(0.0)
     began = mark(ranks.device)
     for _ in range(times):
@@ -165,7 +175,10 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
 
 
 def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], object], int]:
-    """Return a function that multiplies two matrices, and its FLOPs; on a GPU in bf16, eight times as large."""
+    """Return a function that multiplies two matrices, and its FLOPs.
+
+    On a GPU in bf16, eight times as large.
+    """
     on_gpu = ranks.device.type == "cuda"
     size *= 8 if on_gpu else 1
     options: Any = {
@@ -215,7 +228,10 @@ def _overlap_on_host(
 def _overlap_on_gpu(
     message: torch.Tensor, multiply: Callable[[], object], alone_s: float, ranks: Ranks
 ) -> tuple[list[float], float]:
-    """Return the times of ``_overlap_on_host`` on a GPU; matmuls are launched for twice the message's time alone."""
+    """Return the times of ``_overlap_on_host`` on a GPU.
+
+    Matmuls are launched for twice the message's time alone.
+    """
     alone_message_s = _timed(
         lambda: dist.all_reduce(message), 1, ranks, takes_part=True
     )
@@ -246,7 +262,10 @@ def _products(ranks: Ranks) -> float:
 
 
 def _carrier(ranks: Ranks) -> dict[str, Any]:
-    """Return ``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``; the first rank's are reported."""
+    """Return ``backend``, ``transport``, ``interface`` and ``interface_bytes_per_s``.
+
+    The first rank's are reported.
+    """
     if ranks.device.type == "cuda":
         version = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
         backend = f"nccl {'.'.join(map(str, version))}"
@@ -273,7 +292,10 @@ def _carrier(ranks: Ranks) -> dict[str, Any]:
 
 
 def _nccl_log() -> str:
-    """Return this process's NCCL log if ``NCCL_DEBUG_FILE`` asks for one; otherwise an empty string."""
+    """Return this process's NCCL log if ``NCCL_DEBUG_FILE`` asks for one.
+
+    Otherwise an empty string.
+    """
     pattern = os.environ.get("NCCL_DEBUG_FILE")
     if not pattern:
         return ""

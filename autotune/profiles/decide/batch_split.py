@@ -15,7 +15,8 @@ from trainer.model.families import FAMILIES
 KNEE_SHARE = 0.98
 """Share of the best throughput above which a size counts as equal to the best."""
 DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
-"""Non-padding tokens of the default global batch, between BERT's 131 thousand and RoBERTa's 4 million."""
+"""Non-padding tokens of the default global batch, between BERT's 131 thousand and
+RoBERTa's 4 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,10 @@ def choose_micro_batch(
 ) -> MicroBatchChoice:
     """Return the smallest micro-batch size within 2 % of the least predicted time per optimizer step.
 
-    A step takes as many micro-batches as hold the global batch, each as long as the curve predicts, empty sequences
-    included: 65 sequences take 8 micro-batches of 9, or 13 of 5. The largest point of the curve leaves the headroom
-    free; without ``sizes``, only measured sizes are candidates.
+    A step takes as many micro-batches as hold the global batch, each as long as the
+    curve predicts, empty sequences included: 65 sequences take 8 micro-batches of 9, or
+    13 of 5. The largest point of the curve leaves the headroom free; without ``sizes``,
+    only measured sizes are candidates.
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
     limit = points[-1].micro_batch_size
@@ -121,7 +123,10 @@ def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
 
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
-    """Return bounds of the smallest micro-batch size within 2 % of the best; None if the steps show no spread."""
+    """Return bounds of the smallest micro-batch size within 2 % of the best.
+
+    None if the steps show no spread.
+    """
     ends = [
         (
             point.micro_batch_size,
@@ -149,7 +154,10 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatchSplit:
-    """Split of a global batch into ranks and micro-batches; the global batch is kept exactly."""
+    """Split of a global batch into ranks and micro-batches.
+
+    The global batch is kept exactly.
+    """
 
     gradient_accumulation_steps: int
     micro_batch_size: int
@@ -162,7 +170,11 @@ class GlobalBatchSplit:
 def split_global_batch(
     global_batch_size: int, micro_batch_size: int, ranks: int
 ) -> GlobalBatchSplit:
-    """Split a global batch as the trainer does; raise ``BadInput`` if it has fewer sequences than ranks."""
+    """Split a global batch as the trainer does.
+
+    Raises:
+        BadInput: If it has fewer sequences than ranks.
+    """
     if global_batch_size < ranks:
         next_step = (
             f"Use at least {ranks} sequences per global batch, or at most"

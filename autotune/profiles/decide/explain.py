@@ -23,9 +23,10 @@ from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, 
 Origin = Literal[
     "measured", "allocator", "constraint", "requested", "default", "changed"
 ]
-"""Origin of a setting. ``measured``: decided by measurements. ``allocator``: decided by memory on a pretended GPU.
-``constraint``: follows from your input. ``requested``: an option, for which alone the figures hold. ``default``: the
-trainer's. ``changed``: none of these, edited by hand or by ``autotune advise``."""
+"""Origin of a setting. ``measured``: decided by measurements. ``allocator``: decided by
+memory on a pretended GPU. ``constraint``: follows from your input. ``requested``: an
+option, for which alone the figures hold. ``default``: the trainer's. ``changed``: none
+of these, edited by hand or by ``autotune advise``."""
 
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
@@ -62,7 +63,10 @@ def explanations(profile: Profile) -> tuple[Explanation, ...]:
 
 
 def meaning_of(key: str) -> str | None:
-    """Return the schema's description of a dotted key, on one line; None for a key of the model's own config."""
+    """Return the schema's description of a dotted key, on one line.
+
+    None for a key of the model's own config.
+    """
     table: Any = TrainConfig
     description: str | None = None
     for part in key.split("."):
@@ -74,7 +78,11 @@ def meaning_of(key: str) -> str | None:
 
 
 def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
-    """Return explanations of a setting, or of a group such as ``data``; raise ``BadInput`` if it is unknown."""
+    """Return explanations of a setting, or of a group such as ``data``.
+
+    Raises:
+        BadInput: If it is unknown.
+    """
     name = key.removeprefix("train.")
     chosen = tuple(
         one for one in found if one.key == name or one.key.startswith(f"{name}.")
@@ -129,7 +137,10 @@ def _is_split(profile: Profile) -> bool:
 
 
 def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
-    """Explain a setting by an exploration; return None if that tried one value only, or a later command decided it."""
+    """Explain a setting by an exploration.
+
+    Return None if that tried one value only, or a later command decided it.
+    """
     found, probe = profile.evidence.explore, profile.evidence.probe
     if found is None or key not in KNOBS:
         return None

@@ -1,4 +1,7 @@
-"""Commands to run next, quoted for a shell; options at their defaults are left out. Pure."""
+"""Commands to run next, quoted for a shell.
+
+Options at their defaults are left out. Pure.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -28,8 +31,8 @@ _DEFAULTS: Mapping[str, object] = {
 def command(name: str, *arguments: object, **options: object) -> str:
     """Return a command of this program, such as ``train``, quoted for a shell.
 
-    Options have underscores for hyphens. None and defaults are left out; True becomes the flag ``--NAME``, False
-    ``--no-NAME``; a list repeats the option.
+    Options have underscores for hyphens. None and defaults are left out; True becomes
+    the flag ``--NAME``, False ``--no-NAME``; a list repeats the option.
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
@@ -63,7 +66,10 @@ def probe_first(profile: Profile, path: object) -> tuple[str, ...]:
 
 
 def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
-    """Return the probe command for these settings and a profile's limits and ranks; ``others`` add or replace any."""
+    """Return the probe command for these settings and a profile's limits and ranks.
+
+    ``others`` add or replace any.
+    """
     limits = None if profile is None else profile.constraints
     probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {

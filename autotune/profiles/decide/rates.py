@@ -21,7 +21,8 @@ from autotune.trials.values import FinishedTrial, Measured, StepFigures
 from trainer.record.run_record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
-"""Warm-up, as a share and a maximum of a run's logged steps: caches, clocks and allocators settle in it."""
+"""Warm-up, as a share and a maximum of a run's logged steps: caches, clocks and
+allocators settle in it."""
 
 ALIKE_SHARE = 0.02
 """Share up to which a difference counts as none."""
@@ -70,7 +71,10 @@ def training_rates(profile: Profile) -> tuple[Rate, ...]:
 
 
 def tuned_rate(profile: Profile) -> Rate | None:
-    """Return the measured rate that is closest to training; None if nothing was measured."""
+    """Return the measured rate that is closest to training.
+
+    None if nothing was measured.
+    """
     return next(iter(training_rates(profile)), None)
 
 
@@ -116,7 +120,10 @@ def settled_steps(run: Run) -> tuple[StepRow, ...]:
 
 
 def run_rate(run: Run) -> Rate | None:
-    """Return the rate of a run's settled steps, or of all if the run is too short; None without figures."""
+    """Return the rate of a run's settled steps, or of all if the run is too short.
+
+    None without figures.
+    """
     rows = settled_steps(run) or run.steps
     found = of_sound_steps(
         [(row.tokens_per_s * row.step_s, row.step_s) for row in rows]
@@ -223,9 +230,12 @@ def drifts(
     intact: bool = True,
     otherwise: Sequence[str] = (),
 ) -> tuple[Drift, ...]:
-    """Compare a run since its last start with its profile; return nothing without a profile or steps.
+    """Compare a run since its last start with its profile.
 
-    The expected memory is that of the trials. Nothing is comparable if the profile was edited or the run deviates.
+    Return nothing without a profile or steps.
+
+    The expected memory is that of the trials. Nothing is comparable if the profile was
+    edited or the run deviates.
     """
     if profile is None or not run.steps:
         return ()
@@ -314,7 +324,10 @@ def _drift(
 
 
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
-    """Compare peak memory with the trials; only show it on a CPU, as a run counts its process, a trial what it adds."""
+    """Compare peak memory with the trials.
+
+    Only show it on a CPU, as a run counts its process, a trial what it adds.
+    """
     rows = run.header.sequences_per_micro_batch
     # A trial log has trials of other recipes too.
     own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {

@@ -1,4 +1,7 @@
-"""Comparison of a profile with its trials, and with this machine, model and dataset. Pure."""
+"""Comparison of a profile with its trials, and with this machine, model and dataset.
+
+Pure.
+"""
 
 import math
 import statistics
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
     from autotune.integrations.values import OwnProfile
 
 _SAME = 1e-9
-"""Relative tolerance: files keep all digits of a figure, but figures derived from others are recomputed."""
+"""Relative tolerance: files keep all digits of a figure, but figures derived from
+others are recomputed."""
 _ERRORS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
 """Fields that invalidate the profile's figures if they differ."""
 _WARNINGS = (
@@ -93,7 +97,10 @@ def check_trial_log(
 
 
 def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
-    """Yield the figures of a profile that match no trial; those computed from many trials are left out."""
+    """Yield the figures of a profile that match no trial.
+
+    Those computed from many trials are left out.
+    """
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
         budget = profile.constraints.memory_budget_bytes
@@ -171,9 +178,12 @@ def _is_among(figure: float, found: Iterable[float]) -> bool:
 def compare(
     profile: Fingerprint, here: Fingerprint, *, replayed: bool = False
 ) -> tuple[Check, ...]:
-    """Return every field that differs, most severe first. Less GPU memory than the profile's is rejected, more is not.
+    """Return every field that differs, most severe first.
 
-    If a GPU's step is replayed, the GPU is not compared, and CPU and file system must match.
+    Less GPU memory than the profile's is rejected, more is not.
+
+    If a GPU's step is replayed, the GPU is not compared, and CPU and file system must
+    match.
     """
     found = []
     for field in Fingerprint.model_fields:

@@ -1,6 +1,7 @@
 """Kernels of a traced step: their FLOPs and the bytes that they read and write, from shapes alone.
 
-Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S queries, U keys, E dimensions of a head.
+Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S queries,
+U keys, E dimensions of a head.
 """
 
 import functools
@@ -32,7 +33,8 @@ _ATTENTION = {
     "_varlen_attn": "varlen",
 }
 _BACKWARD_MATMULS = 2.5
-"""FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for two."""
+"""FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for
+two."""
 _TILE = 128
 """Tokens of a tile of FlashAttention for heads of 64."""
 _ORDER: tuple[KernelKind, ...] = (
@@ -121,7 +123,11 @@ _READS_RESULT = frozenset({"embedding", "index_select", "gather"})
 
 
 class KernelCounter:
-    """Count of kernels; ``document_tokens`` is the mean length of a document, which bounds its queries' keys."""
+    """Count of kernels.
+
+    ``document_tokens`` is the mean length of a document, which bounds its queries'
+    keys.
+    """
 
     def __init__(self, document_tokens: float) -> None:
         self._document_tokens = document_tokens

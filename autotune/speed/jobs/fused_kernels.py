@@ -1,9 +1,11 @@
 """Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
 
-Values in memory and library calls are given. Loops over equally many elements are one kernel if they share an input, or
-if one reads another's output, and no library call must run between them. A sum over the leading dimensions, such as a
-bias gradient, is one more kernel if it reads an output: rows must be complete before columns are summed. Loops that
-scale by the largest of all values, as casts to float8 do, follow the one that finds it.
+Values in memory and library calls are given. Loops over equally many elements are one
+kernel if they share an input, or if one reads another's output, and no library call
+must run between them. A sum over the leading dimensions, such as a bias gradient, is
+one more kernel if it reads an output: rows must be complete before columns are summed.
+Loops that scale by the largest of all values, as casts to float8 do, follow the one
+that finds it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -48,7 +50,8 @@ def kernels_of(
 ) -> Iterator[Kernel]:
     """Yield the kernels of one call of a graph.
 
-    ``stored`` are the values in memory; ``library_call`` returns operator and arguments of a library call, else None.
+    ``stored`` are the values in memory; ``library_call`` returns operator and arguments
+    of a library call, else None.
     """
     loops: list[_Loop] = []
     needs: dict[fx.Node, int] = {}
@@ -61,7 +64,8 @@ def kernels_of(
             calls += 1
             needs[node] = calls
             args = pytree.tree_map_only(fx.Node, lambda one: one.meta["val"], call[1])
-            # A wrapper that saves the random state has no value; those of its attention are in its users.
+            # A wrapper that saves the random state has no value; those of its attention
+            # are in its users.
             if (
                 kernel := counter.kernel_of(call[0], args, {}, node.meta.get("val", ()))
             ) is not None:
@@ -122,7 +126,8 @@ def _add(loop: _Loop, loops: list[_Loop]) -> None:
         late = not loop.earliest <= other.between <= loop.between
         if late or other.elements != loop.elements or awaited & other.writes:
             continue
-        # Columns are summed along the way only if nothing that the loop writes is needed for them.
+        # Columns are summed along the way only if nothing that the loop writes is
+        # needed for them.
         if loop.reads & other.writes and (loop.sums_columns or other.sums_columns):
             continue
         if loop.reads & (other.reads | other.writes):

@@ -1,7 +1,8 @@
 """The ``rates`` job: constants of this machine, measured on operators of an encoder's step.
 
-Operators make fresh results, as in training, so that their time includes what allocation costs. Shapes: M tokens, K and
-N sizes of a layer, B sequences, H heads, S positions, E dimensions of a head, V rows of a table.
+Operators make fresh results, as in training, so that their time includes what
+allocation costs. Shapes: M tokens, K and N sizes of a layer, B sequences, H heads, S
+positions, E dimensions of a head, V rows of a table.
 """
 
 import functools
@@ -32,7 +33,8 @@ from trainer.model.sparse_last_layer import attend_documents
 REPEATS, FEWEST, LONG_S = 7, 3, 0.5
 """Repeats of a measurement; of one that takes this long in all, the fewest."""
 _IN_A_ROW = 10
-"""Runs of a GPU's work before the host waits: a launch costs the host more than small work costs the GPU."""
+"""Runs of a GPU's work before the host waits: a launch costs the host more than small
+work costs the GPU."""
 _MIB = 2**20
 _GPU_PASSES_MIB, _CPU_PASSES_MIB = (256,), (1, 8, 64)
 _GPU_TOKENS, _CPU_TOKENS = (16_384, 65_536), (512, 4096)

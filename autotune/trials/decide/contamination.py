@@ -1,7 +1,8 @@
 """Activity of GPUs in a window of time, as figures, and the rules by which a trial's outcome is discarded. Pure.
 
-Process ids do not identify the owner of memory, as a container sees other ids than the host. So bytes are compared with
-a baseline from before this program used a GPU; listed processes are only a hint.
+Process ids do not identify the owner of memory, as a container sees other ids than the
+host. So bytes are compared with a baseline from before this program used a GPU; listed
+processes are only a hint.
 """
 
 import math
@@ -31,7 +32,8 @@ from autotune.trials.values import (
 Known = TypeVar("Known", bound=float)
 Combined = TypeVar("Combined")
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
-"""Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a CUDA context takes hundreds."""
+"""Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a
+CUDA context takes hundreds."""
 
 _GPM_SHARES = {
     "gpm_sm_share": "sm_utilisation",
@@ -47,7 +49,10 @@ Holders = tuple[GpuProcess, ...] | Unavailable
 def is_above_baseline(
     baseline_bytes: int | Unavailable, used_bytes: int | Unavailable
 ) -> bool:
-    """Return whether more memory is in use than before this program used the GPU; False if either figure is missing."""
+    """Return whether more memory is in use than before this program used the GPU.
+
+    False if either figure is missing.
+    """
     if isinstance(baseline_bytes, Unavailable) or isinstance(used_bytes, Unavailable):
         return False
     return used_bytes - baseline_bytes > MEMORY_TOLERANCE_BYTES
@@ -69,14 +74,18 @@ def describe_growth(
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Name the faults (heat, hardware slowdown; no power cap) that lowered a GPU's clocks for long, else None."""
+    """Name the faults (heat, hardware slowdown.
+
+    No power cap) that lowered a GPU's clocks for long, else None.
+    """
     readings = [
         sample.throttle_reasons
         for sample in samples
         if sample.throttle_reasons is not None
     ]
     slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    # Intact air-cooled GPUs slow down for a moment now and then; a slowdown in every sample is a fault.
+    # Intact air-cooled GPUs slow down for a moment now and then; a slowdown in every
+    # sample is a fault.
     if not slowed or (
         len(slowed) < len(readings) and len(slowed) <= max(1, 0.1 * len(readings))
     ):
@@ -94,7 +103,10 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
 
 
 def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Describe other processes than the trial's own that computed on a GPU; return None if there were none."""
+    """Describe other processes than the trial's own that computed on a GPU.
+
+    Return None if there were none.
+    """
     counts = [
         sample.process_count for sample in samples if sample.process_count is not None
     ]
@@ -107,7 +119,11 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
 
 
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
-    """Return the outcome; ``Contaminated`` if there are reasons to doubt its figures. Keep crashes and timeouts."""
+    """Return the outcome.
+
+    ``Contaminated`` if there are reasons to doubt its figures. Keep crashes and
+    timeouts.
+    """
     doubtful = reasons and isinstance(outcome, Measured | OutOfMemory)
     return Contaminated(detail="; ".join(reasons)) if doubtful else outcome
 
@@ -115,7 +131,10 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
 def describe_other_users(
     gpu: str, used_bytes: int | Unavailable, holders: Holders
 ) -> str | None:
-    """Describe the use of a GPU before this program uses it; return None if only the driver's reserve is in use."""
+    """Describe the use of a GPU before this program uses it.
+
+    Return None if only the driver's reserve is in use.
+    """
     listed = not isinstance(holders, Unavailable) and bool(holders)
     taken = (
         not isinstance(used_bytes, Unavailable)
@@ -179,10 +198,12 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
 
 
 def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
-    """Return the mean power between the first sample and the last, in watts; None if the GPU reports none.
+    """Return the mean power between the first sample and the last, in watts.
 
-    If the GPU counts energy, the power follows from that: since Hopper, a sample of power is a mean over the last
-    second, part of which lies before the window.
+    None if the GPU reports none.
+
+    If the GPU counts energy, the power follows from that: since Hopper, a sample of
+    power is a mean over the last second, part of which lies before the window.
     """
     counted = [
         (one.time_s, one.energy_j) for one in samples if one.energy_j is not None

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 LOSS_STEPS = 48
 EQUAL_LOSS_SHARE = 0.01
-"""Largest relative difference of two losses at the end of the check that count as equal."""
+"""Largest relative difference of two losses at the end of the check that count as
+equal."""
 CHECK_WARM_UP_STEPS = 8
-"""Warm-up steps of the check, instead of the recipe's: weights that hardly move show nothing."""
+"""Warm-up steps of the check, instead of the recipe's: weights that hardly move show
+nothing."""
 LEAST_FALL_SHARE = 0.02
 """Relative fall of the loss in the check, below which equal losses mean nothing."""
 
@@ -37,7 +39,10 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
 def compare_losses(
     reference: Sequence[float], other: Sequence[float], names: tuple[str, str]
 ) -> LossVerdict:
-    """Compare the losses of the last quarter of the steps; ``names`` are those of the two settings."""
+    """Compare the losses of the last quarter of the steps.
+
+    ``names`` are those of the two settings.
+    """
     first, second = _last(reference), _last(other)
     apart = abs(second / first - 1)
     equal = apart <= EQUAL_LOSS_SHARE

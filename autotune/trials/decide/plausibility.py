@@ -1,4 +1,7 @@
-"""Rejection of rates that no GPU can reach, and of every rate of a pretended one. Pure."""
+"""Rejection of rates that no GPU can reach, and of every rate of a pretended one.
+
+Pure.
+"""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -15,7 +18,8 @@ from trainer.model.flops import Format, find_peak, product_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
-"""Tolerance over the data sheet, as a GPU may be delivered with a little more; in practice none reaches the sheet."""
+"""Tolerance over the data sheet, as a GPU may be delivered with a little more; in
+practice none reaches the sheet."""
 RATE_JOBS = frozenset({"training", "links", "gradient_sync", "own_loader"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
@@ -34,11 +38,15 @@ class GpuRate:
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
-    """Raise ``Undecided`` if the named GPU cannot reach a rate; a CPU, or an unknown GPU, has no limit."""
+    """Raise ``Undecided`` if the named GPU cannot reach a rate.
+
+    A CPU, or an unknown GPU, has no limit.
+    """
     if gpu_name is None or (peak := find_peak(gpu_name)) is None:
         return
     for rate in rates:
-        # Both directions together: a reducing switch (NVLink SHARP) halves the bytes that a GPU sends.
+        # Both directions together: a reducing switch (NVLink SHARP) halves the bytes
+        # that a GPU sends.
         limit = peak.link_bytes_per_s if rate.of == "links" else getattr(peak, rate.of)
         unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
         if limit is not None and rate.per_s > SLACK * limit:
@@ -269,8 +277,9 @@ def check_run(run: Run) -> None:
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
     """Return the FLOPs that training takes for each token at least.
 
-    For a known architecture, those of the matmuls with its layers' weights; attention, head and embeddings come on top.
-    For any other, twice its parameters, a third of the usual count, as an embedding table takes part in no matmul.
+    For a known architecture, those of the matmuls with its layers' weights; attention,
+    head and embeddings come on top. For any other, twice its parameters, a third of the
+    usual count, as an embedding table takes part in no matmul.
     """
     work = None if train is None else work_of_shape(train, 1, parameters or 1)
     if work is not None:

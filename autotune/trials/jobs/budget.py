@@ -19,7 +19,8 @@ LARGE_BLOCK_BYTES = 128 * 1024
 _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
 _ARENA_BYTES, _MOST_OBJECTS = 2**20, 2**17
-"""Memory that Python's allocator takes at once, and most objects that are made to fill what it has."""
+"""Memory that Python's allocator takes at once, and most objects that are made to fill
+what it has."""
 _POOL_BYTES = 2**14
 _LARGEST_SMALL_BYTES = 512 - sys.getsizeof(b"")
 _KEPT: list[list[bytes]] = []
@@ -28,9 +29,12 @@ _PAGE_BYTES = 2**21
 
 
 def keep_one_arena() -> None:
-    """Make malloc serve all threads from one heap; call it before there is a second thread.
+    """Make malloc serve all threads from one heap.
 
-    Each further heap takes 64 MiB of address space, used or not, and is made when a thread first allocates.
+    Call it before there is a second thread.
+
+    Each further heap takes 64 MiB of address space, used or not, and is made when a
+    thread first allocates.
     """
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
@@ -52,11 +56,13 @@ def enforce(
 ) -> "Budget":
     """Start to enforce a memory budget of one rank; None only measures.
 
-    ``ranks`` have joined: memory for their communication does not count as the model's. ``device_used_before_bytes`` is
-    the memory in use on this rank's GPU before this process, from NVML; None on a CPU or if unknown. On a CPU, blocks
-    of at least ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves nothing free in the
-    allocator, as fragmentation depends on what came first. Raise ``DeviceMissing`` if the GPU is a MIG slice: NVML's
-    figures, by which a budget is chosen, are those of the whole.
+    ``ranks`` have joined: memory for their communication does not count as the model's.
+    ``device_used_before_bytes`` is the memory in use on this rank's GPU before this
+    process, from NVML; None on a CPU or if unknown. On a CPU, blocks of at least
+    ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves
+    nothing free in the allocator, as fragmentation depends on what came first. Raise
+    ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is
+    chosen, are those of the whole.
     """
     # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
@@ -92,7 +98,8 @@ def _fill_heap(libc: ctypes.CDLL) -> None:
 def _fill_arenas() -> None:
     """Take the free places of Python's own allocator, which differ between processes, and leave new ones.
 
-    It serves objects of up to 512 bytes from pools of one size, and takes memory for 64 pools at once.
+    It serves objects of up to 512 bytes from pools of one size, and takes memory for 64
+    pools at once.
     """
     # Full length at once: a list that grows takes memory as well.
     kept: list[bytes] = [b""] * _MOST_OBJECTS
@@ -106,13 +113,17 @@ def _fill_arenas() -> None:
             kept[place] = bytes(size - sys.getsizeof(b""))
             if id(kept[place]) in arena:
                 break
-    # Most of another: what a step needs differs by a few pools, which must not be an arena for some processes only.
+    # Most of another: what a step needs differs by a few pools, which must not be an
+    # arena for some processes only.
     for spare in range(place + 1, _fill_arena(kept, places)):
         kept[spare] = b""
 
 
 def _fill_arena(kept: list[bytes], places: Iterator[int]) -> int:
-    """Make objects of the largest size until Python's allocator takes an arena; return the place of the last."""
+    """Make objects of the largest size until Python's allocator takes an arena.
+
+    Return the place of the last.
+    """
     before_bytes, place, taken = status_bytes("VmSize"), len(kept), False
     for place in places:
         kept[place] = bytes(_LARGEST_SMALL_BYTES)
@@ -137,8 +148,9 @@ class CpuBudget:
         clean: bool = False,
     ) -> None:
         if budget_bytes is not None:
-            # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
-            # different runs, and the largest micro-batch would be a matter of luck.
+            # Large blocks go back to the kernel when freed: without this the same step
+            # needs a different amount in different runs, and the largest micro-batch
+            # would be a matter of luck.
             libc = return_large_blocks(large_block_bytes)
             if clean:
                 # The heap grows by pages, not by 128 KiB that only some runs need.
@@ -146,7 +158,8 @@ class CpuBudget:
                 _fill_arenas()
                 _fill_heap(libc)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            # The soft limit alone, so that it can be lifted to write the account of an OOM.
+            # The soft limit alone, so that it can be lifted to write the account of an
+            # OOM.
             resource.setrlimit(
                 resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard)
             )
@@ -169,7 +182,10 @@ class CpuBudget:
         )
 
     def take_step_peak(self) -> int:
-        """Return the highest growth of resident memory since the last call; other peaks cannot be reset."""
+        """Return the highest growth of resident memory since the last call.
+
+        Other peaks cannot be reset.
+        """
         resident_bytes = status_bytes("VmHWM")
         self.host_peak_bytes = max(self.host_peak_bytes, resident_bytes)
         with contextlib.suppress(OSError):  # then it is the highest so far
@@ -187,9 +203,10 @@ class CpuBudget:
 class CudaBudget:
     """Memory budget on a GPU: a block outside of PyTorch's allocator holds the memory beyond it.
 
-    ``torch.cuda.set_per_process_memory_fraction`` would fail too early: it counts a whole request, although the free
-    end of an expandable segment serves most of it. BERT-base would seem to fit 413 sequences instead of 427, and 1,370
-    instead of 1,568 with checkpointing.
+    ``torch.cuda.set_per_process_memory_fraction`` would fail too early: it counts a
+    whole request, although the free end of an expandable segment serves most of it.
+    BERT-base would seem to fit 413 sequences instead of 427, and 1,370 instead of 1,568
+    with checkpointing.
     """
 
     host_peak_bytes = 0
@@ -213,7 +230,8 @@ class CudaBudget:
                 budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
             )
             beyond_bytes = max(0, free_bytes - max(0, room_bytes))
-            # Rounded up, to leave no memory beyond the budget; at most all of the free memory.
+            # Rounded up, to leave no memory beyond the budget; at most all of the free
+            # memory.
             self._held_bytes = (
                 min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES)
                 * _PAGE_BYTES
@@ -284,7 +302,11 @@ Budget = CpuBudget | CudaBudget
 
 
 def hold_device_memory(size_bytes: int) -> None:
-    """Hold memory of the current CUDA device until this process ends; raise ``RuntimeError`` if the device has less."""
+    """Hold memory of the current CUDA device until this process ends.
+
+    Raises:
+        RuntimeError: If the device has less.
+    """
     if size_bytes:
         code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(
             ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes)

@@ -17,12 +17,18 @@ _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 
 
 def memory_bytes() -> int | None:
-    """Return the memory of this process and its children, shared pages in parts (PSS); None if it cannot be read."""
+    """Return the memory of this process and its children, shared pages in parts (PSS).
+
+    None if it cannot be read.
+    """
     return _sum_of_family(lambda process: process.memory_full_info().pss)
 
 
 def private_bytes_of_children() -> list[int]:
-    """Return the memory that each child has for itself alone (USS); empty if it cannot be read."""
+    """Return the memory that each child has for itself alone (USS).
+
+    Empty if it cannot be read.
+    """
     with contextlib.suppress(*_UNREADABLE):
         return [
             child.memory_full_info().uss
@@ -32,7 +38,10 @@ def private_bytes_of_children() -> list[int]:
 
 
 def storage_read_bytes() -> int | None:
-    """Return the bytes read from storage for this process and its children; None if the kernel does not count them."""
+    """Return the bytes read from storage for this process and its children.
+
+    None if the kernel does not count them.
+    """
     return _sum_of_family(lambda process: process.io_counters().read_bytes)
 
 
@@ -60,7 +69,10 @@ class Memory:
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:
-        """Return the highest growth of any rank, with all ranks together; None if the kernel does not report it."""
+        """Return the highest growth of any rank, with all ranks together.
+
+        None if the kernel does not report it.
+        """
         own = math.nan
         if self._before_bytes is not None:
             on_gpu = self._ranks.device.type == "cuda"

@@ -1,7 +1,8 @@
 """Ranks that measure together: they join once, then run the trials that the first rank reads, one after the other.
 
-``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is ``DIRECTORY/N/trial.json``; each
-rank writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
+``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is
+``DIRECTORY/N/trial.json``; each rank writes how it ended to ``rank-R.json`` beside it.
+A rank that fails ends, and torchrun ends the others.
 """
 
 import json
@@ -20,13 +21,17 @@ POLL_S = 0.01
 
 
 def serve(directory: Path, device: str) -> int:
-    """Join the other ranks, and run trials until there are no more; return the exit code."""
+    """Join the other ranks, and run trials until there are no more.
+
+    Return the exit code.
+    """
     import torch
     import transformers
 
     from trainer.distributed.ranks import join_ranks, leave_ranks
 
-    # The least configuration for joining, without a timeout: the parent decides how long a trial may take.
+    # The least configuration for joining, without a timeout: the parent decides how
+    # long a trial may take.
     joining = {
         "model": {"name": "none", "config": {"model_type": "none"}},
         "device": device,
@@ -80,7 +85,8 @@ def main() -> None:
     """Run one rank, which ends with the torchrun that started it, even while torch is being imported."""
     parent = os.getppid()
     end_with_parent(parent)
-    # A torchrun that ended while starting its ranks has left this one to another parent.
+    # A torchrun that ended while starting its ranks has left this one to another
+    # parent.
     if sys.argv[1].encode() not in Path(f"/proc/{parent}/cmdline").read_bytes():
         os._exit(1)
     code = serve(Path(sys.argv[1]), sys.argv[2])

@@ -2,8 +2,9 @@
 
 A trial has a process for each local rank; they are watched and ended together.
 
-Speaks JSON lines: a request on standard input, a reply on standard output. It runs no computation itself, so that no
-thread pool and no CUDA context exists when it forks. When its standard input closes, it kills what runs and ends.
+Speaks JSON lines: a request on standard input, a reply on standard output. It runs no
+computation itself, so that no thread pool and no CUDA context exists when it forks.
+When its standard input closes, it kills what runs and ends.
 """
 
 import contextlib
@@ -35,12 +36,14 @@ from trainer.health.failures import is_vague, out_of_memory
 
 POLL_S = 0.01
 GRACE_S = 2.0
-"""Time that the other ranks have after a rank's failure to notice it and write their accounts, in seconds."""
+"""Time that the other ranks have after a rank's failure to notice it and write their
+accounts, in seconds."""
 
 
 def preload_trainer() -> None:
     """Import the trainer, the jobs that use it, and modules that torch would import in the first step."""
-    # Transformers imports torchao where it is installed, which starts CUDA, and breaks it in forked processes.
+    # Transformers imports torchao where it is installed, which starts CUDA, and breaks
+    # it in forked processes.
     sys.modules["torchao"] = None  # type: ignore[assignment]
     for module in (
         "trainer.loop",
@@ -54,7 +57,10 @@ def preload_trainer() -> None:
 
 @functools.cache
 def preload_model(model_type: str | None) -> None:
-    """Import a model type's code, by building its default shape on the meta device; do nothing for None."""
+    """Import a model type's code, by building its default shape on the meta device.
+
+    Do nothing for None.
+    """
     if model_type is None:
         return
     import transformers
@@ -78,7 +84,10 @@ class RankProcess:
     """True if this server killed it."""
 
     def runs(self) -> bool:
-        """Return whether it still runs; if not, end all processes that it left running."""
+        """Return whether it still runs.
+
+        If not, end all processes that it left running.
+        """
         if self.exit_code is None and os.waitid(
             os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
@@ -100,10 +109,13 @@ class RankProcess:
 def run_trial(
     request: dict[str, Any], parent_gone: Callable[[float], bool]
 ) -> dict[str, Any]:
-    """Run a trial in as many processes as it has local ranks; return what ``classify`` reads, and ``timed_out``.
+    """Run a trial in as many processes as it has local ranks.
 
-    ``request`` has ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``, the trial's own. ``parent_gone``
-    waits for some seconds, and returns True if the parent no longer wants the answer.
+    Return what ``classify`` reads, and ``timed_out``.
+
+    ``request`` has ``job``, ``measured``, ``local``, ``timeout_s`` and ``directory``,
+    the trial's own. ``parent_gone`` waits for some seconds, and returns True if the
+    parent no longer wants the answer.
     """
     kills_before, server = _kernel_kills(), os.getpid()
     local_ranks = request["measured"].get("local_ranks", 1)
@@ -128,7 +140,10 @@ def run_trial(
 def _watch(
     ranks: list[RankProcess], deadline_s: float, parent_gone: Callable[[float], bool]
 ) -> bool:
-    """Wait until all ranks have ended, or end them; return whether the deadline was the reason."""
+    """Wait until all ranks have ended, or end them.
+
+    Return whether the deadline was the reason.
+    """
     failed = False
     while running := [process for process in ranks if process.runs()]:
         if not failed and any(process.exit_code for process in ranks):
@@ -150,7 +165,10 @@ def _watch(
 
 
 def _kill_orphans() -> None:
-    """End processes that a trial left running in other sessions; the end of their parents made them this one's."""
+    """End processes that a trial left running in other sessions.
+
+    The end of their parents made them this one's.
+    """
     while orphans := psutil.Process().children():
         for orphan in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -160,7 +178,10 @@ def _kill_orphans() -> None:
 
 
 def _account(process: RankProcess, directory: Path, rank: int) -> dict[str, Any]:
-    """Return the account of a rank for ``classify``; without a result, it ended when its end was noticed."""
+    """Return the account of a rank for ``classify``.
+
+    Without a result, it ended when its end was noticed.
+    """
     file, log = directory / f"rank-{rank}.json", directory / f"rank-{rank}.log"
     result = json.loads(file.read_text()) if file.exists() else None
     return {
@@ -193,7 +214,8 @@ def _child(request: dict[str, Any], rank: int, ranks: int, server: int) -> NoRet
     with contextlib.suppress(OSError):
         # If the host runs out of memory, a trial ends, and not you.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # All ranks are on this host; gloo would otherwise go by the host's name, which need not lead anywhere.
+    # All ranks are on this host; gloo would otherwise go by the host's name, which need
+    # not lead anywhere.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     code = 1
     try:
@@ -235,8 +257,9 @@ def _kernel_kills() -> int:
 def serve(preload: dict[str, Any] | None = None) -> None:
     """Answer requests until standard input closes.
 
-    ``preload`` replaces what the trainer's trials need: the ``function`` of a ``module``, which is called with
-    ``options``, and whose result is the field ``preloaded`` of the first reply.
+    ``preload`` replaces what the trainer's trials need: the ``function`` of a
+    ``module``, which is called with ``options``, and whose result is the field
+    ``preloaded`` of the first reply.
     """
     # Replies go to standard output; output of libraries goes to the log.
     replies = os.fdopen(os.dup(1), "w")
@@ -299,10 +322,11 @@ def run_job(
 ) -> bool:
     """Run a job and write how it ended: ``status``, its details, and ``ended_s`` on the monotonic clock.
 
-    ``job`` names a job, or a module by its full name, whose ``run`` gets ``measured`` and ``local`` of the trial and
-    ``more``, and returns figures. With ``first_attempt`` in ``local``, the trial is tried again after a crash. A fault
-    that may not be of memory is then a crash: near the limit little is free, and a broken kernel would pass for a
-    smaller limit. Return True if the job measured its figures.
+    ``job`` names a job, or a module by its full name, whose ``run`` gets ``measured``
+    and ``local`` of the trial and ``more``, and returns figures. With ``first_attempt``
+    in ``local``, the trial is tried again after a crash. A fault that may not be of
+    memory is then a crash: near the limit little is free, and a broken kernel would
+    pass for a smaller limit. Return True if the job measured its figures.
     """
     result: dict[str, Any]
     process = os.getpid()
@@ -356,5 +380,6 @@ if __name__ == "__main__":
     # Imported for children, which must not import anything near their memory limit.
     psutil.Process()
     serve(*map(json.loads, sys.argv[1:]))
-    # Nothing is left to do, and taking torch apart would delay the parent by most of a second.
+    # Nothing is left to do, and taking torch apart would delay the parent by most of a
+    # second.
     os._exit(0)

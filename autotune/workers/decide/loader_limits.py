@@ -8,8 +8,9 @@ from autotune.errors import ExceedsMemory
 from autotune.machine.values import HostFacts
 
 WORKER_BYTES = 96 * 2**20
-"""Private memory of a forked worker, assumed until one is measured. Short windows showed 9 to 11 MiB (Python 3.11,
-torch 2.13, 8 sequences of 128 tokens), but over hours reference counts copy more of the shared pages.
+"""Private memory of a forked worker, assumed until one is measured. Short windows
+showed 9 to 11 MiB (Python 3.11, torch 2.13, 8 sequences of 128 tokens), but over hours
+reference counts copy more of the shared pages.
 """
 USABLE_SHARE = 0.9
 """Share of free memory that workers may use; the rest is for growth."""
@@ -61,7 +62,11 @@ class LoaderLimits:
         return None
 
     def most(self) -> tuple[int, str]:
-        """Return the most workers to try and the reason; raise ``ExceedsMemory`` if the user requested more."""
+        """Return the most workers to try and the reason.
+
+        Raises:
+            ExceedsMemory: If the user requested more.
+        """
         wanted, because = self.asked, "--max-workers"
         if wanted is None:
             wanted, ranks = (
@@ -90,7 +95,10 @@ class LoaderLimits:
         )
 
     def warning(self) -> str | None:
-        """Return a warning if the user requests more workers than CPU cores; None otherwise."""
+        """Return a warning if the user requests more workers than CPU cores.
+
+        None otherwise.
+        """
         if self.asked is None or self.asked <= self.cpus_per_rank:
             return None
         return (

@@ -1,10 +1,12 @@
 """Choice of the number of DataLoader workers from repeated windows, and of the rounds to measure next. Pure.
 
-The result is the smallest count verified to have 98 % of the best count's throughput. A count is ``verified`` if the
-lower bound of its ratio reaches that share (of cached batches, the upper bound; or of the best other count, once the
-largest was tried), or if it hardly waits for data. It is ``refuted``, together with smaller ones, if the upper bound of
-its ratio to larger counts is below. Only windows of the same round are compared, so that drift between rounds cancels.
-Intervals from few rounds use the residuals of all counts.
+The result is the smallest count verified to have 98 % of the best count's throughput. A
+count is ``verified`` if the lower bound of its ratio reaches that share (of cached
+batches, the upper bound; or of the best other count, once the largest was tried), or if
+it hardly waits for data. It is ``refuted``, together with smaller ones, if the upper
+bound of its ratio to larger counts is below. Only windows of the same round are
+compared, so that drift between rounds cancels. Intervals from few rounds use the
+residuals of all counts.
 """
 
 import itertools
@@ -21,11 +23,14 @@ from autotune.base.wording import bounds
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
 OWN_RESIDUALS = 12
-"""Least number of differences at which a ratio's interval uses its own residuals only."""
+"""Least number of differences at which a ratio's interval uses its own residuals
+only."""
 HOPELESS_SHARE = 0.8
-"""Share of the chosen count's throughput below which a count is ruled out, even after few rounds."""
+"""Share of the chosen count's throughput below which a count is ruled out, even after
+few rounds."""
 STUCK_ROUNDS = 24
-"""Rounds with cached batches after which an open count is also compared with larger ones."""
+"""Rounds with cached batches after which an open count is also compared with larger
+ones."""
 FIRST_ROUNDS = 3
 """Rounds of a new count before it is judged."""
 GROWTH = 0.25
@@ -62,10 +67,12 @@ class WorkersChoice:
     undecided_between: tuple[int, ...]
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     ratios: Mapping[int, Interval]
-    """Ratio of each measured count to the step on cached batches, with bounds of ``CONFIDENCE``."""
+    """Ratio of each measured count to the step on cached batches, with bounds of
+    ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
     keeps_up: bool
-    """True if the chosen count keeps up with the step, relative to cached batches or by its wait for data."""
+    """True if the chosen count keeps up with the step, relative to cached batches or by
+    its wait for data."""
     proof: str
     next_smaller: str | None
     """Result of the next smaller count that was measured; None if there is none."""
@@ -208,7 +215,8 @@ class WorkersRule:
         if self._explored:
             return None
         candidate = self.candidate
-        # A count that remains open relative to cached batches is compared with larger ones.
+        # A count that remains open relative to cached batches is compared with larger
+        # ones.
         stuck = (
             self.verdict(candidate) == "open"
             and len(self._common(candidate, None)) >= STUCK_ROUNDS
@@ -224,7 +232,8 @@ class WorkersRule:
             return None
         rungs, place = ladder(self._max_count), self.seen.index(best)
         for low, high in itertools.pairwise(self.seen[max(0, place - 1) : place + 2]):
-            # Once in each interval of the ladder; again only next to a best count found this way.
+            # Once in each interval of the ladder; again only next to a best count found
+            # this way.
             if high - low > 1 and (
                 (low in rungs and high in rungs) or best not in rungs
             ):
@@ -252,7 +261,10 @@ class WorkersRule:
         )
 
     def _at_most(self, other: int, count: int) -> float:
-        """Return the upper bound of another count's ratio to this one; by cached batches if they share few rounds."""
+        """Return the upper bound of another count's ratio to this one.
+
+        By cached batches if they share few rounds.
+        """
         if len(self._common(other, count)) >= FIRST_ROUNDS:
             return self.interval(other, count).high or math.inf
         return (self.interval(other, None).high or math.inf) / self._value(count, None)
@@ -303,7 +315,8 @@ class WorkersRule:
     def _to_larger(self, count: int) -> list[float]:
         """Return log ratios to the mean of larger counts of the same rounds: a single comparison avoids selection bias.
 
-        The mean does not exceed the best of them, so a count below the mean is below the best.
+        The mean does not exceed the best of them, so a count below the mean is below
+        the best.
         """
         differences = []
         for number, log in self._logs[count].items():
@@ -402,7 +415,10 @@ class WorkersRule:
         )
 
     def _next_smaller(self) -> str | None:
-        """Return the result of the largest smaller count that was measured; None if there is none."""
+        """Return the result of the largest smaller count that was measured.
+
+        None if there is none.
+        """
         if (below := self._below) is None:
             return None
         if self._is_refuted(below):

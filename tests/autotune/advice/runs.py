@@ -1,4 +1,5 @@
-"""Runs whose steps remember each other, as real ones do, and profiles that expect something of them."""
+"""Runs whose steps remember each other, as real ones do, and profiles that expect
+something of them."""
 
 import itertools
 import math
@@ -37,7 +38,8 @@ def run_of(rates, *, ranks=2, **header) -> Run:
 def noisy(
     seed: int, n: int, *, memory: float, noise: float, mean: float
 ) -> list[float]:
-    """Rates whose logarithms are a first-order autoregression of such a spread, about such a mean."""
+    """Rates whose logarithms are a first-order autoregression of such a spread, about
+    such a mean."""
     pushes = (
         np.random.default_rng(seed).normal(size=n + 300)
         * math.sqrt(1 - memory**2)
@@ -46,7 +48,8 @@ def noisy(
     logs = list(
         itertools.accumulate(pushes, lambda before, push: memory * before + push)
     )[300:]
-    # Tokens over seconds is a harmonic mean: a log-normal second is longer than its middle.
+    # Tokens over seconds is a harmonic mean: a log-normal second is longer than its
+    # middle.
     return [mean * math.exp(log + noise**2 / 2) for log in logs]
 
 

@@ -1,7 +1,9 @@
-"""For each rule of advice a training in which following it is worth what it promises, and one in which it is silent.
+"""For each rule of advice a training in which following it is worth what it promises,
+and one in which it is silent.
 
-All of these are worlds of arithmetic (``tests.simulators.worlds``); ``benchmarks.advice`` follows some rules for
-real, by training on this machine, and ``tests.simulators.sizes`` measures what storage takes.
+All of these are worlds of arithmetic (``tests.simulators.worlds``);
+``benchmarks.advice`` follows some rules for real, by training on this machine, and
+``tests.simulators.sizes`` measures what storage takes.
 """
 
 import random
@@ -52,7 +54,8 @@ Benefit = Callable[[Advice], float]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A rule, a situation in which it speaks, one in which it is silent, and what following it delivers."""
+    """A rule, a situation in which it speaks, one in which it is silent, and what
+    following it delivers."""
 
     rule: str
     what: str
@@ -69,7 +72,8 @@ class Scenario:
 
 
 def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
-    """All of them, in worlds that differ by their seed; all but the first a little faster here and slower there."""
+    """All of them, in worlds that differ by their seed; all but the first a little
+    faster here and slower there."""
     draw = random.Random(seed)
     gpu, cluster = World(), World(nodes=8, ranks_per_node=2, node_bytes_per_s=2e11)
     if seed:
@@ -262,9 +266,11 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
     )
 
     def tokens(rows: int) -> float:
-        """Tokens for each bit that the loss of a quadratic falls by a step with the best rate."""
+        """Tokens for each bit that the loss of a quadratic falls by a step with the
+        best rate."""
         batch = rows * large.seq_length_tokens * worlds.FILL["packed"]
-        # Everywhere 1 away from the minimum, with noise whose covariance has the trace that makes the noise scale.
+        # Everywhere 1 away from the minimum, with noise whose covariance has the trace
+        # that makes the noise scale.
         noisy = 1 + np.random.default_rng(0).normal(0, np.sqrt(2e5 / batch), (400, 200))
         losses = [
             np.square(1 - rate * noisy).sum(axis=1).mean()
@@ -534,7 +540,8 @@ def _of_spread(world: World) -> Iterator[Scenario]:
 
 
 def _simulated_step_s(cap_mib: int, seed: int) -> float:
-    """Of a cluster that is simulated bucket by bucket, with high latency, which small buckets pay more often."""
+    """Of a cluster that is simulated bucket by bucket, with high latency, which small
+    buckets pay more often."""
     cluster = SimulatedCluster(
         name="distant",
         ranks_per_node=2,

@@ -1,4 +1,5 @@
-"""What limits a run: simulated machines whose limit is known, and the edges of what a record can tell."""
+"""What limits a run: simulated machines whose limit is known, and the edges of what a
+record can tell."""
 
 import functools
 from dataclasses import replace

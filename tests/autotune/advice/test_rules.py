@@ -1,4 +1,5 @@
-"""Every rule has a scenario in which following it delivers what it promised, and one in which it is silent."""
+"""Every rule has a scenario in which following it delivers what it promised, and one in
+which it is silent."""
 
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from tests.simulators.worlds import World, settings
 
 NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}
-"""Of bounds that tell noise, of a ratio of two that decide, and of bounds that decide."""
+"""Of bounds that tell noise, of a ratio of two that decide, and of bounds that
+decide."""
 READINGS = {"gradient noise scale"}
 """Figures whose bounds are the middle half of what was read."""
 MEASURED = StepPart(cause="data loading", share=0.2, low=0.18, high=0.22)
@@ -64,7 +66,8 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
         assert advice.would_change
         assert advice.severity in ("error", "info") or advice.changes or advice.command
         if scenario.delivered is None:
-            # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.
+            # Nothing is promised in words; raw data and full memories are followed for
+            # real by benchmarks.advice.
             assert advice.gain is None or rule == "tokenise-ahead"
             continue
         assert advice.gain is not None
@@ -80,7 +83,8 @@ def test_a_rule_speaks_where_it_should_and_following_it_delivers_what_it_promise
             else advice.gain.high
         )
         assert low * 0.98 <= delivered <= high * 1.02
-        # Wide intervals promise nothing: what is likeliest must be near as well, on the right side of nothing.
+        # Wide intervals promise nothing: what is likeliest must be near as well, on the
+        # right side of nothing.
         assert 0.5 < (delivered - 1) / (advice.gain.ratio - 1) < 2
 
 

@@ -45,7 +45,8 @@ def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
     path.write_bytes(raw[: max(0, len(raw) - cut)])
     numbers = _numbers(path.parent)
     assert numbers == list(range(len(numbers)))
-    # What a later writer adds is not touched by the torn line: it has a file of its own.
+    # What a later writer adds is not touched by the torn line: it has a file of its
+    # own.
     _append(path.parent, 9)
     assert _numbers(path.parent) == [*numbers, 9]
 

@@ -27,8 +27,8 @@ figures = st.lists(st.floats(0.1, 1e6), min_size=3, max_size=20)
 rates = st.floats(1e-3, 1e9)
 confidences = st.floats(0.5, 0.999)
 
-# Two-sided quantiles at 90, 95, 98 and 99 %, as tables of Student's distribution print them: NIST/SEMATECH e-Handbook
-# of Statistical Methods, 1.3.6.7.2.
+# Two-sided quantiles at 90, 95, 98 and 99 %, as tables of Student's distribution print
+# them: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
 TABLE = {
     1: (6.314, 12.706, 31.821, 63.657),
     2: (2.920, 4.303, 6.965, 9.925),
@@ -90,7 +90,8 @@ DRAWS = {
     ),
 }
 NORMAL = (("normal", 3), ("normal", 4))
-"""Of which fewer windows than are trimmed hold as often as they say, and no more often."""
+"""Of which fewer windows than are trimmed hold as often as they say, and no more
+often."""
 
 
 @pytest.mark.parametrize(

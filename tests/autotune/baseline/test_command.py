@@ -27,7 +27,8 @@ TINY = ModelSettings(
 
 @pytest.fixture
 def profile(here, monkeypatch):
-    """Probed here, as far as anybody can tell, with a dataset of rows that are half full; no cluster near."""
+    """Probed here, as far as anybody can tell, with a dataset of rows that are half
+    full; no cluster near."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
     data = write_dataset(

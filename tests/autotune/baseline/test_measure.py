@@ -32,7 +32,8 @@ def name_of(trial) -> str:
 
 
 class Trained(FakeMachine):
-    """A machine with a speed for each recipe, and room for so many rows of the paper's style."""
+    """A machine with a speed for each recipe, and room for so many rows of the paper's
+    style."""
 
     def __init__(self, *, fits=16, noise=lambda name, number: 1.0, fate=None) -> None:
         self.clock = FakeClock()

@@ -1,4 +1,5 @@
-"""What the scripts of jobs do: bash is real, SLURM's commands and this program are a few lines each."""
+"""What the scripts of jobs do: bash is real, SLURM's commands and this program are a
+few lines each."""
 
 import subprocess
 from pathlib import Path

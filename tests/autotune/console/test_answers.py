@@ -1,4 +1,5 @@
-"""What commands really print with ``--json``, read back as the type that declares it."""
+"""What commands really print with ``--json``, read back as the type that declares
+it."""
 
 import json
 from pathlib import Path
@@ -97,7 +98,8 @@ def here(made_here):
 
 @pytest.fixture
 def answered(capsys, monkeypatch):
-    """Run a command, hold what it prints against the type of what it answers, and return it."""
+    """Run a command, hold what it prints against the type of what it answers, and
+    return it."""
     given = []
     plain = document.plain
     monkeypatch.setattr(

@@ -1,4 +1,5 @@
-"""What cannot be asked for is refused before anything starts, with what to do instead."""
+"""What cannot be asked for is refused before anything starts, with what to do
+instead."""
 
 from pathlib import Path
 

@@ -54,7 +54,8 @@ def second_program(compile_c) -> Path:
 def programs(
     tmp_path: Path, first_program: Path, second_program: Path, compile_c
 ) -> Path:
-    """A directory of three programs, two of which share functions, beside things that are not programs."""
+    """A directory of three programs, two of which share functions, beside things that
+    are not programs."""
     directory = tmp_path / "programs"
     directory.mkdir()
     shutil.copy(first_program, directory / "first")

@@ -159,7 +159,8 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
 
 
 def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
-    # Opening a pipe that nobody writes to blocks; the child would read on once somebody does.
+    # Opening a pipe that nobody writes to blocks; the child would read on once somebody
+    # does.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with contextlib.closing(extract._Process()) as process:

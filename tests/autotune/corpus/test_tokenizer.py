@@ -106,7 +106,8 @@ def test_whole_words_are_found_as_the_library_finds_them(texts):
     ]
     assert tokenizer.words is not None
     for ours, theirs in zip(tokenizer.encode(texts), expected, strict=True):
-        # A special token that is spelt out is a word like any other, and no word of this vocabulary.
+        # A special token that is spelt out is a word like any other, and no word of
+        # this vocabulary.
         assert ours.tolist() == [1 if number < 5 else number for number in theirs]
 
 

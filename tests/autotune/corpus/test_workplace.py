@@ -110,7 +110,8 @@ def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
 
 
 def build(out, text="new", *, overwrite=False):
-    """Publish a directory; return what the one before it held, wherever that was left."""
+    """Publish a directory; return what the one before it held, wherever that was
+    left."""
     check_place(out, overwrite=overwrite)
     work = out.resolve().parent / "work"
     (work / "dataset").mkdir(parents=True)

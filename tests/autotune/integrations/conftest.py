@@ -1,4 +1,5 @@
-"""Your own code as trials run it: a bench for the module ``hostile``, which is started once."""
+"""Your own code as trials run it: a bench for the module ``hostile``, which is started
+once."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -104,7 +104,8 @@ def critic(micro_batch_size, critic_steps=5):
 
 
 def accumulates(micro_batch_size):
-    """An optimizer step in every fourth call, which then has the optimizer's state beside the gradients."""
+    """An optimizer step in every fourth call, which then has the optimizer's state
+    beside the gradients."""
     weight, batch, calls = (
         torch.zeros(2048, 512, requires_grad=True),
         torch.ones(micro_batch_size * 64, 2048),

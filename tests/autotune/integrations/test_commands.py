@@ -1,4 +1,5 @@
-"""The commands on your own code: examples of three libraries, profiles, reports, and wrong turns."""
+"""The commands on your own code: examples of three libraries, profiles, reports, and
+wrong turns."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Probes of steps of one's own: exact answers, and what is said of steps that misbehave."""
+"""Probes of steps of one's own: exact answers, and what is said of steps that
+misbehave."""
 
 import subprocess
 

@@ -84,7 +84,8 @@ def test_a_word_that_does_not_come_is_waited_for_with_patience(
 
 
 def lose(run, steps: int, checkpoint: str) -> Ended:
-    """One more start of a run, which ends with 75; the one before it is put aside as the trainer does."""
+    """One more start of a run, which ends with 75; the one before it is put aside as
+    the trainer does."""
     writer, _ = choose_run(run, AUTO, resolved_of(CONFIG), {})
     assert read_exit(run) is None
     writer.start(header_of(CONFIG, attempt=writer.attempt))

@@ -1,4 +1,5 @@
-"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver.
+"""One suite for every GPU sampler: in this process, in a process over scripted GPUs,
+and over a real driver.
 
 Then what it cannot show of the process: windows end to end, its faults, and its end.
 """
@@ -164,7 +165,8 @@ def no_child_left():
 
 
 def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
-    """The readings of ten ticks, a tenth of a second apart, and of windows of half a second."""
+    """The readings of ten ticks, a tenth of a second apart, and of windows of half a
+    second."""
     clock, readings, left = FakeClock(), [], iter(range(10))
 
     def ended(wait_s):

@@ -1,4 +1,5 @@
-"""One suite for every clock and every host; and what Linux describes in files that a test lays out."""
+"""One suite for every clock and every host; and what Linux describes in files that a
+test lays out."""
 
 import sys
 from datetime import UTC, timedelta
@@ -123,7 +124,8 @@ def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
 def version_1(
     group: str, mounted: str, **levels: tuple[int, int, int]
 ) -> dict[str, str]:
-    """Files of control groups, and the limit, the use and the quota of some levels of them."""
+    """Files of control groups, and the limit, the use and the quota of some levels of
+    them."""
     files = {
         "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
         "proc/self/mountinfo": (

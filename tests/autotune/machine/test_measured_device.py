@@ -150,7 +150,8 @@ def opened(tmp_path, monkeypatch):
 
 SECOND = replace(H200, index=1)
 UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
-"""PyTorch may count the other one first: its figures would be joined with this one's counters."""
+"""PyTorch may count the other one first: its figures would be joined with this one's
+counters."""
 NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
 ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
 ONLY_TORCH_SEES = (
@@ -221,7 +222,8 @@ def test_the_gpu_that_is_measured_is_named(opened):
 
 
 def looked_at(data_dir, *links: list[str] | None):
-    """A node with a GPU for each list of those it is linked with; None of one that does not say."""
+    """A node with a GPU for each list of those it is linked with; None of one that does
+    not say."""
     facts = [
         replace(H200, uuid=f"GPU-{number}", index=number)
         for number in range(len(links))

@@ -1,4 +1,5 @@
-"""One suite for every GPU monitor: scripted, NVML over simulated bindings, and NVML over a real driver."""
+"""One suite for every GPU monitor: scripted, NVML over simulated bindings, and NVML
+over a real driver."""
 
 import ctypes
 from dataclasses import astuple
@@ -19,7 +20,8 @@ PERCENT_AND_MIB_PER_S = {2: 90.0, 3: 50.0, 5: 40.0, 10: 30.0, 21: 3.0}
 
 
 class SimulatedNvml(ModuleType):
-    """The real bindings' constants, errors and structures, over a card that is made up."""
+    """The real bindings' constants, errors and structures, over a card that is made
+    up."""
 
     def __init__(self, **answers):
         super().__init__("pynvml")

@@ -10,7 +10,8 @@ from autotune.machine import nvml
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """A function that puts a script in Python's place, on a machine that has a driver."""
+    """A function that puts a script in Python's place, on a machine that has a
+    driver."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
 
     def write(script: str) -> None:

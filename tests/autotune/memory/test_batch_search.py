@@ -24,7 +24,8 @@ GB = 10**9
 
 
 class Machine:
-    """Memory that is affine in the rows, rounded up to allocator steps; and a prediction of it."""
+    """Memory that is affine in the rows, rounded up to allocator steps; and a
+    prediction of it."""
 
     def __init__(
         self, *, fixed, per_row, budget, step=1, slope_error=0.0, constant_error=0.0
@@ -226,7 +227,8 @@ def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never
 
 
 def test_sizes_next_to_each_other_do_not_tell_the_slope_of_an_uneven_prediction():
-    """A step that the prediction sees where there is none would make memory seem to shrink with the size."""
+    """A step that the prediction sees where there is none would make memory seem to
+    shrink with the size."""
     law = Machine(fixed=10 * GB, per_row=0.21 * GB, budget=98.7 * GB)
     uneven = Prediction(peak_bytes=lambda rows: law.peak(rows) + 4 * GB * (rows >= 418))
     assert told(search_all(law.peak, law.budget, MAX_MICRO_BATCH_SIZE, uneven)) == [
@@ -239,7 +241,8 @@ def test_sizes_next_to_each_other_do_not_tell_the_slope_of_an_uneven_prediction(
 
 @st.composite
 def any_machine(draw):
-    """Peaks that never fall, and a curve that has nothing to do with them, is flat, or falls."""
+    """Peaks that never fall, and a curve that has nothing to do with them, is flat, or
+    falls."""
     most = draw(st.integers(1, MAX_MICRO_BATCH_SIZE))
     steps = draw(
         st.lists(

@@ -1,4 +1,5 @@
-"""What a device would do, held against torch's own lists and against torch's own autocast."""
+"""What a device would do, held against torch's own lists and against torch's own
+autocast."""
 
 import re
 from functools import partial
@@ -22,7 +23,8 @@ from trainer.model.encoder import build_config
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 HOMES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
 ON_PURPOSE = {"__matmul__", "__pow__", "cross_entropy", "norm"}
-"""Operators of Python; a function that calls one of the list where it cannot be seen; and the macro of its own."""
+"""Operators of Python; a function that calls one of the list where it cannot be seen;
+and the macro of its own."""
 LISTS = {
     "AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER,
     "AT_FORALL_FP32": semantics._WIDER,

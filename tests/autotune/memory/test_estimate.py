@@ -117,7 +117,8 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
     }
     assert len(rows) == 18
     for precision, attention, _, head in rows:
-        # A small model saves little by it, and free blocks between others may cost that.
+        # A small model saves little by it, and free blocks between others may cost
+        # that.
         assert (
             rows[precision, attention, "full", head]
             >= 0.99 * rows[precision, attention, "none", head]

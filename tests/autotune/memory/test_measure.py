@@ -62,7 +62,8 @@ def is_timed(trial):
 
 
 def simulate(trial):
-    """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little slower when few."""
+    """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little
+    slower when few."""
     if trial.job == "trace":
         return Measured(figures=trace_figures(trial))
     rows, timed = rows_of(trial), trial.measured["timed_steps"]
@@ -425,7 +426,8 @@ FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
 
 
 def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
-    """A model with a block for each row and one for each slot of the head; some sizes are unlike all others."""
+    """A model with a block for each row and one for each slot of the head; some sizes
+    are unlike all others."""
     traces = []
     for rows in trial.measured["sizes"]:
         slots = head_slots(64 * rows, 0.15)

@@ -17,7 +17,8 @@ TERMS = ("activations", "optimizer", Term.PARAMETERS)
 
 @st.composite
 def laws(draw) -> memory.MemoryModel:
-    """Weights, then blocks that grow with rows or not, made and released in any order."""
+    """Weights, then blocks that grow with rows or not, made and released in any
+    order."""
     count = draw(st.integers(2, 14))
     weights = draw(st.integers(1, count))
     sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
@@ -181,7 +182,8 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(
     )
     assert found == 0 or found in fitting
     assert found == max_micro_batch_size or peaks[found] > budget
-    # An allocator can need less for more rows, as blocks fit into each other by luck; then it is the edge of one range.
+    # An allocator can need less for more rows, as blocks fit into each other by luck;
+    # then it is the edge of one range.
     if all(one <= other for one, other in pairwise(peaks)):
         assert found == max(fitting, default=0)
 

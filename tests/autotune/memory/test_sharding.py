@@ -40,8 +40,9 @@ def model(parameters, **others):
 
 
 def test_a_70b_model_at_tensor_8_pipeline_4_takes_35_and_12_gb_where_a_text_prints_58_and_32():
-    # The text's code counts weights and gradients in bf16 and 12 bytes of Adam, nothing else: 58.3 and 31.7 are not
-    # its results. What it calls ZeRO-3 divides the optimizer alone, over 8 data ranks: that is ZeRO-1.
+    # The text's code counts weights and gradients in bf16 and 12 bytes of Adam, nothing
+    # else: 58.3 and 31.7 are not its results. What it calls ZeRO-3 divides the
+    # optimizer alone, over 8 data ranks: that is ZeRO-1.
     shard = model_share(model(70 * GB), 8, 4)
     totals = [
         zero_share(shard, stage, 8, largest_layer_bytes=0).total_bytes / GB
@@ -60,7 +61,8 @@ def test_the_figure_of_the_zero_paper_comes_out():
     )
     assert [one.fits for one in found] == [False, False, True, True]
     assert [one.name for one in found if not one.trains_here] == ["ZeRO-2"]
-    # Formulas of tensor and pipeline parallelism are rows beside the trainer's own ways.
+    # Formulas of tensor and pipeline parallelism are rows beside the trainer's own
+    # ways.
     asked = {
         "largest_layer_bytes": 0,
         "budget_bytes": 1,

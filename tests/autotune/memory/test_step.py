@@ -56,7 +56,8 @@ def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_f
 
 
 class Device:
-    """A device with a queue: steps take 0.3 s there, giving it one takes the host 0.1 s."""
+    """A device with a queue: steps take 0.3 s there, giving it one takes the host 0.1
+    s."""
 
     def __init__(self):
         self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = (

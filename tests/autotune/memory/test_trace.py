@@ -1,4 +1,5 @@
-"""Traced memory against the CPU allocator's own account of real steps, and what a GPU would do differently."""
+"""Traced memory against the CPU allocator's own account of real steps, and what a GPU
+would do differently."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -146,7 +147,8 @@ def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
         for ranks in (1, 2)
     )
     assert alone[Term.GRADIENTS] == 0
-    # The optimizer keeps two numbers for each weight, and a count of steps for each tensor.
+    # The optimizer keeps two numbers for each weight, and a count of steps for each
+    # tensor.
     assert among[Term.GRADIENTS] == pytest.approx(alone[Term.OPTIMIZER] / 2, rel=0.001)
     assert among - Counter({Term.GRADIENTS: among[Term.GRADIENTS]}) == alone
 
@@ -174,7 +176,8 @@ def test_a_dropout_mask_is_a_byte_for_each_number_on_a_gpu_and_four_on_a_cpu():
         traced(case, device=device, attention="sdpa", compile=False)
         for device in ("cpu", "cuda")
     )
-    # After the embeddings and twice in each layer, the last of which computes the places to predict alone.
+    # After the embeddings and twice in each layer, the last of which computes the
+    # places to predict alone.
     numbers = HIDDEN * (
         case.rows * case.width * (1 + 2 * (LAYERS - 1)) + 2 * on_cpu.predicted_tokens
     )

@@ -1,4 +1,5 @@
-"""A machine of several nodes whose steps follow from a known network; for tests of tuning."""
+"""A machine of several nodes whose steps follow from a known network; for tests of
+tuning."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -121,6 +121,7 @@ def test_what_computing_loses_to_a_message_is_counted_to_parts_of_a_product():
         assert lost_share(ended_s, 3.3e-3, alone_s) == pytest.approx(
             1 - 1 / slowed, abs=1e-9
         )
-    # A message that outlasts all products is told by those that ran beside it; beside which nothing ran, by nothing.
+    # A message that outlasts all products is told by those that ran beside it; beside
+    # which nothing ran, by nothing.
     assert lost_share([50e-6, 100e-6], 1e-3, 40e-6) == pytest.approx(0.2)
     assert lost_share([], 1e-3, 40e-6) == lost_share([50e-6], 0.0, 40e-6) == 0

@@ -26,7 +26,8 @@ def two_ranks(device):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds of a device that takes 0.1 ms to be asked and waited for, and 15 us for a message."""
+    """Seconds of a device that takes 0.1 ms to be asked and waited for, and 15 us for a
+    message."""
     found = SimpleNamespace(now_s=0.0, messages=0, made=[])
 
     def travel(*_, **__):

@@ -27,7 +27,8 @@ SHAPE = {
 
 
 def probed(**evidence_changes):
-    """A profile with a curve whose rows cost 10 ms and whose micro-batches cost 2 ms."""
+    """A profile with a curve whose rows cost 10 ms and whose micro-batches cost 2
+    ms."""
     base = example_profile()
     curve = [
         CurvePoint(
@@ -95,7 +96,8 @@ def test_the_prediction_names_useful_nodes_the_least_tokens_of_a_rank_and_steps_
     assert (found.steps_per_epoch, found.global_batch_tokens) == (10.0, 100 * 1024)
     # Of what is assumed.
     assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)
-    # 2·4 bytes of 500,000 gradients over 100 MB/s, at 2/3 of (2 ms + 32·10 ms) for 3,200 tokens.
+    # 2·4 bytes of 500,000 gradients over 100 MB/s, at 2/3 of (2 ms + 32·10 ms) for
+    # 3,200 tokens.
     most = model.load.max_micro_batch_size
     seconds_per_token = (
         2 / 3 * model.load.compute.forward_backward_s(most) / (most * 100)
@@ -302,7 +304,8 @@ def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
 
 
 def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_path):
-    # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
+    # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be
+    # one of 5.
     tuning = tuned(tmp_path, config=with_rows(10))
     default = tuning.default()
     assert tuning.micro_batch_size(default) == 4

@@ -94,7 +94,8 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
 
 
 def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_first():
-    # 4 MB each at 1 GB/s and 2 nodes: 4 ms; backward 200 ms. The first part is under way long before the end.
+    # 4 MB each at 1 GB/s and 2 nodes: 4 ms; backward 200 ms. The first part is under
+    # way long before the end.
     hidden = step(over=network(2), bucket_cap_bytes=MIB)
     assert [hidden.exposed_s, hidden.step_s] == pytest.approx([0.004, 0.304])
     # Forward, half of backward, and both.

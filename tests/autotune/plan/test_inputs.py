@@ -61,7 +61,8 @@ def network(tmp_path_factory):
 
 def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
     found = answer(traced())
-    # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of 512 places hold tokens.
+    # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of
+    # 512 places hold tokens.
     rate = found.rank_tokens_per_s
     assert (rate.value, rate.basis) == (
         pytest.approx(100 * 100 / 512, rel=1e-3),

@@ -27,7 +27,8 @@ def figure(value, *, basis="assumed", confidence=None):
 
 
 def example(ranks=None, **changes) -> Plan:
-    """A plan with everything in it, and as much to say as there may be; ``ranks`` replaces figures of all of them."""
+    """A plan with everything in it, and as much to say as there may be; ``ranks``
+    replaces figures of all of them."""
     shares = tuple(
         Share(
             name=name,

@@ -27,7 +27,8 @@ FINGERPRINT = Fingerprint(
 
 
 def but(profile: Profile, **tables: dict[str, object]) -> Profile:
-    """The profile with other values in its tables, such as ``train={"layout": "packed"}``."""
+    """The profile with other values in its tables, such as ``train={"layout":
+    "packed"}``."""
     changed = {
         name: getattr(profile, name).model_copy(update=values)
         for name, values in tables.items()

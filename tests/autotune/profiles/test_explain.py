@@ -140,7 +140,8 @@ def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggest
 
 
 def explored(*, adopted=False, **train):
-    """The example, in which compiled layers were tried, and taken where that is said."""
+    """The example, in which compiled layers were tried, and taken where that is
+    said."""
     profile = tuned_profile("d")
     found = profile.evidence.explore
     if adopted:

@@ -1,4 +1,5 @@
-"""Exports are loaded by the real libraries, in processes of their own: this one never imports them."""
+"""Exports are loaded by the real libraries, in processes of their own: this one never
+imports them."""
 
 import json
 import subprocess
@@ -82,8 +83,9 @@ for path in map(Path, sys.argv[1:]):
 print(json.dumps(found))
 """
 
-# Runs the code of each export in its order, with stand-ins for the dataset and its tokenizer. Without a GPU, Lightning
-# takes no arguments for one: then only their names are checked.
+# Runs the code of each export in its order, with stand-ins for the dataset and its
+# tokenizer. Without a GPU, Lightning takes no arguments for one: then only their names
+# are checked.
 RUN = """
 import inspect, json, shutil, sys, types
 from datetime import timedelta
@@ -140,7 +142,8 @@ LAUNCHED = {
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """What transformers makes of exports of every profile that is shipped, and of variants; each with its profile."""
+    """What transformers makes of exports of every profile that is shipped, and of
+    variants; each with its profile."""
     place = tmp_path_factory.mktemp("exports")
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():

@@ -191,7 +191,8 @@ HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})
 
 @pytest.fixture
 def of_gpu(tmp_path, monkeypatch, patterned_dataset):
-    """A function that writes a profile made with this GPU and CUDA 13.0, and holds it against another machine."""
+    """A function that writes a profile made with this GPU and CUDA 13.0, and holds it
+    against another machine."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     manifest = read_manifest(patterned_dataset)
     site = open_device(

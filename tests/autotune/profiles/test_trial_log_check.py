@@ -61,7 +61,8 @@ UNSAID = record("links", outcome={"kind": "crashed", "detail": ""})
             None,
         ),
         ([], [record(gpu_name="A100")], OF_GPU, None),
-        # Old trials are known by their settings, and those without any by their neighbours.
+        # Old trials are known by their settings, and those without any by their
+        # neighbours.
         (
             [KNOWN_OLD, OLD],
             [
@@ -196,7 +197,8 @@ CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
         ({"python": "3.12.0"}, "info", "info"),
         ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
         ({"gpu_total_bytes": 101}, "info", None),
-        # Where a step is replayed the GPU does not matter; CPU and disk must be the same.
+        # Where a step is replayed the GPU does not matter; CPU and disk must be the
+        # same.
         ({"device": "cuda"}, "error", None),
         ({"cpu_model": "Another CPU"}, "warning", "error"),
         ({"data_filesystem": "lustre"}, "warning", "error"),

@@ -1,6 +1,8 @@
-"""A made-up tuning on GPUs with every kind of evidence, for judging reports: no figure in it was measured.
+"""A made-up tuning on GPUs with every kind of evidence, for judging reports: no figure
+in it was measured.
 
-Every text that a report takes from files ends in ``note``, so that a hostile one is everywhere at once.
+Every text that a report takes from files ends in ``note``, so that a hostile one is
+everywhere at once.
 """
 
 import math
@@ -464,7 +466,8 @@ def example_manifest(note: str = "") -> Manifest:
 
 
 def example_trials(count: int, note: str = "") -> tuple[FinishedTrial, ...]:
-    """Steps of all sizes, some of which are refused, and windows of the worker sweep."""
+    """Steps of all sizes, some of which are refused, and windows of the worker
+    sweep."""
     return tuple(_trial(number, note) for number in range(count))
 
 
@@ -687,7 +690,8 @@ def _step(number: int) -> StepRow:
 def example_inputs(
     trials: int, note: str = ""
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
-    """What a report of all of it is built from, with a second profile that was only probed."""
+    """What a report of all of it is built from, with a second profile that was only
+    probed."""
     manifest, path = (
         example_manifest(note),
         Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml"),

@@ -1,4 +1,5 @@
-"""The made-up tuning of ``tests.autotune.report.example`` on disk, as commands leave a real one."""
+"""The made-up tuning of ``tests.autotune.report.example`` on disk, as commands leave a
+real one."""
 
 import json
 from dataclasses import asdict

@@ -41,7 +41,8 @@ def alike(name):
 
 
 def posterior_of_single_windows(seen):
-    """The same without taking windows of a cell together, straight from the formulas: mean, covariance and noise."""
+    """The same without taking windows of a cell together, straight from the formulas:
+    mean, covariance and noise."""
     each = [alike(name) for name in AXES]
     singles = sum(each)
     pairs = sum(one * other for one, other in itertools.combinations(each, 2))

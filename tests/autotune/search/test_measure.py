@@ -53,7 +53,8 @@ def taken(search, found):
 
 
 def only_in_bf16(knobs):
-    """Compiling wins where products are bf16, and costs elsewhere; packing matters as well."""
+    """Compiling wins where products are bf16, and costs elsewhere; packing matters as
+    well."""
     together = {
         (True, "bf16"): 1.8,
         (True, "fp32"): 0.8,
@@ -70,7 +71,8 @@ def only_in_bf16(knobs):
 
 
 def small_is_fast(knobs):
-    """Caches hold a few rows, more of them with checkpointing; beyond that each doubling costs."""
+    """Caches hold a few rows, more of them with checkpointing; beyond that each
+    doubling costs."""
     holds = 16 if knobs.activation_checkpointing == "full" else 4
     over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_size / holds))
     kind = 0.7 if knobs.activation_checkpointing == "full" else 1.0

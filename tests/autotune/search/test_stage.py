@@ -73,7 +73,8 @@ class Workbench:
 
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
-    """A function that makes a workbench on which layers cannot be compiled, nor more rows than ``above`` run."""
+    """A function that makes a workbench on which layers cannot be compiled, nor more
+    rows than ``above`` run."""
     monkeypatch.setattr(resolve.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(session, "SystemClock", lambda: clock)

@@ -48,7 +48,8 @@ def record(
     old: bool = False,
     **where: Any,
 ) -> TrialRecord:
-    """A trial; ``where`` says otherwise than the example's fingerprint, and ``old`` leaves all of that out."""
+    """A trial; ``where`` says otherwise than the example's fingerprint, and ``old``
+    leaves all of that out."""
     figures = STEP if job == "step" else FEED
     said: dict[str, Any] = {
         "time_utc": time_utc,

@@ -156,7 +156,8 @@ print(grown_bytes(31 * 64, 479), grown_bytes(31 * 64, 479), grown_bytes(1, 100_0
 
 
 def test_allocators_have_the_same_room_in_every_trial():
-    """Otherwise those of a size differ by 1 MiB of Python's, and by 128 KiB of the heap's, by where they are forked."""
+    """Otherwise those of a size differ by 1 MiB of Python's, and by 128 KiB of the
+    heap's, by where they are forked."""
     ended = subprocess.run(
         [sys.executable, "-c", FILLED], capture_output=True, text=True, check=True
     )

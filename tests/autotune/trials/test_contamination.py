@@ -104,7 +104,8 @@ FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
             )
         ),
         ([], None),
-        # A moment of heat is tolerated; more than a tenth of the samples that were read is not.
+        # A moment of heat is tolerated; more than a tenth of the samples that were read
+        # is not.
         (sampled(HOT, FINE), None),
         (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
         (

@@ -66,7 +66,8 @@ class TwiceSampled(FakeGpuSampler):
 
 
 class Watchdog:
-    """A watched fake machine, and all that surrounds it. The first reading of each GPU is its baseline."""
+    """A watched fake machine, and all that surrounds it. The first reading of each GPU
+    is its baseline."""
 
     def __init__(self, *gpus, outcome=RAN, lasts_s=0.0, sampler=FakeGpuSampler):
         self.clock = FakeClock()

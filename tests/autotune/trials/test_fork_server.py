@@ -1,4 +1,5 @@
-"""How ranks account for their ends, and what the accounts of a trial's ranks add up to."""
+"""How ranks account for their ends, and what the accounts of a trial's ranks add up
+to."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Every machine keeps the same promises; the real one keeps more of them, with real limits and real processes."""
+"""Every machine keeps the same promises; the real one keeps more of them, with real
+limits and real processes."""
 
 import os
 import signal

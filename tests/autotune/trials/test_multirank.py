@@ -1,4 +1,5 @@
-"""Ranks that join once and run trial after trial: real torchrun, two ranks of this host."""
+"""Ranks that join once and run trial after trial: real torchrun, two ranks of this
+host."""
 
 import importlib.metadata
 from dataclasses import replace

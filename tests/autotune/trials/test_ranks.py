@@ -1,4 +1,5 @@
-"""A trial of several ranks: real processes, real gloo, real limits; and the same ranks under torchrun."""
+"""A trial of several ranks: real processes, real gloo, real limits; and the same ranks
+under torchrun."""
 
 import json
 import re

@@ -47,7 +47,8 @@ def left_at(path, model):
 
 
 class Stages:
-    """The stage functions of a tuning, which only note how they were called, and take their time."""
+    """The stage functions of a tuning, which only note how they were called, and take
+    their time."""
 
     def __init__(self, place):
         self.clock, self.calls, self.minutes, self.errors, self.local_ranks = (
@@ -352,7 +353,8 @@ def test_stages_share_what_is_left_of_the_time(stages):
     # Workers and baseline of a, and then of b.
     shares = [60 * minutes for minutes in stages.minutes.values()]
     left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
-    # Workers have a weight of 3, what settings are worth one of 1, and what is left out none.
+    # Workers have a weight of 3, what settings are worth one of 1, and what is left out
+    # none.
     assert shares[:2] == pytest.approx([left * 3 / 8, (left - TOOK_S["workers"]) / 5])
     left -= TOOK_S["workers"] + TOOK_S["baseline"]
     assert shares[2:] == pytest.approx([left * 3 / 4, left - TOOK_S["workers"]])

@@ -22,7 +22,8 @@ Rate = Callable[[DataSettings], float]
 
 
 def knee_at(needed: int) -> Rate:
-    """Every worker gives its part of the ceiling, and the main process less than one."""
+    """Every worker gives its part of the ceiling, and the main process less than
+    one."""
     return lambda data: min(1.0, max(data.num_workers, 0.4) / max(needed, 0.4))
 
 
@@ -31,7 +32,8 @@ def loader_of(trial: Trial) -> dict:
 
 
 def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
-    """What a window reads, by the share of the ceiling that its loader settings reach; repeatable noise of 0.2 %."""
+    """What a window reads, by the share of the ceiling that its loader settings reach;
+    repeatable noise of 0.2 %."""
     data = DataSettings.model_validate(loader_of(trial))
     share = 1.0 if trial.measured["cached"] else rate(data)
     number = trial.measured["round"]
@@ -84,7 +86,8 @@ ON_CPU = MeasuredDevice(
 
 
 class FeedMachine(FakeMachine):
-    """A machine whose windows take a second each and read what a rate says, unless another outcome is given."""
+    """A machine whose windows take a second each and read what a rate says, unless
+    another outcome is given."""
 
     def __init__(
         self,

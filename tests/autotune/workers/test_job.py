@@ -1,4 +1,5 @@
-"""Real windows, with real loader workers and ranks on a tiny dataset; and what takes micro-batches in them."""
+"""Real windows, with real loader workers and ranks on a tiny dataset; and what takes
+micro-batches in them."""
 
 import itertools
 import threading
@@ -28,7 +29,8 @@ ROWS, ROW_TOKENS = 4, 64
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Every sample fills a row by itself, so that a micro-batch has as many samples as rows."""
+    """Every sample fills a row by itself, so that a micro-batch has as many samples as
+    rows."""
     rng = np.random.default_rng(0)
     samples = rng.integers(5, 500, (4000, ROW_TOKENS - 2)).tolist()
     return write_dataset(tmp_path_factory.mktemp("training") / "data", samples)
@@ -101,7 +103,8 @@ def test_operations_of_the_model_are_counted_over_all_ranks(window):
     )
     figures = window(0)
     of_a_token = figures.model_flops_per_s / figures.tokens_per_s
-    # The last layer's keys and values are for every token, the rest and the head for those to predict.
+    # The last layer's keys and values are for every token, the rest and the head for
+    # those to predict.
     least, most = (
         6 * 2 * TINY["hidden_size"] ** 2,
         6 * (layer + TINY["hidden_size"] * 2000),
@@ -121,7 +124,8 @@ def test_a_sleeping_dataset_gives_the_rate_that_follows_from_its_workers(window)
     slept = {"replayed_step_s": step_s, "sample_delay_s": sample_s, "window_s": 0.9}
 
     def reached(workers, expected_s, **more):
-        """Whatever else a machine does can only make a window slower, so one of a few that is as expected will do."""
+        """Whatever else a machine does can only make a window slower, so one of a few
+        that is as expected will do."""
         rate = pytest.approx(ROWS * ROW_TOKENS / expected_s, rel=0.25)
         for _ in range(4):
             figures = window(workers, **slept, **more)

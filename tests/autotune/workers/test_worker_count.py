@@ -11,10 +11,11 @@ Rate = Callable[[int], float]
 
 
 class Feed:
-    """A training whose throughput by the workers is known, in the long run; batches from memory read 1.
+    """A training whose throughput by the workers is known, in the long run; batches
+    from memory read 1.
 
-    ``noise`` is the relative standard deviation of a window, and of what it waits. Without ``waits`` every window says
-    that it waits for ever, else the truth.
+    ``noise`` is the relative standard deviation of a window, and of what it waits.
+    Without ``waits`` every window says that it waits for ever, else the truth.
     """
 
     def __init__(

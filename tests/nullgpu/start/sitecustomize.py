@@ -1,4 +1,5 @@
-"""Turns values on in ranks that torchrun starts, without a change to what they run; Python imports this by itself."""
+"""Turns values on in ranks that torchrun starts, without a change to what they run;
+Python imports this by itself."""
 
 import os
 

@@ -1,7 +1,9 @@
-"""Values: what each operator would have written on the GPU is computed on the CPU, in the same memory.
+"""Values: what each operator would have written on the GPU is computed on the CPU, in
+the same memory.
 
-The stubs' device memory is memory of the process, so that a CPU tensor may lie over a CUDA tensor's storage. An
-operator that has no CPU implementation fails: silence would leave garbage. Collectives are the stubs' own.
+The stubs' device memory is memory of the process, so that a CPU tensor may lie over a
+CUDA tensor's storage. An operator that has no CPU implementation fails: silence would
+leave garbage. Collectives are the stubs' own.
 """
 
 import ctypes
@@ -42,7 +44,8 @@ class Values(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Compute on the CPU first, run the operator on the GPU for its allocations, then put the values in."""
+        """Compute on the CPU first, run the operator on the GPU for its allocations,
+        then put the values in."""
         kwargs = kwargs or {}
         if FakeTensor in types:
             return func(*args, **kwargs)
@@ -75,7 +78,8 @@ class Values(TorchDispatchMode):
                 over(out).copy_(result)
             return outs
         results = func(*cpu_args, **cpu_kwargs)
-        # A kernel does nothing, but the copies and fills that an operator is made of do: what was written is kept.
+        # A kernel does nothing, but the copies and fills that an operator is made of
+        # do: what was written is kept.
         kept = [
             (tensor, tensor.clone())
             for key in writes

@@ -1,7 +1,9 @@
-"""``python -m tests.system.faults --out FILE``: every fault loop in full, its figures as JSON.
+"""``python -m tests.system.faults --out FILE``: every fault loop in full, its figures
+as JSON.
 
-``--only training`` runs the loops of training alone, and leaves the figures of the others as they are in FILE; so do
-``data``, ``files``, ``tuning``, and the name of a loop.
+``--only training`` runs the loops of training alone, and leaves the figures of the
+others as they are in FILE; so do ``data``, ``files``, ``tuning``, and the name of a
+loop.
 """
 
 import argparse

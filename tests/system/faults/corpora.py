@@ -1,4 +1,5 @@
-"""Raw data, the same every time, and the commands that make and copy datasets of it: killed, and started again."""
+"""Raw data, the same every time, and the commands that make and copy datasets of it:
+killed, and started again."""
 
 import contextlib
 import json
@@ -20,7 +21,8 @@ from tests.simulators.programs import run_program
 from tests.system.faults.kills import children_of, start
 
 Kill = Callable[[list[str], int, random.Random, float], int]
-"""Start a command again and again and kill at most so many times; the last start succeeds. Returns the kills.
+"""Start a command again and again and kill at most so many times; the last start
+succeeds. Returns the kills.
 
 The last argument is how long an undisturbed run takes.
 """
@@ -114,7 +116,8 @@ def kill_command(
 def kill_processes(
     command: list[str], points: int, rng: random.Random, usual_s: float
 ) -> int:
-    """Kill random processes that it has started, while it lives on; it may end with an error that says why."""
+    """Kill random processes that it has started, while it lives on; it may end with an
+    error that says why."""
     kills = 0
     while True:
         process = start_child(
@@ -123,7 +126,8 @@ def kill_processes(
         while process.poll() is None:
             time.sleep(rng.uniform(0, usual_s / 2))
             with contextlib.suppress(psutil.NoSuchProcess):
-                # Python's own resource tracker does no work, and complains of itself when it is killed.
+                # Python's own resource tracker does no work, and complains of itself
+                # when it is killed.
                 victims = [
                     c
                     for c in children_of(process.pid)
@@ -148,7 +152,8 @@ def kill_prepare(
     workers: int = 2,
     lines: int = 4000,
 ) -> dict[str, Any]:
-    """Kill so many times, and compare what it comes to with an undisturbed run of one worker."""
+    """Kill so many times, and compare what it comes to with an undisturbed run of one
+    worker."""
     raw = write_raw(place / "raw", lines=lines)
     _, undisturbed_s = _finish(prepare_command(raw, place / "whole", 1))
     expected = content(place / "whole")
@@ -200,15 +205,18 @@ def partials(local: Path) -> list[Path]:
 def wait_for_copy(
     local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()
 ) -> None:
-    """Wait until a process has a copy at work, besides what others left, or has ended."""
+    """Wait until a process has a copy at work, besides what others left, or has
+    ended."""
     while process.poll() is None and set(partials(local)) <= set(left):
         time.sleep(0.001)
 
 
 def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, Any]:
-    """Kill it at so many moments; the copy must be whole after each next run, and never half there in between.
+    """Kill it at so many moments; the copy must be whole after each next run, and never
+    half there in between.
 
-    Every other kill, on average, is at a moment of the copy itself; the rest are anywhere from start to end.
+    Every other kill, on average, is at a moment of the copy itself; the rest are
+    anywhere from start to end.
     """
     source = make_dataset(place / "source", mib)
     expected = content(source)

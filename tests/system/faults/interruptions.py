@@ -1,8 +1,10 @@
-"""Ways to end a training before its end, and what corrupt checkpoints and full disks do to it.
+"""Ways to end a training before its end, and what corrupt checkpoints and full disks do
+to it.
 
 An interruption starts a job, strikes, and sees that it left as it should.
 
-A job that is started again afterwards goes on; what it comes to in the end, ``tests.system.faults.train`` compares.
+A job that is started again afterwards goes on; what it comes to in the end,
+``tests.system.faults.train`` compares.
 """
 
 import os
@@ -43,7 +45,8 @@ Interruption = Callable[[Job, random.Random], bool]
 """Returns whether it struck: a kill at any moment may come too late."""
 
 FEWEST_STEPS, MOST_STEPS = 2, 3
-"""A start is struck after so many: with a checkpoint every 2, so that there is something to go on from."""
+"""A start is struck after so many: with a checkpoint every 2, so that there is
+something to go on from."""
 TIMEOUT_S = 8.0
 LEAVES_WITHIN_S = 45.0
 NEEDED_S = 10.0
@@ -53,7 +56,8 @@ CHECKPOINTS_THAT_FIT = 3.5
 
 
 def kill_all(job: Job, rng: random.Random) -> bool:
-    """SIGKILL everything, half of the times during training, else at any moment from the start on."""
+    """SIGKILL everything, half of the times during training, else at any moment from
+    the start on."""
     startup_s = job.place.undisturbed(job.ranks).record().startup.total_s
     if rng.random() < 0.5:
         process, longest_s = job.start_and_take(1), STEPS * PACE_S
@@ -80,7 +84,8 @@ def signal_rank(job: Job, rng: random.Random) -> bool:
 def end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
     """SIGTERM to torchrun, which passes it on to every rank.
 
-    Or SIGKILL to torchrun alone: ranks that nobody waits for any more must not train on, and save before they leave.
+    Or SIGKILL to torchrun alone: ranks that nobody waits for any more must not train
+    on, and save before they leave.
     """
     process = _started(job, rng)
     process.send_signal(number)
@@ -94,7 +99,8 @@ signal_torchrun, kill_torchrun = (
 
 
 def signal_twice(job: Job, rng: random.Random) -> bool:
-    """A signal while a rank hangs, and another one, as nothing comes of it; to that rank, or to all."""
+    """A signal while a rank hangs, and another one, as nothing comes of it; to that
+    rank, or to all."""
     hung, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
     process = job.start_and_take(
         steps, [{"kind": "hang", "step": steps + 1, "rank": hung}]
@@ -133,7 +139,8 @@ def hang(job: Job, rng: random.Random) -> bool:
 def fail_on_rank(
     job: Job, rng: random.Random, kind: str, code: int, reason: str
 ) -> bool:
-    """One rank dies, comes upon a bug, or lacks something before all have met: the run says with what and why."""
+    """One rank dies, comes upon a bug, or lacks something before all have met: the run
+    says with what and why."""
     early = kind == "no_local_disk"
     rank = rng.randrange(int(early), job.ranks)
     step = 0 if early else 1 + rng.randint(FEWEST_STEPS, MOST_STEPS)
@@ -141,7 +148,8 @@ def fail_on_rank(
     process = job.start([{"kind": kind, "step": step, "rank": rank}], settings=settings)
     left = job.leave(process, LEAVES_WITHIN_S if early else END_S)
     assert (left.exit_code, left.requeue) == (code, code == REQUEUE), left
-    # A rank that waits for a GPU may get torchrun's SIGTERM before NCCL reports the lost connection.
+    # A rank that waits for a GPU may get torchrun's SIGTERM before NCCL reports the
+    # lost connection.
     ended = (
         kind == "kill"
         and job.settings.get("train.device") == "cuda"
@@ -171,7 +179,8 @@ fail_before_it_begins = partial(
 
 
 def damage(job: Job, rng: random.Random) -> bool:
-    """SIGKILL everything, and cut one file of the newest checkpoint short: a start goes on from the one before."""
+    """SIGKILL everything, and cut one file of the newest checkpoint short: a start goes
+    on from the one before."""
     process = job.start_and_take(rng.randint(FEWEST_STEPS, MOST_STEPS))
     job.wait_until(process, lambda: len(list_checkpoints(job.checkpoints)) > 1)
     kill_tree(process)
@@ -206,7 +215,8 @@ def _started(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
 
 
 def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> RunExit:
-    """That it leaves for this reason and nothing is lost: what was saved is the last step of the record."""
+    """That it leaves for this reason and nothing is lost: what was saved is the last
+    step of the record."""
     left = job.leave(process)
     assert re.match(reason, left.reason), left
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
@@ -219,7 +229,8 @@ def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> R
 
 
 def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """Cut the newest checkpoint short at so many places, over all of its files; each time the one before is used."""
+    """Cut the newest checkpoint short at so many places, over all of its files; each
+    time the one before is used."""
     checkpoints = Path(
         shutil.copytree(place.undisturbed().checkpoints, place.place / "truncated")
     )
@@ -250,10 +261,12 @@ def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
 
 
 def fill(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-    """Fill the disk that checkpoints go to while training, and free it again; needs root.
+    """Fill the disk that checkpoints go to while training, and free it again; needs
+    root.
 
-    In turn as rank 0 writes alone, as all ranks write a share, and as the record lies on that disk, too, and must wait.
-    A disk that does not hold two checkpoints is refused before the first step.
+    In turn as rank 0 writes alone, as all ranks write a share, and as the record lies
+    on that disk, too, and must wait. A disk that does not hold two checkpoints is
+    refused before the first step.
     """
     for point in range(points):
         settings: dict[str, object] = (

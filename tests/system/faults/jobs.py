@@ -1,4 +1,5 @@
-"""Trainings under torchrun that are there to be disturbed, and what they come to when nobody does."""
+"""Trainings under torchrun that are there to be disturbed, and what they come to when
+nobody does."""
 
 import itertools
 import json
@@ -121,7 +122,8 @@ class Workplace:
         )
 
     def undisturbed(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
-        """One that came to its end; made once, however many loops ask for it at the same time."""
+        """One that came to its end; made once, however many loops ask for it at the
+        same time."""
         key = json.dumps([ranks, settings or {}])
         with self._locks[key]:
             if key not in self._undisturbed:
@@ -185,7 +187,8 @@ class Job:
             str(self.directory),
             *sets,
         ]
-        # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
+        # Threads that wait by spinning would make a step a hundred times slower when
+        # somebody else uses a core.
         environment = os.environ | {
             "OMP_WAIT_POLICY": "PASSIVE",
             "OMP_NUM_THREADS": "1",
@@ -202,7 +205,8 @@ class Job:
             )
 
     def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> None:
-        """Wait until it and all that names its run, such as loaders of a killed rank, are gone."""
+        """Wait until it and all that names its run, such as loaders of a killed rank,
+        are gone."""
         try:
             process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -310,8 +314,8 @@ class Job:
             read_checkpoint(path)
 
     def samples(self) -> StepSamples:
-        """Epoch and number of all samples of every step, over all ranks, in order; a step that was taken again counts
-        as it was taken last.
+        """Epoch and number of all samples of every step, over all ranks, in order; a
+        step that was taken again counts as it was taken last.
         """
         found: StepSamples = {}
         for notes in self.notes:
@@ -339,7 +343,8 @@ class Job:
 
 
 def check_the_same(job: Job, expected: Job) -> None:
-    """That a run came to the end that another came to, bit for bit, and each step is in its record once."""
+    """That a run came to the end that another came to, bit for bit, and each step is in
+    its record once."""
     found, whole = job.record(), expected.record()
     assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
     of_a_step = attrgetter(

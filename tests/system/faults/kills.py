@@ -43,7 +43,8 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a command and all that it has started, whatever sessions those are in, and see that they are gone."""
+    """Kill a command and all that it has started, whatever sessions those are in, and
+    see that they are gone."""
     try:
         launcher = psutil.Process(process.pid)
         launcher.suspend()  # so that it neither notices nor starts more

@@ -1,8 +1,9 @@
 """Commands read corrupt and hostile files, and none ends in a traceback.
 
-Half of the mutations know the structure of a file: a JSON, TOML or NPY file whose values change in kind, size or sign,
-whose keys go or swap, and whose checksums are corrected afterwards, so that what lies behind the checksum is reached.
-The others change its bytes.
+Half of the mutations know the structure of a file: a JSON, TOML or NPY file whose
+values change in kind, size or sign, whose keys go or swap, and whose checksums are
+corrected afterwards, so that what lies behind the checksum is reached. The others
+change its bytes.
 """
 
 import collections
@@ -125,7 +126,8 @@ SHARES = {
     "model config": 1,
     "tokenizer": 1,
 }
-"""How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
+"""How often each kind is read. A model's configuration takes seconds, as a process
+loads torch for it."""
 
 
 def write_originals(place: Path) -> None:
@@ -322,7 +324,8 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
             mutate((work / target).read_bytes(), target.suffix, draw)
         )
         if kind == "dataset" and draw.random() < 0.7:
-            # The manifest names the SHA-256 of the changed file instead of the original one's.
+            # The manifest names the SHA-256 of the changed file instead of the original
+            # one's.
             manifest = work / "data" / "manifest.json"
             before, after = (
                 hashlib.sha256((of / target).read_bytes()).hexdigest()

@@ -1,5 +1,6 @@
-"""The trainer under torchrun, interrupted in every way, moved to other ranks, and started again until its end; and
-what it makes of a loss on one rank that is not finite, or far too high.
+"""The trainer under torchrun, interrupted in every way, moved to other ranks, and
+started again until its end; and what it makes of a loss on one rank that is not finite,
+or far too high.
 """
 
 import math
@@ -30,7 +31,8 @@ PRESSED = {"train.checkpoint.interval_s": 0.05}
 """Hardly a moment without a save under way."""
 PRESSED_WITH_LOADERS = PRESSED | {"train.data.num_workers": 1}
 MOVED = NO_DROPOUT | {"train.evaluation.interval_steps": 10}
-"""A save that follows an evaluation at once is a case of its own under fsdp2, which has then gathered its weights."""
+"""A save that follows an evaluation at once is a case of its own under fsdp2, which has
+then gathered its weights."""
 ROUNDING = 1e-4
 """Sums of fp32 numbers in another order, through all steps."""
 FURTHEST = "largest_relative_difference_of_loss"
@@ -50,10 +52,11 @@ def interrupt(
     settings: Settings | None = None,
     most_of_a_run: int = 5,
 ) -> dict[str, Any]:
-    """Interrupt runs at so many moments; each must come to the end that an undisturbed run comes to, bit for bit.
+    """Interrupt runs at so many moments; each must come to the end that an undisturbed
+    run comes to, bit for bit.
 
-    ``interruptions`` take turns, ``most_of_a_run`` of them before a run is let to its end. What it comes to must not
-    depend on ``settings``.
+    ``interruptions`` take turns, ``most_of_a_run`` of them before a run is let to its
+    end. What it comes to must not depend on ``settings``.
     """
     expected = place.undisturbed(ranks)
     rng = random.Random(seed)
@@ -103,7 +106,8 @@ BOTH = (
 def move(
     place: Workplace, stages: Sequence[Stage], seed: int, points: int = 1
 ) -> dict[str, Any]:
-    """Go through all stages so many times; data and losses must be those of an undisturbed run of two ranks."""
+    """Go through all stages so many times; data and losses must be those of an
+    undisturbed run of two ranks."""
     expected = place.undisturbed(2, MOVED)
     whole = expected.record()
     furthest = 0.0
@@ -151,9 +155,11 @@ def move(
 def leave_out(
     place: Workplace, points: int, seed: int, *, told_late_steps: int = 0
 ) -> dict[str, Any]:
-    """A NaN in one step of one rank, and a spike in another: all ranks leave both steps out, and training goes on.
+    """A NaN in one step of one rank, and a spike in another: all ranks leave both steps
+    out, and training goes on.
 
-    On a GPU the numbers of a step arrive steps later, and so does the number of those left out.
+    On a GPU the numbers of a step arrive steps later, and so does the number of those
+    left out.
     """
     rng = random.Random(seed)
     for _ in range(points):
@@ -182,7 +188,8 @@ def leave_out(
 
 
 def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """NaN from some step on: training rolls back, gives up, and is not tried again under the same settings."""
+    """NaN from some step on: training rolls back, gives up, and is not tried again
+    under the same settings."""
     rng = random.Random(seed)
     settings = {
         "train.health.patience_steps": PATIENCE,
@@ -232,8 +239,8 @@ def _check_told(
 
 
 def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """Roll back after a spike; so many times be killed soon after, and start again: it is still rolled back, and ends
-    as if it had not been killed.
+    """Roll back after a spike; so many times be killed soon after, and start again: it
+    is still rolled back, and ends as if it had not been killed.
     """
     rng = random.Random(seed)
     fault = {"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}
@@ -263,7 +270,8 @@ def _spiked(place: Workplace, policy: str) -> Job:
 
 
 def _check_rollback(job: Job, place: Workplace) -> None:
-    """That it left out the data since the checkpoint, and no more, and eased the learning rate."""
+    """That it left out the data since the checkpoint, and no more, and eased the
+    learning rate."""
     record, whole = job.record(), place.undisturbed()
     (event,) = (one for one in record.events if one.kind == "rolled_back")
     back, rows = int(event.values["to_step"]), record.header.global_batch_size
@@ -298,11 +306,13 @@ def _check_ranks_agree(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A fault loop: what is injected, what is then held, and the points of a whole soak."""
+    """A fault loop: what is injected, what is then held, and the points of a whole
+    soak."""
 
     name: str
     run: Callable[..., dict[str, Any]]
-    """What it does in a place: so many ``points``, by a ``seed``; returns its figures."""
+    """What it does in a place: so many ``points``, by a ``seed``; returns its
+    figures."""
     in_full: int
     injected: str = ""
     held: str = ""

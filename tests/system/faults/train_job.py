@@ -1,9 +1,11 @@
-"""What the fault loops run under torchrun: the trainer, with faults where ``FAULTS_REQUEST`` asks for them.
+"""What the fault loops run under torchrun: the trainer, with faults where
+``FAULTS_REQUEST`` asks for them.
 
-The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps count those of this start from 1
-(0: before all ranks have met; -1: when a rank's own part is done and it is about to wait for the others); ``pace_s``,
-a pause before every step; ``notes``, a directory where every rank writes down the samples of each of its steps and what
-its weights are in the end.
+The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps
+count those of this start from 1 (0: before all ranks have met; -1: when a rank's own
+part is done and it is about to wait for the others); ``pace_s``, a pause before every
+step; ``notes``, a directory where every rank writes down the samples of each of its
+steps and what its weights are in the end.
 """
 
 import hashlib
@@ -133,7 +135,8 @@ def main() -> int:
     prepare, leave_together = job.prepare, job._leave_together
 
     def prepare_and_install(job) -> None:
-        # After the trainer's own imports, so that a start takes the course that it always takes.
+        # After the trainer's own imports, so that a start takes the course that it
+        # always takes.
         prepare(job)
         disturbed.install()
         write_samples_down(notes / f"samples-{rank}.jsonl")

@@ -1,7 +1,8 @@
 """``autotune tune``, killed in each of its stages and started again.
 
-Each stage gets the least of the time, whatever the moment of a kill, so that what is decided follows from the trial log
-alone: in the end the same command on a copy of that trial log has to come to the same without one trial.
+Each stage gets the least of the time, whatever the moment of a kill, so that what is
+decided follows from the trial log alone: in the end the same command on a copy of that
+trial log has to come to the same without one trial.
 """
 
 import contextlib
@@ -56,7 +57,8 @@ tune.least_s = lambda *_: 0.0
 tune.share_s = lambda stages, stage, left_s: 6.0 if stage.name in BUDGET_WEIGHTS else None
 sys.exit(cli.run(sys.argv[1:]))
 """
-"""Each stage has six seconds, however long others took, so that replays decide alike."""
+"""Each stage has six seconds, however long others took, so that replays decide
+alike."""
 _BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
 
 
@@ -64,7 +66,8 @@ class TunePlace:
     """Where a tuning runs, and what was seen of it."""
 
     def __init__(self, directory: Path, temporary: Path) -> None:
-        """Make a directory of what it tunes; ``temporary`` has few letters, as sockets of loader workers lie there."""
+        """Make a directory of what it tunes; ``temporary`` has few letters, as sockets
+        of loader workers lie there."""
         self.directory = directory
         self.profile = directory / "profiles" / "tiny-cpu.toml"
         self.report = directory / "reports" / "tiny-cpu"
@@ -141,7 +144,8 @@ class TunePlace:
         return answer
 
     def check_files(self) -> None:
-        """That profile and report are whole, or absent; each is read once after it was written."""
+        """That profile and report are whole, or absent; each is read once after it was
+        written."""
         report = self.report / "report.html"
         for path in (
             self.profile,
@@ -180,7 +184,8 @@ def _check_whole(path: Path) -> None:
 
 
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
-    """Kill tunings at so many moments, each in several of its stages; then finish and replay them."""
+    """Kill tunings at so many moments, each in several of its stages; then finish and
+    replay them."""
     rng = random.Random(seed)
     figures, runs = Counter[str](), 0
     while figures["faults"] < points:
@@ -197,7 +202,8 @@ def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
 def _kill_one(
     directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random
 ) -> Counter[str]:
-    """Kill one tuning in each of these stages, in turn its whole process group and the process alone."""
+    """Kill one tuning in each of these stages, in turn its whole process group and the
+    process alone."""
     directory.mkdir()
     place = TunePlace(directory / "killed", temporary)
     kills = starts = 0
@@ -229,7 +235,8 @@ def _kill_one(
 
 
 def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
-    """Start it, and kill it so long after a stage began; False if it was over before."""
+    """Start it, and kill it so long after a stage began; False if it was over
+    before."""
     process = place.start()
     while process.poll() is None and not place.has_ended(_BEFORE[stage]):
         place.check_files()
@@ -259,7 +266,8 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
 
 
 def _replay(place: TunePlace, again: TunePlace) -> int:
-    """The same command where there is nothing but the trial log: it decides the same, and runs no trial."""
+    """The same command where there is nothing but the trial log: it decides the same,
+    and runs no trial."""
     shutil.copytree(place.report / "trials", again.report / "trials")
     again.finish()
     before, after = place.trials(), again.trials()

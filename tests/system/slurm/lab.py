@@ -1,9 +1,10 @@
-"""A SLURM cluster on this host: its own keys, daemons, ports and directory, ended and removed without a trace.
+"""A SLURM cluster on this host: its own keys, daemons, ports and directory, ended and
+removed without a trace.
 
     python -m tests.system.slurm.lab        # prints the environment to use it with; Ctrl-C ends it
 
-Nothing of a SLURM or MUNGE that runs here already is touched. As root or not; without systemd, control groups or a
-network. Node names do not resolve, as on some clusters.
+Nothing of a SLURM or MUNGE that runs here already is touched. As root or not; without
+systemd, control groups or a network. Node names do not resolve, as on some clusters.
 """
 
 import contextlib
@@ -166,7 +167,8 @@ class Lab:
                 stderr=log,
                 cwd=self.place,
                 start_new_session=True,  # a terminal's Ctrl-C is not for them
-                # Nodes have all processors, though a test that runs beside others has one.
+                # Nodes have all processors, though a test that runs beside others has
+                # one.
                 preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),  # noqa: PLW1509 - one call
             )
 
@@ -182,7 +184,8 @@ class Lab:
         ]
 
     def _steps(self, node: str) -> list[int]:
-        """Processes of this lab's jobs on a node; before them what watches over them, and would tell of their end."""
+        """Processes of this lab's jobs on a node; before them what watches over them,
+        and would tell of their end."""
         ours = {
             "SLURM_CONF": self.environment["SLURM_CONF"],
             "SLURMD_NODENAME": node,

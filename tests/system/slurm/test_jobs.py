@@ -1,4 +1,5 @@
-"""Jobs in a real SLURM cluster of two nodes on this host, submitted from outside any allocation."""
+"""Jobs in a real SLURM cluster of two nodes on this host, submitted from outside any
+allocation."""
 
 import json
 import os
@@ -71,7 +72,8 @@ def no_job_is_left_behind(lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, patterned_dataset) -> Path:
-    """Where everything is submitted from, with a site file for jobs of two processors."""
+    """Where everything is submitted from, with a site file for jobs of two
+    processors."""
     directory = tmp_path_factory.mktemp("slurm")
     shutil.copytree(patterned_dataset, directory / "data")
     (directory / "tiny").mkdir()
@@ -167,7 +169,8 @@ def test_a_probe_from_outside_any_allocation_yields_the_profile(
 
 @pytest.fixture(scope="module")
 def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
-    """A tuning of one node, and of the network of two, as in a container: no program of SLURM's is there."""
+    """A tuning of one node, and of the network of two, as in a container: no program of
+    SLURM's is there."""
     inside = work / "inside"
     inside.mkdir()
     for program in ("bash", "sh", "env"):
@@ -262,7 +265,8 @@ def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(
 
 @pytest.fixture(scope="module")
 def preempted(lab, work, autotune, profile) -> dict:
-    """A run on two nodes that was told to leave after some steps; the port that follows from its job was taken."""
+    """A run on two nodes that was told to leave after some steps; the port that follows
+    from its job was taken."""
     number = int(
         lab.ask("scontrol", "show", "config").partition("NEXT_JOB_ID")[2].split()[1]
     )
@@ -454,7 +458,8 @@ def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(
 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
-    """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
+    """A probe that is followed, as soon as its step has begun, in which it takes its
+    time; and its job."""
     site = site_with(work, "late", "echo begun", "sleep 10")
     process = start(
         [

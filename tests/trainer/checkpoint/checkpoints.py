@@ -1,4 +1,5 @@
-"""What tests of checkpoints and of going on share: checkpoints and runs made by hand, without training."""
+"""What tests of checkpoints and of going on share: checkpoints and runs made by hand,
+without training."""
 
 import contextlib
 import os
@@ -134,7 +135,8 @@ def leave(writer: RunWriter) -> None:
 
 
 def refusing(name: str, number: int, method: str = "open") -> Callable[..., object]:
-    """In place of a method of ``Path``: a file system that fails as soon as one of this name is read."""
+    """In place of a method of ``Path``: a file system that fails as soon as one of this
+    name is read."""
     plain = getattr(Path, method)
 
     def read_or_fail(path: Path, *arguments, **options):

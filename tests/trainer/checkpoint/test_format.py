@@ -33,7 +33,8 @@ from trainer.errors import BadConfig, DiskTrouble
 def write_share(
     root, rank, writers, begin=0, end=4, *, content=CONTENT, timeout_s=10.0, **options
 ):
-    """Write the rows from ``begin`` to ``end`` of the checkpoint of step 5, as one of several writers."""
+    """Write the rows from ``begin`` to ``end`` of the checkpoint of step 5, as one of
+    several writers."""
     name = checkpoint_name(5, 0)
     writer = format.CheckpointWriter(
         root,
@@ -48,7 +49,8 @@ def write_share(
 
 
 def changed(path, change):
-    """Change a checkpoint's manifest as one would who means to deceive, with the hash that it must then have."""
+    """Change a checkpoint's manifest as one would who means to deceive, with the hash
+    that it must then have."""
     table = json.loads((path / "manifest.json").read_text())
     change(table)
     del table["content_sha256"]

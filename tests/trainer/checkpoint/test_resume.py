@@ -38,7 +38,8 @@ def cwd(tmp_path, monkeypatch):
 
 
 def chosen(out, resume="auto", config=CONFIG, environment=None):
-    """The run's writer, and what it goes on from; as a process would that ends at once."""
+    """The run's writer, and what it goes on from; as a process would that ends at
+    once."""
     opened = []
     try:
         return choose_run(
@@ -73,7 +74,8 @@ def names(run):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of 20 steps that was killed after its 10th, with checkpoints of steps 5 and 10."""
+    """A run of 20 steps that was killed after its 10th, with checkpoints of steps 5 and
+    10."""
     return write_run(tmp_path / "r", CONFIG)
 
 

@@ -45,7 +45,8 @@ def trained(dataset, batches, config=CONFIG):
 
 
 def written(training, root, parts=1):
-    """A checkpoint of a training; with more than one part, as so many ranks would share it out."""
+    """A checkpoint of a training; with more than one part, as so many ranks would share
+    it out."""
     held, name = tensor_shards(training, RANKS), checkpoint_name(5, 0)
     for rank in reversed(range(parts)):
         kept = [own for one in held for own in share(one, rank, parts)]

@@ -176,7 +176,8 @@ def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bounded_memory_whatever_was_visited(dataset, layout):
-    # What a batch needs is freed with it: the most that is held at once does not grow with what was read.
+    # What a batch needs is freed with it: the most that is held at once does not grow
+    # with what was read.
     config = _config(layout=layout, seq_length_tokens=64)
     plan = make_plan(config, len(dataset), 1)
     loader = make_loader(
@@ -218,7 +219,8 @@ def loader_of(dataset, make_dataset):
 
 
 def steps_of(loader, count):
-    """What the next steps are made of: their micro-batches, and the numbers of their samples."""
+    """What the next steps are made of: their micro-batches, and the numbers of their
+    samples."""
     taken = []
     for _ in range(count):
         batches = loader.next_step(lambda made, number: list(islice(made, number)))
@@ -257,7 +259,8 @@ def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_pr
 
 @pytest.mark.parametrize(("count", "rows"), [(400, 200), (4200, 4)])
 def test_behind_the_last_epoch_there_is_no_step(loader_of, count, rows):
-    """Lanes end one by one, so a step of few rows can be empty long before the data is over."""
+    """Lanes end one by one, so a step of few rows can be empty long before the data is
+    over."""
     samples = [
         [5 + (start + step) % 60 for step in range(4 + start % 50)]
         for start in range(count)

@@ -19,7 +19,8 @@ RULE = {
 def mask(
     ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The corrupted ids, and the originals where something is to be predicted, -100 elsewhere."""
+    """The corrupted ids, and the originals where something is to be predicted, -100
+    elsewhere."""
     corrupted = np.array(ids, dtype=np.uint16)
     lengths = np.array(
         tokens if tokens is not None else [len(corrupted)], dtype=np.int64
@@ -38,7 +39,8 @@ def mask(
 
 
 def _within(count: int, trials: int, probability: float) -> bool:
-    """Within five standard deviations of a binomial distribution: wrong once in 1.7 million."""
+    """Within five standard deviations of a binomial distribution: wrong once in 1.7
+    million."""
     return abs(count - trials * probability) < 5 * math.sqrt(
         trials * probability * (1 - probability)
     )
@@ -72,7 +74,8 @@ def test_fifteen_per_cent_are_predicted_and_split_80_10_10_where_ordinary_words_
 def test_every_place_of_a_sample_is_as_likely_to_be_predicted_whatever_its_neighbours_are():
     _, _, labels = _many()
     chosen = (labels != -100).reshape(400, 995)
-    # Chi-square over 995 places; its mean is 995 (1 - 0.15 is divided out), its deviation sqrt(2 * 995).
+    # Chi-square over 995 places; its mean is 995 (1 - 0.15 is divided out), its
+    # deviation sqrt(2 * 995).
     statistic = ((chosen.sum(axis=0) - 60) ** 2 / (400 * 0.15 * 0.85)).sum()
     assert abs(statistic - 995) < 6 * math.sqrt(2 * 995)
     assert _within((chosen[:, 1:] & chosen[:, :-1]).sum(), 400 * 994, 0.15**2)

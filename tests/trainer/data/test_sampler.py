@@ -134,8 +134,9 @@ def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
     assert plan.lanes == 3
     _, position = all_ranks(index, plan, 4)
     assert position.rows == 4 * (batch_plan.MIN_BLOCK_SAMPLES + 1)
-    # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are 684 of each: an epoch's two
-    # blocks of 128 and 384, the next one's first of 128, and 44 rows of its second.
+    # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are
+    # 684 of each: an epoch's two blocks of 128 and 384, the next one's first of 128,
+    # and 44 rows of its second.
     assert [
         divmod(place, batch_plan.MIN_BLOCK_SAMPLES) for place in position.lanes
     ] == [(3, 44)] * 3
@@ -234,7 +235,8 @@ def all_ranks(
     steps: int,
     position: Position | None = None,
 ) -> tuple[list[list[batch_plan.Segments]], Position]:
-    """The segments of every step, one array per micro-batch of every rank; and where the job is then."""
+    """The segments of every step, one array per micro-batch of every rank; and where
+    the job is then."""
     found: list[list[batch_plan.Segments]] = [[] for _ in range(steps)]
     ends = []
     for rank in range(plan.world_size):
@@ -254,7 +256,8 @@ def all_ranks(
 def rows_of(
     micro_batches: list[batch_plan.Segments],
 ) -> list[list[tuple[int, int, int, int]]]:
-    """The content of every row of some micro-batches, whatever its number: (epoch, sample, column, tokens) of each."""
+    """The content of every row of some micro-batches, whatever its number: (epoch,
+    sample, column, tokens) of each."""
     rows = []
     for segments in micro_batches:
         for row in np.unique(segments.rows):
@@ -302,7 +305,8 @@ def test_epochs_and_seeds_have_orders_of_their_own_in_which_neighbours_end_up_fa
 
 
 def test_where_each_index_lands_is_uniform():
-    # Where index 0 of 16 lands over many seeds: chi-square with 15 degrees of freedom, wrong once in a million.
+    # Where index 0 of 16 lands over many seeds: chi-square with 15 degrees of freedom,
+    # wrong once in a million.
     landed = [
         int(batch_plan.permute(np.zeros(1, dtype=np.uint64), 16, seed, 0)[0])
         for seed in range(3200)
@@ -323,7 +327,8 @@ PROBLEMS = st.integers(1, 100).flatmap(
 
 
 def _slow_best_fit(lengths: list[int], seq_length_tokens: int) -> list[int]:
-    """The same by looking at every open row; of equally full ones the one filled last."""
+    """The same by looking at every open row; of equally full ones the one filled
+    last."""
     free: dict[int, int] = {}  # in the order in which they were filled last
     rows = [0] * len(lengths)
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -372,7 +377,8 @@ def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
     segments = batch_plan.lay_out(make_plan(index, seq_length_tokens=512), 0, 0, index)
     longest = np.zeros(int(segments.rows.max()) + 1)
     np.maximum.at(longest, segments.rows, segments.tokens)
-    # Best fit alone gives a correlation near -1 between a row's number and its longest sample.
+    # Best fit alone gives a correlation near -1 between a row's number and its longest
+    # sample.
     assert abs(np.corrcoef(np.arange(len(longest)), longest)[0, 1]) < 0.15
 
 

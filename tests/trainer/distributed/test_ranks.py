@@ -110,7 +110,8 @@ print(*near)
 
 
 def machine(root: Path, node: int, *cpus: str) -> Path:
-    """A machine of several NUMA nodes, each with the processors of one text, and a GPU at one of them."""
+    """A machine of several NUMA nodes, each with the processors of one text, and a GPU
+    at one of them."""
     places = {root / "sys/bus/pci/devices/0000:dc:00.0/numa_node": str(node)}
     places |= {
         root / f"sys/devices/system/node/node{number}/cpulist": text
@@ -173,7 +174,8 @@ def test_every_thread_and_every_child_is_bound(tmp_path):
 
 
 def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypatch):
-    """Trials, sweeps of workers and training join alike: their figures are of the same processors."""
+    """Trials, sweeps of workers and training join alike: their figures are of the same
+    processors."""
     seen = {}
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=0)
 

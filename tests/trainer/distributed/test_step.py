@@ -78,7 +78,8 @@ def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_ask
 
 @pytest.fixture
 def rig(dataset):
-    """A training of two micro-batches a step that has taken a step, and the batches of the next."""
+    """A training of two micro-batches a step that has taken a step, and the batches of
+    the next."""
     training = oracles.training_of(CONFIG, dataset)
     batches = oracles.micro_batches(dataset, CONFIG, steps=2)
     training.step.run(batches[:2], 1e-3)
@@ -86,7 +87,8 @@ def rig(dataset):
 
 
 def _broken(training, what):
-    """Let the second micro-batch's loss, or the gradient of one weight, be no number."""
+    """Let the second micro-batch's loss, or the gradient of one weight, be no
+    number."""
     if what == "loss":
         factors = iter([1.0, math.nan])
         return training.module.register_forward_hook(
@@ -251,7 +253,8 @@ def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer
 def _losses_by_token(
     dataset: TokenDataset, family: str, layout: str
 ) -> dict[tuple[int, int], float]:
-    """The loss of every predicted token of the first epoch, by its sample and its place there."""
+    """The loss of every predicted token of the first epoch, by its sample and its place
+    there."""
     config = oracles.config_of(
         family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
     )

@@ -105,7 +105,8 @@ def controller_of(events, ranks):
 
 @pytest.fixture
 def ordinary(controller_of, events, ranks):
-    """A function that makes one to which twenty ordinary steps cost no message, and led to nothing."""
+    """A function that makes one to which twenty ordinary steps cost no message, and led
+    to nothing."""
 
     def make(**health) -> HealthController:
         controller = controller_of(**health)

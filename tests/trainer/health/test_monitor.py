@@ -64,7 +64,8 @@ def actions(findings):
     ids=["slow", "fast", "limits lag"],
 )
 def test_a_noisy_falling_loss_is_no_trouble(seed, policy, steps, fall_steps, lag):
-    """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it stands still."""
+    """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it
+    stands still."""
     scatter = random.Random(seed)
     health = monitor(on_spike=policy, on_explosion=policy)
     limits = [health.limits()] * lag
@@ -363,7 +364,8 @@ def test_noise_hides_neither_a_plateau_nor_a_fall_nor_a_rise(seed):
     """2 % of noise, and a fall by 0.03 in half a window, whose error is 0.005."""
     scatter = random.Random(seed)
     noise = [scatter.gauss(0, 0.04) for _ in range(4000)]
-    # By chance alone, flat noise looks like a fall now and then, and a plateau is said again after it.
+    # By chance alone, flat noise looks like a fall now and then, and a plateau is said
+    # again after it.
     at_step, kind = plateau_findings([2 + one for one in noise[:1000]])[0]
     assert (at_step <= 600, kind) == (True, Kind.PLATEAU)
     assert (
@@ -439,7 +441,8 @@ POLICY = st.sampled_from(["warn", "skip", "rollback"])
 
 
 def whole_course(health, first_step, course, saved):
-    """Everything that can be seen of a monitor while steps come and rollbacks are obeyed."""
+    """Everything that can be seen of a monitor while steps come and rollbacks are
+    obeyed."""
     seen = []
     for step, (loss, norm, applied) in enumerate(course, start=first_step):
         found = look(

@@ -57,7 +57,8 @@ def _choose_varlen(monkeypatch, kind="varlen"):
 @pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
 def test_a_document_never_influences_another(family, way, dataset, monkeypatch):
-    """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
+    """Each token of one document is changed; the logits of all others stay as they
+    were, to the last bit."""
     monkeypatch.setattr(sparse_last_layer, "varlen_attn", oracles.attend_within_edges)
     # Without masks, as the perturbed document is to differ in all its tokens.
     config = oracles.config_of(
@@ -275,7 +276,8 @@ def _nothing() -> MicroBatch:
 
 @pytest.fixture
 def aot_eager(monkeypatch):
-    """Compile as far as graphs go, their backward included, without machine code, which takes a minute a family."""
+    """Compile as far as graphs go, their backward included, without machine code, which
+    takes a minute a family."""
     monkeypatch.setattr(
         torch, "compile", functools.partial(torch.compile, backend="aot_eager")
     )
@@ -328,7 +330,8 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
             loss = training.module(*oracles.micro_batches(dataset, config))
         kept[activation_checkpointing] = sum(held.values())
         loss.backward()
-    # What selective checkpointing keeps it keeps in a cache of its own, which these hooks do not see.
+    # What selective checkpointing keeps it keeps in a cache of its own, which these
+    # hooks do not see.
     assert max(kept["full"], kept["selective"]) < kept["none"]
     training.module.model.supports_gradient_checkpointing = False
     with pytest.raises(BadConfig, match="no activation checkpointing"):
@@ -336,7 +339,8 @@ def test_less_is_kept_the_more_is_computed_again(last_layer, dataset):
 
 
 def _check_compiled(config, dataset):
-    """What compiled layers learn is the same, and micro-batches that differ in all but their shape compile no more."""
+    """What compiled layers learn is the same, and micro-batches that differ in all but
+    their shape compile no more."""
     torch._dynamo.reset()
     compiled = oracles.training_of(config.model_copy(update={"compile": True}), dataset)
     batches = oracles.micro_batches(dataset, config, steps=8)

@@ -20,8 +20,9 @@ def test_pairs_are_those_within_reach(length, reach):
 
 
 def test_operations_agree_with_torchs_own_count(dataset):
-    """Of rows that one document fills, torch counts the products we count; its backward of attention multiplies 5 times
-    instead of 4, as it computes the scores anew, so attention is told apart."""
+    """Of rows that one document fills, torch counts the products we count; its backward
+    of attention multiplies 5 times instead of 4, as it computes the scores anew, so
+    attention is told apart."""
     config = config_of(layout="padded", seq_length_tokens=16)
     training, tokens = training_of(config, dataset), 8 * 16
     batch = next(

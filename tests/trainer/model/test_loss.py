@@ -1,4 +1,5 @@
-"""The loss that writes the gradient of the logits over them, against torch's cross-entropy."""
+"""The loss that writes the gradient of the logits over them, against torch's
+cross-entropy."""
 
 import functools
 

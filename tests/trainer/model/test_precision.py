@@ -1,4 +1,5 @@
-"""Weights that are cast once per step, compared with fp32 and with autocast, which casts them in every layer."""
+"""Weights that are cast once per step, compared with fp32 and with autocast, which
+casts them in every layer."""
 
 import copy
 import itertools

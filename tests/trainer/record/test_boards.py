@@ -29,7 +29,8 @@ def drawn_on_tensorboard(directory):
 
 
 def drawn_on_wandb(directory):
-    """Numbers in W&B's files, which are logs of records in blocks of 32 KiB, as LevelDB's, after seven bytes."""
+    """Numbers in W&B's files, which are logs of records in blocks of 32 KiB, as
+    LevelDB's, after seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     numbers, ids = {}, []

@@ -120,7 +120,8 @@ def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ThreeRanks(Ranks):
-    """The first of three; the others compute, and wait for their loaders, for a multiple of its time."""
+    """The first of three; the others compute, and wait for their loaders, for a
+    multiple of its time."""
 
     times: tuple[float, ...] = (1.0, 1.5, 1.0)
     waits: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -217,7 +218,8 @@ def test_rows_of_steps_that_are_undone_are_left_out(rig):
 
 
 def test_the_noise_scale_of_made_up_gradients_is_found_again_once_the_signal_is_seen():
-    """Gradients of single tokens with a known mean and variance; parts and wholes are their means."""
+    """Gradients of single tokens with a known mean and variance; parts and wholes are
+    their means."""
     random = np.random.default_rng(0)
     signal = random.normal(size=50)
     noise, tokens, parts = 30.0, 400, 8

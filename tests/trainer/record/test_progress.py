@@ -12,7 +12,8 @@ from trainer.record.progress import progress
 
 @pytest.fixture
 def lines_of(capsys, monkeypatch):
-    """A function that gives what is written when updates of (second, done) of 100 come."""
+    """A function that gives what is written when updates of (second, done) of 100
+    come."""
 
     def run(updates, most_s=None):
         clock = {"now": 0.0}

@@ -43,7 +43,10 @@ def export_profile(
     nodes: int,
     ranks_per_node: int,
 ) -> Export:
-    """Translate every setting of a profile; if the samples per sequence are not known, one is assumed."""
+    """Translate every setting of a profile.
+
+    If the samples per sequence are not known, one is assumed.
+    """
     train, batch, module = (
         profile.train,
         exported_batch(profile, means, nodes * ranks_per_node),

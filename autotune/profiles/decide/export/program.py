@@ -73,7 +73,8 @@ NO_RECORD, OTHER_ORDER = (
 )
 HSDP = "HSDP: all ranks share one copy of the weights"
 _TORCHS_BUCKET_CAP_MIB = 25
-"""Default of torch: if no size is given, it makes the first bucket smaller, so that it is sent early."""
+"""Default of torch: if no size is given, it makes the first bucket smaller, so that it
+is sent early."""
 
 
 def ddp_names(form: str) -> dict[str, str]:
@@ -332,7 +333,10 @@ def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
 
 
 def remarks(train: TrainConfig, *, fsdp: bool) -> dict[str, str | bool]:
-    """Return remarks that several targets share, by setting; false if they do not apply."""
+    """Return remarks that several targets share, by setting.
+
+    False if they do not apply.
+    """
     dtype, gathered = train.parallel.gradient_dtype, fsdp and train.precision == "bf16"
     gradients: str | bool = (
         dtype != "fp32" and "synchronises gradients in fp32: twice the bytes"
@@ -366,8 +370,9 @@ def remarks(train: TrainConfig, *, fsdp: bool) -> dict[str, str | bool]:
 def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
     """Return the optimizer step of a profile, and the nearest one of whole samples.
 
-    It keeps, in this order: at most as many sequences in a micro-batch as were verified to fit; the non-padding tokens
-    of an optimizer step, as near as whole micro-batches of all ranks allow.
+    It keeps, in this order: at most as many sequences in a micro-batch as were verified
+    to fit; the non-padding tokens of an optimizer step, as near as whole micro-batches
+    of all ranks allow.
     """
     train, rows = profile.train, profile.train.global_batch_size
     if train.global_batch_tokens is not None and means.non_padding_tokens:
@@ -409,7 +414,10 @@ def checkpoint_steps(profile: Profile, batch: ExportedBatch) -> tuple[int | None
 
 
 def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
-    """Return the seconds of this trainer's optimizer step and their source; None if nothing was measured."""
+    """Return the seconds of this trainer's optimizer step and their source.
+
+    None if nothing was measured.
+    """
     tokens, rate, tuned = (
         batch.tokens_per_step,
         expected_rate(profile, batch.ranks),

@@ -6,7 +6,8 @@ from typing import Literal
 
 Target = Literal["hf-trainer", "accelerate", "lightning"]
 Equivalence = Literal["same", "near", "none"]
-"""``same``: trains the same. ``near``: has a similar effect in the other trainer. ``none``: is lost."""
+"""``same``: trains the same. ``near``: has a similar effect in the other trainer.
+``none``: is lost."""
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | dict[str, Scalar]
 """Values that a JSON file of settings can hold."""
@@ -25,9 +26,11 @@ class Equivalent:
     """One setting or ability of this trainer, and its equivalent in the other one."""
 
     setting: str
-    """Dotted key under ``[train]``, a whole table of it, or a few words if no key decides it."""
+    """Dotted key under ``[train]``, a whole table of it, or a few words if no key
+    decides it."""
     argument: str | None
-    """Name in the other trainer, as ``function(argument)`` if the calling program passes it; None if it has none."""
+    """Name in the other trainer, as ``function(argument)`` if the calling program
+    passes it; None if it has none."""
     value: Value
     """Value in the other trainer; None leaves it at that trainer's default."""
     equivalence: Equivalence
@@ -36,12 +39,16 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedBatch:
-    """Optimizer step in both trainers. Here a sequence may hold many samples; there it is one sample."""
+    """Optimizer step in both trainers. Here a sequence may hold many samples.
+
+    There it is one sample.
+    """
 
     ranks: int
     sequences_per_step: int
     samples_per_sequence: float | None
-    """Samples of a sequence, on average; None if sequences are packed and the dataset is not found."""
+    """Samples of a sequence, on average; None if sequences are packed and the dataset
+    is not found."""
     tokens_per_step: float | None
     """Non-padding tokens of this trainer's optimizer step over all ranks."""
     per_device_batch_size: int
@@ -55,7 +62,8 @@ class Export:
     """Profile exported to another trainer."""
 
     written_for: str
-    """Library and version whose names and meanings these are; a test loads the file with it."""
+    """Library and version whose names and meanings these are; a test loads the file
+    with it."""
     model: str
     nodes: int
     ranks_per_node: int
@@ -100,7 +108,10 @@ def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
 def written_calls(
     settings: Iterable[Equivalent], templates: Mapping[str, str]
 ) -> list[str]:
-    """Return the lines of each template, by function, with its arguments for ``{}``; without any, it is left out."""
+    """Return the lines of each template, by function, with its arguments for ``{}``.
+
+    Without any, it is left out.
+    """
     taken: dict[str, list[str]] = {}
     for one in settings:
         call, bracket, argument = (one.argument or "").rstrip(")").partition("(")
