@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 """Version of encoder-autotune."""
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
+def __getattr__(name: str) -> Any:
     """Import the finders when they are first used."""
     if name in ("find_batch_size", "find_num_workers"):
         from autotune.integrations import finders

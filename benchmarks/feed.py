@@ -188,7 +188,7 @@ def _plan(config: TrainConfig, samples: int) -> BatchPlan:
     return make_plan(config, samples, world_size=1)
 
 
-def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the layouts
+def _ours(corpus: Path, layout: Any) -> Batches:
     config = TrainConfig(
         model=_NO_MODEL,
         seq_length_tokens=ROW_TOKENS,
@@ -206,7 +206,7 @@ def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the la
         yield len(batch.starts_N), batch.non_padding_tokens
 
 
-def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:  # noqa: ANN401 - a datasets.Dataset
+def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:
     """Ids and attention masks of rows padded to their full width, on disk, as a tokenizer with padding leaves them."""
     import datasets
 
@@ -234,7 +234,7 @@ def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:  #
     return datasets.load_from_disk(str(place / "saved"))
 
 
-def _collator(place: Path) -> Any:  # noqa: ANN401 - a collator of transformers
+def _collator(place: Path) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -261,7 +261,7 @@ def _collator(place: Path) -> Any:  # noqa: ANN401 - a collator of transformers
     return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
 
 
-def _plain(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
+def _plain(table: Any, place: Path) -> Batches:
     import torch
 
     loader = torch.utils.data.DataLoader(
@@ -272,13 +272,13 @@ def _plain(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dat
             yield len(batch["input_ids"]), int(batch["attention_mask"].sum())
 
 
-def _by_hand(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
+def _by_hand(table: Any, place: Path) -> Batches:
     import torch
 
     collator = _collator(place)
     ids_only = table.select_columns(["input_ids"]).with_format("numpy")
 
-    def collate(rows: list[Any]) -> Any:  # noqa: ANN401 - tensors
+    def collate(rows: list[Any]) -> Any:
         ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows])).long()
         real = ids != 0
         return *collator.torch_mask_tokens(ids), real

@@ -102,7 +102,7 @@ def find_with_accelerate(case: Case) -> Found:
 class _Trials:
     """Counts in memory that the parent shares: they outlive a process that is aborted."""
 
-    def __init__(self, counts: Any) -> None:  # noqa: ANN401 - an array of ctypes
+    def __init__(self, counts: Any) -> None:
         self._counts = counts
 
     def begin(self) -> None:
@@ -152,7 +152,7 @@ class _Bench:
         self.ranks = join_ranks(self.config, environment={})
         enforce(case.memory_budget_bytes, self.ranks, None)
 
-    def build(self) -> Any:  # noqa: ANN401 - a Training, which needs torch
+    def build(self) -> Any:
         """The model, its optimizer and its step.
 
         On a CPU they are the same for every number of rows.
@@ -163,7 +163,7 @@ class _Bench:
             self.config, self._case.vocab_size, self._special_ids, self.ranks
         )
 
-    def batch(self, rows: int) -> Any:  # noqa: ANN401 - a MicroBatch
+    def batch(self, rows: int) -> Any:
         """Full random rows."""
         config = self.config.model_copy(
             update={"micro_batch_size": rows, "global_batch_size": rows}
@@ -177,7 +177,7 @@ class _Bench:
         return learning_rate(self.config, step)
 
 
-def _fullest_batch(config: Any, vocab_size: int, special_ids: Any) -> Any:  # noqa: ANN401 - needs torch
+def _fullest_batch(config: Any, vocab_size: int, special_ids: Any) -> Any:
     """The batch that autotune's own trials take."""
     from autotune.memory.jobs.worst_case import fullest_batch
 
@@ -197,7 +197,7 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
         def __len__(self) -> int:
             return STEPS_PER_TRIAL * _MOST_ROWS
 
-        def __getitems__(self, places: Sequence[int]) -> Any:  # noqa: ANN401 - a MicroBatch
+        def __getitems__(self, places: Sequence[int]) -> Any:
             with trials.refusals():
                 return bench.batch(len(places))
 
@@ -211,10 +211,10 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
             self.training_parts = bench.build()
             self.module = self.training_parts.module
 
-        def configure_optimizers(self) -> Any:  # noqa: ANN401 - an optimizer
+        def configure_optimizers(self) -> Any:
             return self.training_parts.optimizer
 
-        def train_dataloader(self) -> Any:  # noqa: ANN401 - a loader
+        def train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(
                 Rows(), batch_size=self.batch_size, collate_fn=_as_it_is
             )
@@ -222,7 +222,7 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
         def on_train_start(self) -> None:
             trials.begin()
 
-        def training_step(self, batch: Any, number: int) -> None:  # noqa: ANN401 - a MicroBatch
+        def training_step(self, batch: Any, number: int) -> None:
             # Lightning counts the steps of its own optimizer, which wraps ours.
             optimizer: Any = self.optimizers()
             # To its favour, and as its automatic optimization does: a refused step
@@ -262,7 +262,7 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
     return rows
 
 
-def _as_it_is(batch: Any) -> Any:  # noqa: ANN401 - whatever the dataset made
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 
@@ -325,7 +325,7 @@ def _in_child(find: Find, case: Case) -> Found:
 def _child(
     find: Find,
     case: Case,
-    counts: Any,  # noqa: ANN401 - an array of ctypes
+    counts: Any,
     sender: Connection,
     place: str,
 ) -> None:

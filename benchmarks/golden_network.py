@@ -152,8 +152,8 @@ def bars() -> list[Bar]:
             figure=figure,
             unit="share",
             bar=limit,
-            direction=direction,
-        )  # type: ignore[arg-type]
+            direction=direction,  # type: ignore[arg-type]
+        )
         for name, figure, limit, direction in cases
     ]
 

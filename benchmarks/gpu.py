@@ -510,7 +510,7 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
     }
 
 
-def _parsed(answer: str) -> Any:  # noqa: ANN401 - any JSON value
+def _parsed(answer: str) -> Any:
     """Return None for text that is not JSON: a training prints none."""
     try:
         return json.loads(answer)

@@ -25,7 +25,7 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
         return torch.zeros(16)
 
 
-def sleeping(num_workers: int, sleep_s: float) -> Any:  # noqa: ANN401 - a DataLoader
+def sleeping(num_workers: int, sleep_s: float) -> Any:
     """Return a loader whose batches of one sample take ``sleep_s`` each."""
     return torch.utils.data.DataLoader(
         Sleeping(sleep_s), batch_size=None, num_workers=num_workers
@@ -53,7 +53,7 @@ class Tokenised(torch.utils.data.IterableDataset[torch.Tensor]):
             yield torch.tensor(tokenizer.encode(text).ids)
 
 
-def tokenised(num_workers: int) -> Any:  # noqa: ANN401 - a DataLoader
+def tokenised(num_workers: int) -> Any:
     """Return a loader of batches of eight tokenised texts."""
     return torch.utils.data.DataLoader(
         Tokenised(), batch_size=8, num_workers=num_workers

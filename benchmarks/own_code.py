@@ -193,7 +193,7 @@ def _is_exact(name: str, size: int) -> bool:
     step, arguments = own_code(name)
     with open_own("cpu", OwnCode(step=step, arguments=arguments), 300, ROOT) as bench:
 
-        def run(tried: int, limit_bytes: int | None) -> Any:  # noqa: ANN401 - an outcome
+        def run(tried: int, limit_bytes: int | None) -> Any:
             asked = OwnStepRequest(
                 step=step,
                 arguments={**arguments, "micro_batch_size": tried},
@@ -247,7 +247,7 @@ def _lightning(name: str) -> dict[str, Any]:
         def __len__(self) -> int:
             return STEPS * 2**14
 
-        def __getitems__(self, places: Sequence[int]) -> Any:  # noqa: ANN401 - a batch
+        def __getitems__(self, places: Sequence[int]) -> Any:
             return subject.batch(len(places))
 
     class Module(lightning.LightningModule):
@@ -255,7 +255,7 @@ def _lightning(name: str) -> dict[str, Any]:
             super().__init__()
             self.network, self.batch_size = subject.model(), 2
 
-        def train_dataloader(self) -> Any:  # noqa: ANN401 - a loader
+        def train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(
                 Batches(), batch_size=self.batch_size, collate_fn=lambda batch: batch
             )
@@ -263,7 +263,7 @@ def _lightning(name: str) -> dict[str, Any]:
         def on_train_start(self) -> None:
             tried.append(self.batch_size)
 
-        def training_step(self, batch: Any, number: int) -> torch.Tensor:  # noqa: ANN401 - a batch
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
             return subject.loss(self.network, batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -400,7 +400,7 @@ def measure_workers() -> dict[str, Any]:
     return found
 
 
-def _judged(answer: int, said: Any) -> dict[str, Any]:  # noqa: ANN401 - NumWorkers
+def _judged(answer: int, said: Any) -> dict[str, Any]:
     within = said.undecided_between or (said.value, said.value)
     right = within[0] <= answer <= within[-1] and (
         bool(said.undecided_between) or said.value == answer

@@ -44,7 +44,7 @@ def draw(root: Path) -> None:
     _save(assets / "scaling.svg", 3.2, lambda axes: _scaling(axes, paper))
 
 
-def _save(path: Path, height: float, fill: Any) -> None:  # noqa: ANN401 - any function of axes
+def _save(path: Path, height: float, fill: Any) -> None:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

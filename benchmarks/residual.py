@@ -218,7 +218,7 @@ class _TensorCores(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         if func not in _ROUNDED or args[0].dtype != torch.bfloat16:
             return func(*args, **kwargs or {})
         args, kwargs = tree_map_only(torch.Tensor, _widened, (args, kwargs or {}))

@@ -247,19 +247,19 @@ class HuggingFace(Contender):
         class Counting(Trainer):
             def training_step(
                 self, model: Any, inputs: Any, *args: Any, **kwargs: Any
-            ) -> Any:  # noqa: ANN401 - theirs
+            ) -> Any:
                 non_padding_tokens.append(inputs["attention_mask"].sum())
                 return super().training_step(model, inputs, *args, **kwargs)
 
         class Baton(TrainerCallback):
             def on_step_begin(
                 self, args: Any, state: Any, control: Any, **kwargs: Any
-            ) -> None:  # noqa: ANN401 - theirs
+            ) -> None:
                 # Its own warm-up would begin with a step at rate 0.
                 for group in kwargs["optimizer"].param_groups:
                     group["lr"] = learning_rate(config, state.global_step)
 
-            def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature
+            def on_step_end(self, *_: Any, **__: Any) -> None:
                 real = sum(int(tokens) for tokens in non_padding_tokens)
                 non_padding_tokens.clear()
                 contender.stepped(real)
@@ -344,7 +344,7 @@ def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
         yield from loader
 
 
-def _collator(data_dir: Path, padded_to: int | None = None) -> Any:  # noqa: ANN401 - a collator of transformers
+def _collator(data_dir: Path, padded_to: int | None = None) -> Any:
     from transformers import DataCollatorForLanguageModeling
 
     names = ("pad", "unk", "cls", "sep", "mask")

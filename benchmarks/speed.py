@@ -123,13 +123,13 @@ _A100, _A100_40, _H100 = (
 )
 
 
-def _large(**more: Any) -> Published:  # noqa: ANN401 - fields of the class
+def _large(**more: Any) -> Published:
     return Published(
         **{"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096} | more
     )
 
 
-def _decoder(shape: tuple[int, int, int, int], **more: Any) -> Published:  # noqa: ANN401 - fields of the class
+def _decoder(shape: tuple[int, int, int, int], **more: Any) -> Published:
     named: dict[str, Any] = dict(
         zip(("layers", "hidden", "heads", "intermediate"), shape, strict=True)
     )
@@ -616,7 +616,7 @@ def _settings(
     model: str = "bert-mini",
     vocab_size: int = 8192,
     micro_batches: int = 1,
-    **changes: Any,  # noqa: ANN401 - settings
+    **changes: Any,
 ) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the trainer's settings, and what else its trials and traces ask for."""
     config = TrainConfig.model_validate(
@@ -645,7 +645,7 @@ def _explicit_attention() -> Iterator[None]:
 
     def attend(
         query: Any, key: Any, value: Any, mask: Any, dropout: float, *_: Any, **__: Any
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         scores = torch.matmul(query, key.transpose(-1, -2)) / query.shape[-1] ** 0.5
         weights = (scores if mask is None else scores + mask).softmax(-1)
         dropped = (

@@ -58,7 +58,7 @@ def example_step(
     return step
 
 
-def _example(name: str) -> Any:  # noqa: ANN401 - a module
+def _example(name: str) -> Any:
     import importlib
 
     if str(EXAMPLES) not in sys.path:
@@ -66,7 +66,7 @@ def _example(name: str) -> Any:  # noqa: ANN401 - a module
     return importlib.import_module(name)
 
 
-def _to(batch: Any, device: str) -> Any:  # noqa: ANN401 - of any form
+def _to(batch: Any, device: str) -> Any:
     return (
         {name: value.to(device) for name, value in batch.items()}
         if isinstance(batch, dict)
@@ -196,7 +196,7 @@ _PLAIN_BYTES = 300_000_000
 def _causal_lm() -> Subject:
     example = "hf_trainer_causal_lm"
 
-    def batch(size: int) -> Any:  # noqa: ANN401 - a dictionary of tensors
+    def batch(size: int) -> Any:
         from autotune.integrations.samples import Longest
 
         return _example(example).collate(list(Longest(_example(example).Lines(), size)))
@@ -213,7 +213,7 @@ def _causal_lm() -> Subject:
 def _token_classifier() -> Subject:
     example = "accelerate_token_classifier"
 
-    def batch(size: int) -> Any:  # noqa: ANN401 - a dictionary of tensors
+    def batch(size: int) -> Any:
         from autotune.integrations.accelerate import longest_batch
 
         return longest_batch(

@@ -246,7 +246,7 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
 
 def make_match(
     place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None
-) -> Any:  # noqa: ANN401 - a Match, which needs torch
+) -> Any:
     """A dataset and what the contenders have in common.
 
     Without a ``shape`` they train BERT.
@@ -291,7 +291,7 @@ def make_match(
     )
 
 
-def recipes(match: Any) -> list[Any]:  # noqa: ANN401 - matches
+def recipes(match: Any) -> list[Any]:
     """Return the same for our trainer with the settings of the paper's trainer and of transformers'."""
     recipes = (
         decide.paper(match.config, 1, most_workers=0, limit=""),
@@ -306,7 +306,7 @@ def recipes(match: Any) -> list[Any]:  # noqa: ANN401 - matches
     ]
 
 
-def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
+def flop_ratio(match: Any) -> float:
     """Operations per real token that padding and a head on every position cost, over those that are needed."""
     import torch
 
@@ -321,7 +321,7 @@ def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
     return work.step_flops(padded, int(padded.sum())) / needed
 
 
-def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:  # noqa: ANN401 - contenders
+def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:
     """Both models on the same rows with the same masks."""
     from trainer.build import build_training
     from trainer.data.dataset import TokenDataset

@@ -45,7 +45,7 @@ def commands() -> str:
     return text.replace(" <int range>", " <int>").replace(" <float range>", " <float>")
 
 
-def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
+def _shown(command: Any) -> Any:
     inner = getattr(command, "commands", {})
     for name in [name for name, one in inner.items() if _shown(one).hidden]:
         del inner[name]

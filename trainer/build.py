@@ -133,7 +133,7 @@ def _kept() -> frozenset[Any]:
     return frozenset(operation.default for operation in found if operation is not None)
 
 
-def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:  # noqa: ANN401 - torch's own
+def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     return (
         CheckpointPolicy.MUST_SAVE
         if operation in _kept()

@@ -328,7 +328,7 @@ def answer_json(answer: object) -> str:
     return json.dumps(plain(answer), indent=2)
 
 
-def plain(answer: object) -> Any:  # noqa: ANN401 - any JSON value
+def plain(answer: object) -> Any:
     """Return the value as dictionaries, lists and scalars."""
     from pydantic_core import to_jsonable_python
 

@@ -35,7 +35,7 @@ def start(
     command: Sequence[str],
     *,
     at_end: signal.Signals = signal.SIGKILL,
-    **options: Any,  # noqa: ANN401 - of ``Popen``
+    **options: Any,
 ) -> "subprocess.Popen[Any]":
     """Start a program that receives a signal when this thread ends."""
     ending = functools.partial(end_with_parent, os.getpid(), at_end)

@@ -96,7 +96,7 @@ def _tables(incomplete: str) -> list[str]:
 
 def option(
     metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any
-) -> Any:  # noqa: ANN401 - typer's
+) -> Any:
     """Return an option with a value; without a metavar, help shows the choices.
 
     --help-all also shows advanced ones.
@@ -110,7 +110,7 @@ def option(
     )
 
 
-def flag(name: str, text: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
+def flag(name: str, text: str, *, advanced: bool = False) -> Any:
     """Return an option without a value."""
     return option(None, text, name, advanced=advanced)
 
@@ -148,7 +148,7 @@ def duration(
     *,
     least_s: float = 0.0,
     advanced: bool = False,
-) -> Any:  # noqa: ANN401 - typer's
+) -> Any:
     """Return an option that takes a duration with a unit; its value is in seconds."""
     text += "" if default_s is None else f" Default: {exact_seconds(default_s)}."
     read = quantity(name, parse_seconds, example, least=least_s)
@@ -157,7 +157,7 @@ def duration(
     )
 
 
-def time_limit(default: str) -> Any:  # noqa: ANN401 - typer's
+def time_limit(default: str) -> Any:
     """Return the option of a measurement's time budget; its value is in seconds."""
     return duration(
         "--time-limit",
@@ -167,7 +167,7 @@ def time_limit(default: str) -> Any:  # noqa: ANN401 - typer's
     )
 
 
-def batch_tokens(default: str) -> Any:  # noqa: ANN401 - typer's
+def batch_tokens(default: str) -> Any:
     """Return the option of the global batch; its value is a number of tokens."""
     text, read = (
         "Non-padding tokens per optimizer step, over all GPUs",
@@ -176,7 +176,7 @@ def batch_tokens(default: str) -> Any:  # noqa: ANN401 - typer's
     return option("TOKENS", f"{text}. Default: {default}.", _BATCH, parser=read)
 
 
-def gpus_per_node(default: str, *, advanced: bool = False) -> Any:  # noqa: ANN401 - typer's
+def gpus_per_node(default: str, *, advanced: bool = False) -> Any:
     """Return the option of the number of GPUs per node."""
     return option(
         "N",
@@ -357,7 +357,7 @@ class ModelOptions(StepOptions):
 
     def probes(
         self, reports: Path, settings: dict[str, object], **more: Any
-    ) -> "tuple[ProbeRequest, ...]":  # noqa: ANN401 - of the request
+    ) -> "tuple[ProbeRequest, ...]":
         """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
@@ -489,7 +489,7 @@ class SweepOptions:
 
     def request(
         self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any
-    ) -> "SweepRequest":  # noqa: ANN401 - of the request
+    ) -> "SweepRequest":
         """Return the request for a sweep of timed windows, with ``more`` of its fields."""
         from autotune.workers.values import SweepRequest
 
@@ -582,7 +582,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @functools.wraps(command)
-    def call(**given: Any) -> None:  # noqa: ANN401 - options of any kind
+    def call(**given: Any) -> None:
         for name, options in groups.items():
             given[name] = hints[name](
                 **{one.name: given.pop(one.name) for one in options}

@@ -116,7 +116,7 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
     return run
 
 
-def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:  # noqa: ANN401 - distributed.Client
+def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
     from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
@@ -215,7 +215,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         yield _on_workers(workplace, client, workers)
 
 
-def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
+def _close(what: Any) -> None:
     """Close a client or cluster.
 
     Ignore a timeout, as a busy machine takes longer and the results are on disk.
@@ -227,7 +227,7 @@ def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
 @contextlib.contextmanager
 def cluster_engine(
     workplace: Workplace, address: Any, workers: int | None = None
-) -> Iterator[Engine]:  # noqa: ANN401
+) -> Iterator[Engine]:
     """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
 
     Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a
@@ -291,7 +291,7 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
             yield engine
 
 
-def _slurm_cluster() -> Any:  # noqa: ANN401 - dask has no types
+def _slurm_cluster() -> Any:
     """Import ``SLURMCluster``, and restore the Ctrl-C handler, which the library replaces by an exit with code 0."""
     before = signal.getsignal(signal.SIGINT)
     from dask_jobqueue.slurm import SLURMCluster
@@ -336,7 +336,7 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     }
 
 
-def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client
+def _check_workers(client: Any, workplace: Workplace) -> None:
     same_version = "Install the same version of encoder-autotune on every worker."
     try:
         found: dict[str, tuple[str, bool]] = client.run(

@@ -249,7 +249,7 @@ def find_duplicates(
     return {"duplicates": len(dropped)}
 
 
-def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
+def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:
     return np.fromfile(
         path, dtype=dtype, count=count, offset=first * np.dtype(dtype).itemsize
     )

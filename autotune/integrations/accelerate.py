@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def longest_batch(
-    dataset: Any,  # noqa: ANN401 - anything with a length and items
+    dataset: Any,
     collate: Callable[[Sequence[Any]], Any],
     micro_batch_size: int,
-) -> Any:  # noqa: ANN401 - whatever ``collate`` returns
+) -> Any:
     """Return a micro-batch of the dataset's longest sample, the worst case for memory."""
     return collate(list(Longest(dataset, micro_batch_size)))
 
@@ -35,7 +35,7 @@ def accelerated_step(
     accelerator: "Accelerator",
     model: "torch.nn.Module",
     optimizer: "torch.optim.Optimizer",
-    batch: Any,  # noqa: ANN401 - whatever the model takes
+    batch: Any,
     *,
     loss_of: Callable[[Any, Any], Any] | None = None,
     max_grad_norm: float | None = 1.0,

@@ -100,7 +100,7 @@ def find_batch_size(
     max_size: int = MAX_SIZE,
     trial_timeout: str | float = TRIAL_TIMEOUT_S,
     reports: str | Path = "reports",
-) -> Any:  # noqa: ANN401 - a size, or a decorated function
+) -> Any:
     """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
 
     ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``;
@@ -269,7 +269,7 @@ def _decorated(
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of your function
+    def call(*args: Any, **kwargs: Any) -> Any:
         (_, *_), *given = signature.bind_partial(None, *args).arguments.items()
         fixed = {
             name: value
@@ -285,7 +285,7 @@ def _decorated(
         )
         name = _importable(function) if plain else None
 
-        def here(**sizes: Any) -> Any:  # noqa: ANN401 - of your function
+        def here(**sizes: Any) -> Any:
             return function(sizes[names[0]], *args, **options)
 
         code = OwnCode(arguments=by_name if name else {})

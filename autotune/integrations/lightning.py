@@ -22,13 +22,13 @@ _EPOCHS = 1000
 
 
 def module_step(
-    module: Any,  # noqa: ANN401 - of either of Lightning's two packages
-    datamodule: Any = None,  # noqa: ANN401 - as the module
+    module: Any,
+    datamodule: Any = None,
     micro_batch_size: int | None = None,
     device: str = "cpu",
     *,
     batch_arg_name: str = "batch_size",
-    **trainer_options: Any,  # noqa: ANN401 - of Lightning's Trainer
+    **trainer_options: Any,
 ) -> Callable[[], None]:
     """Return a loop of Lightning's ``Trainer.fit`` on one device as a step to probe.
 
@@ -51,7 +51,7 @@ def module_step(
     package = _package(module)
 
     class NothingMonitored(package.Callback):  # type: ignore[misc, name-defined]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 - Lightning's
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             for one in trainer.lr_scheduler_configs:
                 one.strict = False  # it may wait for a metric of a validation
 
@@ -89,13 +89,13 @@ def module_step(
 
 
 def module_loader(
-    data: Any,  # noqa: ANN401 - a LightningDataModule, or a module with data
+    data: Any,
     num_workers: int,
     micro_batch_size: int | None = None,
     *,
     batch_arg_name: str = "batch_size",
     workers_arg_name: str = "num_workers",
-) -> Any:  # noqa: ANN401 - whatever its ``train_dataloader`` returns
+) -> Any:
     """Return the training loader of a module or datamodule with another number of workers."""
     set_attribute((data,), workers_arg_name, num_workers)
     set_attribute((data,), batch_arg_name, micro_batch_size)
@@ -132,7 +132,7 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
         setattr(place, name, value)
 
 
-def _package(module: Any) -> Any:  # noqa: ANN401 - a LightningModule
+def _package(module: Any) -> Any:
     """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
     names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
     return importlib.import_module(

@@ -17,7 +17,7 @@ SHORT_S = 0.02
 class Longest(Sequence[Any]):
     """A dataset of ``count`` samples, each the longest of another dataset, a map-style one."""
 
-    def __init__(self, dataset: Any, count: int) -> None:  # noqa: ANN401 - anything with a length and items
+    def __init__(self, dataset: Any, count: int) -> None:
         self._count = count
         began_s = time.perf_counter()
         sizes = _sizes(dataset, FIRST_LOOKED_AT)
@@ -28,19 +28,19 @@ class Longest(Sequence[Any]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: Any) -> Any:  # noqa: ANN401 - the dataset's own
+    def __getitem__(self, number: Any) -> Any:
         if number >= self._count:
             raise IndexError(number)
         return copy.copy(self.sample)  # a collator may take fields out of it
 
 
-def _sizes(dataset: Any, most: int) -> dict[int, int]:  # noqa: ANN401 - as above
+def _sizes(dataset: Any, most: int) -> dict[int, int]:
     """Return sizes of samples that are spread over a dataset, by their number."""
     spread = (len(dataset) * number // most for number in range(most))
     return {number: size_of(dataset[number]) for number in dict.fromkeys(spread)}
 
 
-def size_of(sample: Any) -> int:  # noqa: ANN401 - a sample of any kind
+def size_of(sample: Any) -> int:
     """Return the number of elements of a sample: of tensors, arrays, images, lists and strings, in any container."""
     if isinstance(sample, Mapping):
         return sum(map(size_of, sample.values()))

@@ -95,7 +95,7 @@ def run_probe(
 
 def sweep_request(
     codes: Sequence[OwnCode], profile: Path, **limits: Any
-) -> LoaderSweep:  # noqa: ANN401 - of the request
+) -> LoaderSweep:
     """Return the request for a sweep.
 
     A profile of your own code gives its step and its arguments.

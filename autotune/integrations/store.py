@@ -136,7 +136,7 @@ def write_own(
     name: str,
     tuned: dict[str, int],
     constraints: OwnConstraints | None = None,
-    **evidence: Any,  # noqa: ANN401 - of one command
+    **evidence: Any,
 ) -> OwnProfile:
     """Write the result of a command into the profile ``old``, or a new one.
 

@@ -60,7 +60,7 @@ def trainer_step(
     )
 
     class OnlyTrain(TrainerCallback):  # the last callback
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401 - transformers'
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_save = control.should_evaluate = control.should_log = (
                 control.should_training_stop
             ) = False
@@ -121,7 +121,7 @@ def trainer_step(
 
 def trainer_loader(
     trainer: "Trainer", num_workers: int, micro_batch_size: int | None = None
-) -> Any:  # noqa: ANN401 - a DataLoader
+) -> Any:
     """Return the training DataLoader of a ``Trainer`` with another number of workers."""
     trainer.args.dataloader_num_workers = num_workers
     if micro_batch_size is not None:

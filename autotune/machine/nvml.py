@@ -121,7 +121,7 @@ class NvmlMonitor:
     Never raises if there are none: ``why_absent`` returns the reason.
     """
 
-    def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - untyped bindings
+    def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:
         self._nvml = pynvml or importlib.import_module("pynvml")
         self._clock = clock or SystemClock()
         self._mute: str | None = None
@@ -253,7 +253,7 @@ class NvmlMonitor:
             self._open = False
             self._bounded(self._nvml.nvmlShutdown)
 
-    def _counted(self, uuid: str, nvml: Any, gpu: Any) -> GpmWindow | Unavailable:  # noqa: ANN401 - untyped bindings
+    def _counted(self, uuid: str, nvml: Any, gpu: Any) -> GpmWindow | Unavailable:
         before = self._counters.get(uuid)
         if before is None and not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
             return Unavailable(
@@ -334,7 +334,7 @@ class NvmlMonitor:
         nvml = self._nvml
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
 
-        def optional(call: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - untyped bindings
+        def optional(call: Callable[..., Any], *arguments: Any) -> Any:
             return _or_none(self._try(functools.partial(call, *arguments)))
 
         mig = optional(nvml.nvmlDeviceGetMigMode, gpu)
@@ -376,7 +376,7 @@ def _or_none(figure: T | Unavailable) -> T | None:
     return None if isinstance(figure, Unavailable) else figure
 
 
-def _processes_with_memory(nvml: Any, gpu: Any) -> int:  # noqa: ANN401 - untyped bindings, an opaque handle
+def _processes_with_memory(nvml: Any, gpu: Any) -> int:
     """Count processes with a CUDA context, not forked DataLoader workers, which merely hold the device open."""
     listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     return sum(
@@ -384,7 +384,7 @@ def _processes_with_memory(nvml: Any, gpu: Any) -> int:  # noqa: ANN401 - untype
     )
 
 
-def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 - untyped bindings, an opaque handle
+def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:
     try:
         mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     # Drivers before 535 know only the old name; if that fails too, its error is the
@@ -394,7 +394,7 @@ def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 -
     return throttle_names(int(mask))
 
 
-def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:  # noqa: ANN401 - untyped bindings
+def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version = nvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(_GPM_METRICS)

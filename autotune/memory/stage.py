@@ -41,7 +41,7 @@ from trainer.data.global_batch import sequence_statistics
 from trainer.health.events import utc_now
 
 
-def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:  # noqa: ANN401 - of the trainer
+def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
     """Return settings of a step in which only the requested ones are set.
 
     None leaves one unset.

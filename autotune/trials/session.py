@@ -89,7 +89,7 @@ class Bench:
     """The server; on GPUs inside of a ``ContaminationGuard``."""
     display: Display = field(default_factory=Display)
 
-    def extended(self, kind: type[BenchT], **more: Any) -> BenchT:  # noqa: ANN401 - fields of ``kind``
+    def extended(self, kind: type[BenchT], **more: Any) -> BenchT:
         """Return this bench as one of another kind, with further fields."""
         return kind(
             **{one.name: getattr(self, one.name) for one in fields(Bench)}, **more

@@ -451,7 +451,7 @@ class TrialRequest(StrictTable):
 
     job: ClassVar[JobName]
 
-    def trial(self, *, timeout_s: float, **local: Any) -> Trial:  # noqa: ANN401 - JSON
+    def trial(self, *, timeout_s: float, **local: Any) -> Trial:
         """Return the trial of this request.
 
         ``local`` holds its inputs that depend on this machine.

@@ -108,7 +108,7 @@ def training_trial(
     interleaved_with: Sequence[str],
     *,
     cached: bool = False,
-    **changes: Any,  # noqa: ANN401 - of the request
+    **changes: Any,
 ) -> Trial:
     """Return the trial of a window in round ``number`` with the named windows.
 

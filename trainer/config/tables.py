@@ -44,7 +44,7 @@ def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     return dict(_read(path, 2**20, if_missing, "TOML", tomllib.loads))
 
 
-def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:  # noqa: ANN401 - JSON may hold anything
+def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
     """Read a JSON file.
 
     Raises:
@@ -108,7 +108,7 @@ def nearest(name: str, known: list[str]) -> str | None:
 
 def _read(
     path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]
-) -> Any:  # noqa: ANN401 - as above
+) -> Any:
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)

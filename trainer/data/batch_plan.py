@@ -131,7 +131,7 @@ SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens that frame a sample: [CLS] ids [SEP]."""
 
 
-def _line(number: int) -> Any:  # noqa: ANN401 - a property of ``Int64``
+def _line(number: int) -> Any:
     return property(lambda segments: segments.table[number])
 
 

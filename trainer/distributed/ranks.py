@@ -225,7 +225,7 @@ class Ranks:
             *(value if rank == self.rank else 0.0 for rank in range(self.world_size))
         )
 
-    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's enum
+    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)

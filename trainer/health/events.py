@@ -41,7 +41,7 @@ def happened(
     message: str,
     *,
     values: Mapping[str, float | int | str] | None = None,
-    **more: Any,  # noqa: ANN401 - fields of the row
+    **more: Any,
 ) -> EventRow:
     """Return an event with the current time.
 

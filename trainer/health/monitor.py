@@ -455,7 +455,7 @@ class Plateau:
 StateT = TypeVar("StateT", Recovery, Plateau)
 
 
-def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:  # noqa: ANN401 - fields of the state
+def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:
     """Return a saved state under the given settings.
 
     Fields that are not saved get their defaults.

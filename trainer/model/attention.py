@@ -223,7 +223,7 @@ def attend_within_documents(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     attend: Callable[..., torch.Tensor] = attend_documents,
-    **_: Any,  # noqa: ANN401 - other arguments from transformers
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention within documents of one long sequence, shape (1, T, H, E).
 

@@ -82,7 +82,7 @@ def head_inputs(
 ) -> AbstractContextManager[Any]:
     """Return a context in which the head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
 
-    def select(_: nn.Module, __: object, output: Any) -> Any:  # noqa: ANN401 - transformers' output
+    def select(_: nn.Module, __: object, output: Any) -> Any:
         if position_K is not None:
             hidden = output.last_hidden_state.flatten(0, 1).index_select(0, position_K)
             output.last_hidden_state = hidden.unsqueeze(0)

@@ -43,14 +43,14 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, loss_and_norm: Any, write_gradient: Any, logits_KV: Any, labels_K: Any
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         loss, norm_K1 = loss_and_norm(logits_KV, labels_K)
         ctx.save_for_backward(logits_KV, labels_K, norm_K1)
         ctx.write_gradient = write_gradient
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits_KV, labels_K, norm_K1 = ctx.saved_tensors
         ctx.write_gradient(logits_KV, labels_K, norm_K1, gradient)
         return None, None, logits_KV, None

@@ -194,7 +194,7 @@ class MaskedLM(nn.Module):
         return torch.stack(losses).sum(), torch.stack(hits).sum()
 
     @property
-    def _decoder(self) -> Any:  # noqa: ANN401 - a linear layer, of transformers
+    def _decoder(self) -> Any:
         return self.model.get_output_embeddings()
 
     def _hidden(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -271,12 +271,12 @@ class _Widen(torch.autograd.Function):
     """Copies of weights as a function of the parameters, whose gradients it writes in fp32, all at once."""
 
     @staticmethod
-    def forward(ctx: Any, link: _Link, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - torch's own
+    def forward(ctx: Any, link: _Link, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.link = link
         return tuple(copy.detach() for copy in link.copies)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         link: _Link = ctx.link
         sizes = [one.numel() for one in link.parameters]
         blocks = torch.empty(
@@ -364,7 +364,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, input: Any, weight: Any, bias: Any, eps: float
-    ) -> torch.Tensor:  # noqa: ANN401 - torch's own
+    ) -> torch.Tensor:
         variance, mean = torch.var_mean(input, -1, correction=0, keepdim=True)
         scale = torch.rsqrt(variance + eps)
         normal = (input - mean) * scale
@@ -374,7 +374,7 @@ class _Normalize(torch.autograd.Function):
         return result if bias is None else result + bias
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         kept, scale, weight = ctx.saved_tensors
         normal, (gradient,) = kept.float(), gradients
         tokens = tuple(range(gradient.dim() - 1))

@@ -167,10 +167,10 @@ def _forward(
     layer: Any,
     answer: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
-    *others: Any,  # noqa: ANN401 - transformers'
+    *others: Any,
     asked: LastLayerQueries | None = None,
-    **more: Any,  # noqa: ANN401 - passed by transformers
-) -> Any:  # noqa: ANN401 - what its layer returns
+    **more: Any,
+) -> Any:
     if asked is None:
         return type(layer).forward(layer, hidden_BSD, *others, **more)
     narrow = functools.partial(
@@ -191,7 +191,7 @@ def _bert_answer(
     layer: Any,
     asked: LastLayerQueries,
     hidden_BSD: torch.Tensor,
-    *,  # noqa: ANN401 - a layer of transformers
+    *,
     position_embeddings: None,  # BERT adds its positions to the embeddings
 ) -> torch.Tensor:
     attention = layer.attention.self
@@ -212,7 +212,7 @@ def _modernbert_answer(
     layer: Any,
     asked: LastLayerQueries,
     hidden_BSD: torch.Tensor,
-    *,  # noqa: ANN401 - a layer of transformers
+    *,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     attention = layer.attn

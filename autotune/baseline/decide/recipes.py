@@ -100,7 +100,7 @@ def paper(
 
 def _plain(
     tuned: TrainConfig, global_batch_tokens: int, *, num_workers: int, **step: Any
-) -> TrainConfig:  # noqa: ANN401 - settings
+) -> TrainConfig:
     loading = {name: DataSettings.model_fields[name].default for name in _OF_LOADING}
     parallel = ParallelSettings(
         timeout_s=tuned.parallel.timeout_s, gradient_as_bucket_view=False

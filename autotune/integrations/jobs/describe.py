@@ -23,7 +23,7 @@ def described_sha256(function: object) -> str:
     return hashlib.sha256(_told(function, {}).encode()).hexdigest()
 
 
-def _told(value: Any, seen: dict[int, object]) -> str:  # noqa: ANN401 - anything that a function may use
+def _told(value: Any, seen: dict[int, object]) -> str:
     """Return a value in words; what ``seen`` has by address was told before."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
@@ -34,7 +34,7 @@ def _told(value: Any, seen: dict[int, object]) -> str:  # noqa: ANN401 - anythin
     return f"{name}({', '.join(_told(part, seen) for part in _parts(value))})"
 
 
-def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
+def _parts(value: Any) -> list[Any]:
     """Return the values that a value consists of."""
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
@@ -58,7 +58,7 @@ def _parts(value: Any) -> list[Any]:  # noqa: ANN401 - as above
 
 def _parts_of_source(
     value: Any,
-) -> list[Any]:  # noqa: ANN401 - a function, a class or a module
+) -> list[Any]:
     """Return the parts of source of yours.
 
     What is installed counts by its name alone.

@@ -28,7 +28,7 @@ MIN_STEPS = 4
 class Epochs:
     """Endless iterator over a loader, which is restarted at the end of each epoch."""
 
-    def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - any iterable
+    def __init__(self, loader: Any, name: str) -> None:
         if not hasattr(loader, "__iter__"):
             what = f"{name} returned {type(loader).__name__}, which is not iterable"
             raise BadConfig(
@@ -208,7 +208,7 @@ def _takes_batch(step: Callable[..., object]) -> bool:
     return True
 
 
-def _bytes_of(batch: Any) -> int:  # noqa: ANN401 - a batch of any form
+def _bytes_of(batch: Any) -> int:
     return sum(
         one.nbytes
         for one in _pytree.tree_leaves(batch)

@@ -213,7 +213,7 @@ def take_steps(
     hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
     make = torch.optim.Optimizer.__init__
 
-    def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - of any optimizer
+    def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         make(optimizer, *args, **kwargs)
         meter.optimizers.add(optimizer)
 

@@ -76,7 +76,7 @@ def _take_steps(
     tape: AllocationRecorder,
     module: torch.nn.Module,
     batch: Any,
-    inside: contextlib.ExitStack,  # noqa: ANN401 - yours
+    inside: contextlib.ExitStack,
 ) -> None:
     optimizer = torch.optim.AdamW(
         one for one in module.parameters() if one.requires_grad

@@ -82,7 +82,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
         result = self._recorded(func, args, kwargs or {})
@@ -91,7 +91,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     def _recorded(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # noqa: ANN401 - a call
+    ) -> Any:
         passes = self._passes.get(func)
         if passes is None:
             passes = self._passes[func] = all(
@@ -113,7 +113,7 @@ class AllocationRecorder(TorchDispatchMode):
             return self._result(func, args, kwargs)
 
     @contextmanager
-    def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
+    def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
         """Record a kernel's requests besides its results, which are recorded within the block."""
         rule = self._within.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
@@ -146,7 +146,7 @@ class AllocationRecorder(TorchDispatchMode):
         """Record no allocations within the block, except tensors passed to ``keep``."""
         return mock.patch.object(self, "_paused", new=True)
 
-    def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
+    def keep(self, results: Any) -> None:
         """Record tensors that were computed while recording was paused."""
         for one in results if isinstance(results, tuple | list) else (results,):
             if isinstance(one, torch.Tensor):
@@ -201,7 +201,7 @@ class AllocationRecorder(TorchDispatchMode):
             ),
         )
 
-    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return an operator's results, of the known shapes if it has been called with equal arguments before.
 
         Many operators compute their shapes in Python, a hundred times slower than a
@@ -227,7 +227,7 @@ class AllocationRecorder(TorchDispatchMode):
             ]
         return result
 
-    def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
+    def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:
         """Record results in the order of their allocation.
 
         Return True if each is a whole, new storage.
@@ -261,7 +261,7 @@ class AllocationRecorder(TorchDispatchMode):
         return size_bytes == tensor.element_size() * tensor.numel()
 
 
-def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a sum
+def _adds_into(one: Any, other: Any) -> bool:
     """Return whether a sum in backward adds up gradients of one tensor, which is in place without a dispatch mode.
 
     It adds to the first gradient if nothing else refers to that.
@@ -276,7 +276,7 @@ def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a su
 
 def _references(
     tensor: Any,
-) -> tuple[int, int]:  # noqa: ANN401 - torch does not declare the counts of a tensor
+) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(
         tensor.untyped_storage()._cdata
     )
@@ -290,7 +290,7 @@ def _references_of_gradient() -> tuple[int, int]:
     class Watchdog(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:  # noqa: ANN401
+        ) -> Any:
             if func is aten.add.Tensor:
                 found.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
@@ -303,7 +303,7 @@ def _references_of_gradient() -> tuple[int, int]:
     return found[0]
 
 
-def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
+def _key(value: Any) -> Any:
     """Return the key of arguments on which shapes depend.
 
     None if one of them cannot be compared.

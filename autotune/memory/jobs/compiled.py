@@ -90,7 +90,7 @@ class Compiled:
             graphs,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of the function
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and a module's hooks around it, which are not compiled."""
         state: dict[str, torch.Tensor] = {}
         if self._module is not None:
@@ -146,7 +146,7 @@ class Compiled:
         )
         checkpointed = wanted and type(layer).__call__ is nn.Module.__call__
 
-        def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
+        def whole(*inputs: torch.Tensor) -> Any:
             state = dict(zip(names, inputs, strict=False))
             rest = iter(inputs[len(names) :])
             leaves = [next(rest) if other is _TENSOR else other for other in others]
@@ -175,7 +175,7 @@ class Compiled:
             ):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
-        def planned(graph: fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - torch's own
+        def planned(graph: fx.GraphModule, _: object) -> Any:
             return compile_.make_boxed_func(_Plan(graph, self._tape).run)
 
         function = compile_.aot_function(
@@ -187,7 +187,7 @@ class Compiled:
             keep_inference_input_mutations=True,
         )
 
-        def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - of the function
+        def called(*inputs: torch.Tensor) -> Any:
             with self._tape.paused():
                 return function(*inputs)
 
@@ -303,7 +303,7 @@ class _Plan:
             dying.setdefault(reader, []).append(node)
         return dying
 
-    def run(self, *inputs: Any) -> Any:  # noqa: ANN401 - tensors and numbers
+    def run(self, *inputs: Any) -> Any:
         """Run the graph on tensors without content."""
         values: dict[fx.Node, Any] = {}
         kept: dict[fx.Node, Any] = dict.fromkeys(self._reused.values())
@@ -350,7 +350,7 @@ def _partition(
     inputs: Sequence[Any],
     *,
     checkpointed: bool,
-    **options: Any,  # noqa: ANN401 - torch's own
+    **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Divide a graph into forward and backward as Inductor does."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -380,11 +380,11 @@ def _partition(
     )
 
 
-def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:  # noqa: ANN401 - of the function
+def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:
     return function(*args)
 
 
-def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
+def _opened(value: Any) -> Any:
     """Return a dataclass instance as a dictionary, so that the tensors in it are found.
 
     Anything else unchanged.
@@ -397,7 +397,7 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
     }
 
 
-def _first(value: Any) -> Any:  # noqa: ANN401 - a node's result
+def _first(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
@@ -411,7 +411,7 @@ def _is_reduction(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "").split(".")[0] in _REDUCTIONS
 
 
-def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
+def _place(node: fx.Node) -> Any:
     """Return the size and type of a node's first result.
 
     None if it is no tensor, or of unknown size.
@@ -432,7 +432,7 @@ def _allocates(node: fx.Node) -> bool:
     )
 
 
-def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - an operator
+def _operator(node: fx.Node) -> Any:
     """Return the operator that a node calls, also inside a wrapper that saves the random state."""
     wrapped = _WRAPPED.get(node.target)
     return node.target if wrapped is None else node.args[wrapped]
@@ -450,7 +450,7 @@ def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
     )
 
 
-def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - of the node
+def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if node.target is rng_prims.run_and_save_rng_state:
         return torch.empty(0), args[0](*args[1:], **kwargs)
     if node.target is rng_prims.run_with_rng_state:
@@ -478,7 +478,7 @@ def _base(node: fx.Node) -> fx.Node:
     return node
 
 
-def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
+def _kind(module: nn.Module | None) -> Any:
     """Return the key of a module's graph besides tensors.
 
     Equal for modules that differ only in their index.
@@ -503,5 +503,5 @@ def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
     )
 
 
-def _shape(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - to compare
+def _shape(tensor: torch.Tensor) -> Any:
     return tensor.size(), tensor.stride(), tensor.dtype, tensor.requires_grad

@@ -91,7 +91,7 @@ class DeviceRules(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         rule = self._rules.get(func)
         return (
             func(*args, **(kwargs or {}))
@@ -133,18 +133,18 @@ class DeviceRules(TorchFunctionMode):
                 accumulate_grad=True,
             )
 
-    def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         answer: torch.Tensor = func(*args, **kwargs)
         if answer.dim() == 0:
             self._all_of_something[answer] = True
         return answer
 
-    def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
+    def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:
         # transformers builds no mask if all of a padding mask is set; the worst case is
         # that it is not.
         return False if tensor in self._all_of_something else bool(func(tensor))
 
-    def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         more = self._cast(kwargs, torch.bfloat16)
         lowered = list(self._cast(args, torch.bfloat16))
         result = func(*lowered, **more)
@@ -153,19 +153,19 @@ class DeviceRules(TorchFunctionMode):
             del lowered[0]
         return result
 
-    def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(
             *self._cast(args, torch.float32), **self._cast(kwargs, torch.float32)
         )
 
-    def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if (
             args[0] if args else kwargs["input"]
         ).dtype == torch.bfloat16 and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401 - arguments, nested
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, torch.Tensor):
             if not value.is_floating_point() or value.dtype in {dtype, torch.float64}:
                 return value
@@ -196,7 +196,7 @@ class DeviceRules(TorchFunctionMode):
         input: torch.Tensor,
         p: float = 0.5,
         training: bool = True,
-        inplace: bool = False,  # noqa: ANN401
+        inplace: bool = False,
     ) -> torch.Tensor:
         if not training or not 0 < p < 1:
             return func(input, p, training, inplace)  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ class DeviceRules(TorchFunctionMode):
         func: Any,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,  # noqa: ANN401
+        value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,

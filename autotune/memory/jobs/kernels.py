@@ -260,7 +260,7 @@ def _embedding_backward(
     return (*before, OUTPUTS, *after)
 
 
-def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:  # noqa: ANN401
+def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:
     width = math.prod(others[1])
     rows, wanted = gradient.numel() // width, sum(others[-1][1:])
     keeps = rows > _PARTIAL_ROWS_FROM and width // _WARP < _MULTIPROCESSORS // 2

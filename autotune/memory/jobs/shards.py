@@ -148,13 +148,13 @@ class Shards:
         self._gathered = None
         self._whole.pop(id(self._rest), None)
 
-    def _begins(self, part: Part, _: nn.Module, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
+    def _begins(self, part: Part, _: nn.Module, given: Any) -> Any:
         self._needed(part)
         if not self._is_backward and given[0].requires_grad:
-            return (
-                _AfterBackward.apply(lambda: self._went_back(part), given[0]),
-                *given[1:],
-            )  # type: ignore[no-untyped-call]
+            first = _AfterBackward.apply(  # type: ignore[no-untyped-call]
+                lambda: self._went_back(part), given[0]
+            )
+            return (first, *given[1:])
         return None
 
     def _needed(self, part: Part) -> None:
@@ -180,7 +180,7 @@ class Shards:
         with self._tape.owned_by(Term.PARAMETERS):
             self._whole[id(part)] = [torch.empty_like(one) for one in part]
 
-    def _computed(self, number: int, _: nn.Module, __: object, output: Any) -> None:  # noqa: ANN401 - a layer's result
+    def _computed(self, number: int, _: nn.Module, __: object, output: Any) -> None:
         if self._is_backward:  # computed again
             return
         del self._whole[id(self._layers[number][1])]
@@ -255,12 +255,12 @@ class _AfterBackward(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, call: Callable[[], None], tensor: torch.Tensor
-    ) -> torch.Tensor:  # noqa: ANN401 - torch's own
+    ) -> torch.Tensor:
         ctx.call = call
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
         ctx.call()
         return None, gradients[0]
 

@@ -205,7 +205,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_KD: Any, weight_VD: Any, labels_K: Any, bias_V: Any
-    ) -> torch.Tensor:  # noqa: ANN401
+    ) -> torch.Tensor:
         rows = -(-len(hidden_KD) // -(-weight_VD.shape[0] // weight_VD.shape[1]))
         rows = min(1 << (rows - 1).bit_length(), len(hidden_KD))
         gradient_KD = torch.zeros_like(hidden_KD)
@@ -239,7 +239,7 @@ class _FusedLoss(torch.autograd.Function):
         return losses_K.sum()
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_KD, weight_VD, *bias_V = ctx.gradients
         return hidden_KD, weight_VD, None, *(bias_V or [None])
 

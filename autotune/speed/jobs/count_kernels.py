@@ -135,14 +135,14 @@ class KernelCounter:
 
     def add(
         self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any
-    ) -> None:  # noqa: ANN401 - a call
+    ) -> None:
         """Count the kernel of an operator's call."""
         if (kernel := self.kernel_of(function, args, kwargs, result)) is not None:
             self.counts[kernel] += 1
 
     def kernel_of(
         self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any
-    ) -> Kernel | None:  # noqa: ANN401 - a call
+    ) -> Kernel | None:
         """Return the kernel of an operator's call; None for views and allocations."""
         name, launches = _name_of(function)
         if not launches:
@@ -204,7 +204,7 @@ def moved_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 def _attention(
     kernel: str, backward: bool, args: Any, result: Any, document_tokens: float
-) -> Kernel:  # noqa: ANN401
+) -> Kernel:
     query, key = args[backward : backward + 2]
     if kernel == "varlen":
         queries, heads, width = query.shape
@@ -231,13 +231,13 @@ def _attention(
 
 
 @functools.cache
-def _name_of(function: Any) -> tuple[str, bool]:  # noqa: ANN401 - an operator
+def _name_of(function: Any) -> tuple[str, bool]:
     """Return the name of an operator, and whether it launches a kernel."""
     name = function._schema.name.split("::")[-1]
     return name, not is_view(function) and name not in _MOVES_NOTHING
 
 
-def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
+def is_view(function: Any) -> bool:
     """Return whether all results of an operator share the memory of its arguments, none of which it changes."""
     returns = function._schema.returns
     return bool(returns) and all(
@@ -245,6 +245,6 @@ def is_view(function: Any) -> bool:  # noqa: ANN401 - an operator
     )
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401 - arguments, nested
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return all tensors in nested arguments or results."""
     return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]

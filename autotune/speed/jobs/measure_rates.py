@@ -54,7 +54,7 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.counter.add(func, args, kwargs or {}, result)
         return result
