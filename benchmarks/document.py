@@ -20,7 +20,6 @@ from typing import Any
 from autotune.base.files import write_atomically
 from autotune.base.units import format_bytes
 from benchmarks import gpu, pictures
-from benchmarks.structure import Sources, tracked
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
@@ -86,7 +85,6 @@ def names_of(root: Path) -> dict[str, Any]:
         ),
         "mean": statistics.fmean,
         "median": statistics.median,
-        "house": lambda: Sources(tracked(root), root).house(),
         "named": _named,
         "number": _number,
         "size": format_bytes,

@@ -1,11 +1,12 @@
-"""Baselines of the tuned settings: transformers' Trainer with its defaults, and the paper's trainer. Pure.
+"""Baselines: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
 Only settings that affect speed change. Model, dataset, sequence length, device and the
 non-padding tokens of the global batch stay the same. Both recipes run in this project's
-trainer, so the speedup is a lower bound for the original trainers: the paper's
-(undertale-re at commit 1dae6f2) also embeds positions in a loop over samples, computes
-attention head by head, does not fuse its optimizer and synchronises twice per step to
-log.
+trainer, so the speedup is a lower bound for the original trainers.
+
+The paper's trainer (undertale-re at commit 1dae6f2) also embeds positions in a loop
+over samples, and computes attention head by head. It does not fuse its optimizer, and
+synchronises twice per step to log.
 """
 
 from collections.abc import Mapping
