@@ -48,12 +48,12 @@ test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, 
 	@# By themselves: jobs that measure are given minutes, and would need more of them beside others.
 	$(BIN)/python -m pytest -m slow $(CLUSTER) $(PYTEST_ARGS)
 
-$(CUDA): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.py
-	$(BIN)/python -m tests.nullgpu.environment newest
+$(CUDA): $(STAMP) testbed/nullgpu/versions.toml testbed/nullgpu/environment.py
+	$(BIN)/python -m testbed.nullgpu.environment newest
 	@touch $@
 
-$(CUDA_LOWEST): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.py
-	$(BIN)/python -m tests.nullgpu.environment lowest
+$(CUDA_LOWEST): $(STAMP) testbed/nullgpu/versions.toml testbed/nullgpu/environment.py
+	$(BIN)/python -m testbed.nullgpu.environment lowest
 	@touch $@
 
 test-cuda: $(CUDA) ## run torch's CUDA build on pretended GPUs, in an environment of its own (2 GB)

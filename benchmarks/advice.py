@@ -25,10 +25,10 @@ from autotune.advice.read_context import context_of_run
 from autotune.advice.values import Advice, Bottleneck, Cause, Gain
 from autotune.machine.host import SystemHost
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.autotune.advice.scenarios import Scenario, scenarios
-from tests.simulators import sizes
-from tests.simulators.runs import simulated_run
-from tests.simulators.trainings import (
+from testbed.scenarios import Scenario, scenarios
+from testbed.simulators import sizes
+from testbed.simulators.runs import simulated_run
+from testbed.simulators.trainings import (
     CacheDirectory,
     deep,
     make_place,

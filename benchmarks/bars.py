@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 
 from autotune.base.files import json_rows, write_atomically
 from autotune.errors import AutotuneError
-from tests.simulators.programs import CannotMeasure
+from testbed.programs import CannotMeasure
 from trainer.errors import TrainerError
 
 EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED = 0, 1, 2

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.simulators.programs import run_program
+from testbed.programs import run_program
 from trainer.checkpoint.format import list_checkpoints
 
 MODEL = "bert-120m"
@@ -152,7 +152,7 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
     """Resume at the start and in the middle of an epoch, interleaved."""
     from benchmarks.saves import move_to_middle, write_profile
     from benchmarks.scale import drop_caches
-    from tests.simulators.corpora import real_lengths, write_sparse_corpus
+    from testbed.corpora import real_lengths, write_sparse_corpus
 
     sys.stderr.write("making a large dataset\n")
     data = place / "data"

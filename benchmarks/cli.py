@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from autotune.base.tables import text_table
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from tests.simulators.programs import CannotMeasure, run_program
+from testbed.programs import CannotMeasure, run_program
 
 RUNS = 5
 HELP_BAR_S = 0.5

@@ -25,7 +25,7 @@ from benchmarks.bars import (
     parser,
     run,
 )
-from tests.nullgpu.memory import Case, on_pretended_gpus
+from testbed.nullgpu.memory import Case, on_pretended_gpus
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "peak_error_median_%": ("%", "<=", 0.2),

@@ -42,8 +42,8 @@ from benchmarks.bars import (
     parser,
     run,
 )
-from tests.conftest import TORCHAO
-from tests.nullgpu.steps import WITHOUT, StepCase, counted
+from testbed.nullgpu.steps import WITHOUT, StepCase, counted
+from testbed.programs import TORCHAO
 from trainer.config.presets import model_settings
 
 BARS: dict[str, tuple[str, Direction, float]] = {

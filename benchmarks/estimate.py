@@ -39,9 +39,9 @@ from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured, Outcome, Trial
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.fakes import FakeMachine
-from tests.simulators.memory import MACHINES, SimulatedMachine, search
-from tests.simulators.programs import CannotMeasure, run_program
+from testbed.fakes import FakeMachine
+from testbed.programs import CannotMeasure, run_program
+from testbed.simulators.memory import MACHINES, SimulatedMachine, search
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
@@ -67,7 +67,7 @@ import pathlib, sys
 from autotune.trials.jobs.server import run_job
 from autotune.trials.jobs.server import preload_trainer
 preload_trainer()
-sys.exit(0 if run_job("tests.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)
+sys.exit(0 if run_job("testbed.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)
 """
 
 Figures = dict[str, Any]
@@ -141,7 +141,7 @@ def make_bars(found: dict[str, Figures]) -> list[Bar]:
 
 def speed(_: int) -> Figures:
     """Seconds until the law is there, and of the reference's runs at the same sizes."""
-    from tests.simulators.allocator import fake_peak_bytes
+    from testbed.simulators.allocator import fake_peak_bytes
 
     shape = model_settings("bert-120m")
     small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
@@ -224,7 +224,7 @@ def cold(_: int) -> Figures:
 
 def accuracy(_: int) -> Figures:
     """Peaks by the law and by the allocator, of every configuration."""
-    from tests.simulators.allocator import CASES, allocator_peak_bytes
+    from testbed.simulators.allocator import CASES, allocator_peak_bytes
 
     found = {}
     for case in CASES:
@@ -279,7 +279,7 @@ def fork(_: int) -> Figures:
     And of a new interpreter that does the same.
     """
     forked_s, fresh_s = [], []
-    job: Any = "tests.failing_job"
+    job: Any = "testbed.failing_job"
     nothing = Trial(job=job, measured={"fault": "none"}, timeout_s=TIMEOUT_S)
     with (
         ForkServerMachine() as machine,

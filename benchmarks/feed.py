@@ -28,7 +28,7 @@ import numpy as np
 from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from tests.simulators.corpora import (
+from testbed.corpora import (
     SPECIAL_TOKENS,
     VOCAB_SIZE,
     Int64,

@@ -47,7 +47,7 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import SLACK, check_profile, check_run
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, Bar
-from tests.simulators.corpora import real_lengths, write_learnable_corpus
+from testbed.corpora import real_lengths, write_learnable_corpus
 from trainer.data.dataset import read_manifest
 from trainer.errors import TrainerError
 from trainer.model.flops import peak_flops_per_s

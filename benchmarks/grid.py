@@ -33,7 +33,7 @@ from autotune.trials.session import Session, open_session
 from autotune.trials.values import Measured, TrainingFigures
 from autotune.workers.measure import training_trial
 from autotune.workers.values import SweepRequest
-from tests.simulators.corpora import real_lengths, write_corpus
+from testbed.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.record.progress import progress

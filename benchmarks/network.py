@@ -31,8 +31,8 @@ from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import GradientSyncFigures
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from tests.simulators.corpora import real_lengths, write_learnable_corpus
-from tests.simulators.hosts import hosts, together
+from testbed.corpora import real_lengths, write_learnable_corpus
+from testbed.simulators.hosts import hosts, together
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 RATES_BITS_PER_S = (1_000_000_000, 200_000_000)

@@ -325,8 +325,8 @@ def _accelerate(name: str) -> dict[str, Any]:
 
 def on_pretended_gpu(name: str) -> dict[str, Any]:
     """Return autotune's answer on a pretended GPU, and what a program without it does with that and one more."""
-    from tests.nullgpu.environment import find
-    from tests.nullgpu.machine import Machine
+    from testbed.nullgpu.environment import find
+    from testbed.nullgpu.machine import Machine
 
     environment = find()
     if environment is None:

@@ -24,8 +24,8 @@ from benchmarks.golden_network import (
     compute,
     efficiency,
 )
-from tests.simulators.corpora import LENGTHS_FILE
-from tests.simulators.programs import run_program
+from testbed.corpora import LENGTHS_FILE
+from testbed.programs import run_program
 
 GPU, RANKS = "h100-nvl-94gb", 2
 REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}

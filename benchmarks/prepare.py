@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autotune.base.tables import text_table
 from benchmarks.bars import Bar, finish, measuring, parser, run
-from tests.simulators.programs import CannotMeasure, run_program
+from testbed.programs import CannotMeasure, run_program
 
 SOURCE = "elf:/usr/bin"
 PAIRS = 2

@@ -34,7 +34,7 @@ from benchmarks.finders import (
     find_with_accelerate,
     find_with_lightning,
 )
-from tests.simulators.corpora import synthetic_manifest
+from testbed.corpora import synthetic_manifest
 from trainer.config.train_config import TrainConfig
 
 TRIALS_BAR = 2.5
@@ -71,7 +71,7 @@ def measure(case: Case) -> dict[str, Any]:
     """All finders on one case, one after the other, and whether ours is exact."""
     with ForkServerMachine() as machine:
         machine.start()
-        job: Any = "tests.failing_job"
+        job: Any = "testbed.failing_job"
         # It has forked once.
         machine.run(Trial(job=job, measured={"fault": "none"}, timeout_s=60))
         probe = _probe(case)

@@ -26,10 +26,10 @@ from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
 from autotune.report.page import report_document
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.autotune.report.example import example_inputs
-from tests.autotune.report.example_files import write_example
-from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
-from tests.simulators.programs import run_program
+from testbed.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
+from testbed.examples.tuning import example_inputs
+from testbed.examples.tuning_files import write_example
+from testbed.programs import run_program
 
 TRIALS, REPEATS, HOSTILE_TRIALS = 2000, 5, 40
 TIMEOUT_S = 120.0

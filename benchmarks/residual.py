@@ -36,7 +36,7 @@ from benchmarks.bars import (
     parser,
     run,
 )
-from tests.simulators.programs import run_program
+from testbed.programs import run_program
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import read_manifest

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tests.simulators.corpora import real_lengths, write_learnable_corpus
+from testbed.corpora import real_lengths, write_learnable_corpus
 from trainer.build import build_training
 from trainer.checkpoint.format import (
     MANIFEST_FILE,

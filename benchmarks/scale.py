@@ -23,7 +23,7 @@ from typing import Any
 from autotune.base.tables import text_table
 from autotune.base.units import format_bytes, format_count
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.simulators.programs import run_program
+from testbed.programs import run_program
 
 SAMPLES = 202_000_000
 FEWER_SAMPLES = 2_000_000
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
     """Make both datasets and start on them in turn."""
-    from tests.simulators.corpora import real_lengths, write_sparse_corpus
+    from testbed.corpora import real_lengths, write_sparse_corpus
 
     sizes = {"large": samples, "small": min(FEWER_SAMPLES, samples)}
     for name, count in sizes.items():

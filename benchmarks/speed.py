@@ -31,8 +31,7 @@ from autotune.speed.measure import measure_rates
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
-from tests.conftest import TORCHAO
-from tests.simulators.programs import CannotMeasure
+from testbed.programs import TORCHAO, CannotMeasure
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.health.events import utc_now

@@ -26,7 +26,7 @@ import numpy as np
 from autotune.base.tables import text_table
 from autotune.baseline.decide import recipes as decide
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.simulators.corpora import real_lengths, write_learnable_corpus
+from testbed.corpora import real_lengths, write_learnable_corpus
 
 LAYERS, HIDDEN, HEADS, INTERMEDIATE = 4, 256, 4, 1024
 ROW_TOKENS, MICRO_BATCH_ROWS, SAMPLES_PER_STEP = 512, 8, 64

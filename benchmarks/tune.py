@@ -38,9 +38,9 @@ from autotune.workers.measure import TrainingWindows
 from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
-from tests.fakes import FakeClock, FakeMachine
-from tests.simulators.corpora import real_lengths, write_corpus
-from tests.simulators.programs import run_program
+from testbed.corpora import real_lengths, write_corpus
+from testbed.fakes import FakeClock, FakeMachine
+from testbed.programs import run_program
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 REPLAYS = 40

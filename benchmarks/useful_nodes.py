@@ -27,7 +27,7 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
-from tests.simulators.cluster import (
+from testbed.simulators.cluster import (
     CLUSTERS,
     MODELS,
     Recipe,

@@ -1,6 +1,6 @@
 """``python -m benchmarks.workers``: is the smallest sufficient ``num_workers`` found, and at what cost?
 
-Simulated: 1,000 trainings with realistic noise and faults (``tests.simulators.loader``)
+Simulated: 1,000 trainings with realistic noise and faults (``testbed.simulators.loader``)
 of which the answer is known. Compared: our rule with the data-wait figures, our rule by
 throughput alone, and the rule of loadtune (PyPI, 0.3.0). From a window without workers,
 loadtune stays there, tries two workers, or tries a ladder of counts, and takes the
@@ -42,8 +42,8 @@ from autotune.workers.decide.worker_count import (
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
-from tests.simulators.corpora import real_lengths, write_corpus
-from tests.simulators.loader import SimulatedFeed
+from testbed.corpora import real_lengths, write_corpus
+from testbed.simulators.loader import SimulatedFeed
 from trainer.config.presets import model_settings
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import read_manifest

@@ -14,7 +14,7 @@ from autotune.memory import prediction
 from autotune.profiles.values import profile_to_toml
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
-from tests.autotune.profiles.examples import example_profile
+from testbed.examples.profiles import example_profile
 from trainer.data.dataset import read_manifest
 
 

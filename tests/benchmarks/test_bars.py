@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import MachineLacks
 from benchmarks import cli
 from benchmarks.bars import Bar, exit_code
-from tests.simulators.programs import CannotMeasure
+from testbed.programs import CannotMeasure
 
 
 def bar(figure: float | None, direction: str = "<=") -> Bar:

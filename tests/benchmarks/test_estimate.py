@@ -4,10 +4,10 @@ import json
 import pytest
 
 from benchmarks import estimate
-from tests.simulators import allocator as truth
-from tests.simulators import memory
-from tests.simulators.allocator import Case
-from tests.simulators.memory import SimulatedMachine
+from testbed.simulators import allocator as truth
+from testbed.simulators import memory
+from testbed.simulators.allocator import Case
+from testbed.simulators.memory import SimulatedMachine
 
 TINY = {
     "num_hidden_layers": 1,

@@ -15,10 +15,10 @@ from autotune.profiles.values import profile_to_toml
 from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage
-from tests.autotune.profiles.examples import but
-from tests.autotune.report.example import example_profile
-from tests.trainer.checkpoint.checkpoints import header_of
-from tests.trainer.rows import row_of
+from testbed.examples.checkpoints import header_of
+from testbed.examples.profiles import but
+from testbed.examples.run_rows import row_of
+from testbed.examples.tuning import example_profile
 
 NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
 HANGS = (

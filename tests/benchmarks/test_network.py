@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks import golden_network, useful_nodes
 from benchmarks.network import make_bars
-from tests.simulators.cluster import CLUSTERS, MODELS, Simulator
+from testbed.simulators.cluster import CLUSTERS, MODELS, Simulator
 
 
 @pytest.mark.parametrize("bar", golden_network.bars(), ids=lambda bar: bar.name)

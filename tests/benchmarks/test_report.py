@@ -1,9 +1,9 @@
 import pytest
 
 from benchmarks import report
-from tests import browser
-from tests.browser import Visit
-from tests.simulators.programs import CannotMeasure
+from testbed import browser
+from testbed.browser import Visit
+from testbed.programs import CannotMeasure
 
 FIGURES = {
     "built": {

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from benchmarks import feed, scale
-from tests.simulators import corpora
+from testbed import corpora
 from trainer.data.dataset import TokenDataset
 
 

@@ -14,7 +14,7 @@ from benchmarks.workers import (
     summary,
     sweep,
 )
-from tests.simulators.loader import SimulatedFeed
+from testbed.simulators.loader import SimulatedFeed
 
 
 def verdict(**changes) -> Verdict:

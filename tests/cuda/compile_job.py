@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.nullgpu.counts import Counts
+from testbed.nullgpu.counts import Counts
 from tests.trainer.oracles import SHAPES, config_of, micro_batches
 from trainer.build import GraphCounter, build_training
 from trainer.config.train_config import ModelSettings

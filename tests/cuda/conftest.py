@@ -1,4 +1,4 @@
-"""Pretended GPUs for tests; ``tests/nullgpu/README.md`` says what they prove."""
+"""Pretended GPUs for tests; ``testbed/nullgpu/README.md`` says what they prove."""
 
 import os
 import random
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_dataset
-from tests.nullgpu.environment import Environment, find
-from tests.nullgpu.machine import Machine
+from testbed.datasets import write_dataset
+from testbed.nullgpu.environment import Environment, find
+from testbed.nullgpu.machine import Machine
 
 
 @pytest.fixture(scope="session")

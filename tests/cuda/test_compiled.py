@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.conftest import TORCHAO
-from tests.nullgpu.environment import ROOT
+from testbed.nullgpu.environment import ROOT
+from testbed.programs import TORCHAO
 
 pytestmark = pytest.mark.cuda
 JOB = ROOT / "tests/cuda/compile_job.py"

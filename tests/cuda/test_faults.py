@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from autotune.trials.trial_log import read_trial_records
-from tests.nullgpu.machine import (
+from testbed.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_NOT_INITIALIZED,
     NVML_DRIVER_NOT_LOADED,

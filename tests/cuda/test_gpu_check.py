@@ -6,8 +6,8 @@ import json
 import pytest
 
 from benchmarks.gpu import TINY, stages_of
-from tests.conftest import TORCHAO
-from tests.nullgpu.environment import ROOT
+from testbed.nullgpu.environment import ROOT
+from testbed.programs import TORCHAO
 
 pytestmark = pytest.mark.cuda
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.nullgpu.machine import (
+from testbed.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUDA_LAUNCH_FAILURE,
     CUDA_OUT_OF_MEMORY,

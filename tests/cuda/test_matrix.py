@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import torch
 
-from tests.conftest import write_dataset
-from tests.nullgpu.environment import ROOT
+from testbed.datasets import write_dataset
+from testbed.nullgpu.environment import ROOT
 
 pytestmark = pytest.mark.cuda
 Case = Mapping[str, object]

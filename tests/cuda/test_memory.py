@@ -3,7 +3,7 @@ memory that it then reserves."""
 
 import pytest
 
-from tests.nullgpu.memory import Case, on_pretended_gpus
+from testbed.nullgpu.memory import Case, on_pretended_gpus
 
 pytestmark = pytest.mark.cuda
 TINY = {"model": "bert-mini", "gpu": "rtx-4090-24gb"}

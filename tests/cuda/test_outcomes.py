@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.nullgpu.machine import (
+from testbed.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_EXECUTION_FAILED,
     NCCL_REMOTE_ERROR,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.advice.decide.rules import RULES
-from tests.browser import visit
+from testbed.browser import visit
 from tests.documentation.blocks import ROOT
 from trainer.config.train_config import TrainConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulators.trainings import write_settings
+from testbed.simulators.trainings import write_settings
 from trainer.config.presets import PRESETS
 from trainer.record.run_record import read_run
 

@@ -14,8 +14,8 @@ import pytest
 from autotune.base.process import start
 from autotune.errors import MachineLacks
 from autotune.profiles.values import profile_to_toml
-from tests.autotune.profiles.examples import but, example_profile
-from tests.simulators.hosts import check_namespaces, hosts
+from testbed.examples.profiles import but, example_profile
+from testbed.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
 from tests.trainer.oracles import config_of
@@ -28,7 +28,7 @@ MEASURING = """
 import importlib.metadata, pathlib, sys, time
 from autotune.cluster.torchrun import on_this_node
 from autotune.trials.multirank import MultirankMachine
-from tests.simulators.hosts import hosts, together
+from testbed.simulators.hosts import hosts, together
 scratch = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "hosts":
     with hosts(2, 10**9, name="ending") as found, together(found, scratch) as machine:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from tests.conftest import write_dataset
-from tests.simulators.programs import run_program
+from testbed.datasets import write_dataset
+from testbed.programs import run_program
 from tests.trainer.oracles import relative_distance
 
 pytestmark = pytest.mark.system

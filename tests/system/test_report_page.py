@@ -4,8 +4,8 @@ import pytest
 
 from autotune.base.render import report_html
 from autotune.report.page import report_document
-from tests.autotune.report.example import example_inputs
-from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
+from testbed.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
+from testbed.examples.tuning import example_inputs
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]
 

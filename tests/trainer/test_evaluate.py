@@ -5,7 +5,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.build import GraphCounter
 from trainer.checkpoint.tensors import export_model

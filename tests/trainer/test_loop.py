@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import write_dataset
-from tests.trainer.checkpoint.checkpoints import leave, resolved_of
+from testbed.datasets import write_dataset
+from testbed.examples.checkpoints import leave, resolved_of
 from tests.trainer.health.test_controller import read_late
 from tests.trainer.oracles import SHAPES, config_of
 from trainer import loop

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.trainer.checkpoint.checkpoints import resolved_of
+from testbed.examples.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer import preflight
 from trainer.data.loader import compare_data

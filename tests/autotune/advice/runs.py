@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from autotune.profiles.values import Evidence
-from tests.autotune.report.example import example_profile
-from tests.trainer.checkpoint.checkpoints import end_of, header_of
-from tests.trainer.rows import row_of
+from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.run_rows import row_of
+from testbed.examples.tuning import example_profile
 from trainer.record.run_record import Run
 
 TOKENS = 1000

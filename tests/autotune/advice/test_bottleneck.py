@@ -22,10 +22,10 @@ from autotune.advice.decide.gpu_counters import (
 )
 from autotune.advice.sections import bottleneck_sentence
 from autotune.advice.values import Bottleneck, StepPart
-from tests.autotune.profiles.examples import but, example_profile
-from tests.simulators.machines import CAUSES
-from tests.simulators.runs import SimulatedRun, simulated_run
-from tests.simulators.worlds import World, profile_of, run_of, settings
+from testbed.examples.profiles import but, example_profile
+from testbed.simulators.machines import CAUSES
+from testbed.simulators.runs import SimulatedRun, simulated_run
+from testbed.simulators.worlds import World, profile_of, run_of, settings
 from trainer.record.run_record import StepRow
 
 RUNS = 120

@@ -10,11 +10,11 @@ from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials.examples import record
-from tests.fakes import FakeHost
-from tests.simulators.worlds import World, run_of, settings
-from tests.trainer.checkpoint.checkpoints import end_of, header_of
+from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.trials import record
+from testbed.fakes import FakeHost
+from testbed.simulators.worlds import World, run_of, settings
 from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
 from trainer.data.dataset import read_manifest
 

@@ -10,9 +10,9 @@ from autotune.advice.decide.context import TrainingContext, line, times, without
 from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise
 from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
-from tests.autotune.advice.scenarios import Scenario, ran, scenarios, tuned
-from tests.autotune.profiles.examples import but, example_profile
-from tests.simulators.worlds import World, settings
+from testbed.examples.profiles import but, example_profile
+from testbed.scenarios import Scenario, ran, scenarios, tuned
+from testbed.simulators.worlds import World, settings
 
 NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}

@@ -7,8 +7,8 @@ from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
-from tests.autotune.profiles.examples import example_profile
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
+from testbed.examples.profiles import example_profile
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import read_manifest
 

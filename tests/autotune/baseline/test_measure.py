@@ -13,11 +13,11 @@ from autotune.trials.values import (
     OutOfMemory,
     TimedOut,
 )
-from tests.autotune.trials.examples import STEP
-from tests.autotune.workers.feeds import CONFIG, figures_of, runner_on, windows_of
-from tests.conftest import write_dataset
-from tests.fakes import FakeClock, FakeMachine
-from tests.simulators.corpora import synthetic_manifest
+from testbed.corpora import synthetic_manifest
+from testbed.datasets import write_dataset
+from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
+from testbed.examples.trials import STEP
+from testbed.fakes import FakeClock, FakeMachine
 from trainer.data.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_size": 16})

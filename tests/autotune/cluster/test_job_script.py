@@ -21,7 +21,7 @@ from autotune.launch.training_job import (
     term_lead_s,
     train_script,
 )
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
 from trainer.errors import BadConfig
 
 NO_SITE = SiteFile()

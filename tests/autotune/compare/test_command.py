@@ -7,10 +7,10 @@ import pytest
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials.examples import FEED, record
-from tests.trainer.checkpoint.checkpoints import end_of, header_of, leave
-from tests.trainer.rows import row_of
+from testbed.examples.checkpoints import end_of, header_of, leave
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.run_rows import row_of
+from testbed.examples.trials import FEED, record
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.record.writer import RunWriter
 

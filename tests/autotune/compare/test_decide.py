@@ -16,7 +16,7 @@ from autotune.compare.decide import (
     compare,
     gate,
 )
-from tests.autotune.profiles.examples import example_profile
+from testbed.examples.profiles import example_profile
 from trainer.config.tables import flat_table
 
 WORK = {

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.console.slurm_job import command_in_job, plain_arguments
 from autotune.profiles.values import profile_to_toml
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
 
 WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
 

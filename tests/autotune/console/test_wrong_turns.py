@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from autotune.profiles.values import profile_to_toml
+from testbed.examples.profiles import example_profile
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
-from tests.autotune.profiles.examples import example_profile
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
 PLAN, PREDICT = ["plan", "planned.toml"], ["network", "--predict", "scaled.toml"]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.corpus.verify import inspect, verify
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from trainer.record.progress import progress
 
 SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]

@@ -7,7 +7,7 @@ from autotune.launch.run_end import (
     has_work_left,
     run_end_of,
 )
-from tests.trainer.checkpoint.checkpoints import (
+from testbed.examples.checkpoints import (
     end_of,
     header_of,
     leave,

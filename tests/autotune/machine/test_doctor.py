@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cluster.slurm import read_slurm
 from autotune.machine.command import NEXT_COMMAND, examine, render
-from tests.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
+from testbed.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")
 

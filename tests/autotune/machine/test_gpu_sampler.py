@@ -17,7 +17,7 @@ from autotune.machine import gpu_sampler
 from autotune.machine.gpu_sampler import GpuSampler, sample_gpus, series_of
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import GpuSeries, Unavailable
-from tests.fakes import (
+from testbed.fakes import (
     CARD,
     COUNTERS,
     SAMPLE,

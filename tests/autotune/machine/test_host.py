@@ -15,7 +15,7 @@ from autotune.base.clock import SystemClock
 from autotune.base.document import plain
 from autotune.errors import MachineLacks
 from autotune.machine.host import LIBRARIES, SystemHost, _unescape
-from tests.fakes import FakeClock, FakeHost
+from testbed.fakes import FakeClock, FakeHost
 
 
 @pytest.mark.parametrize("kind", [SystemClock, FakeClock])

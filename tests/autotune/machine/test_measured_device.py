@@ -13,8 +13,8 @@ from autotune.machine.measured_device import (
     open_device,
 )
 from autotune.machine.values import GpuFacts
-from tests.autotune.workers.feeds import ON_CPU
-from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from testbed.examples.feeds import ON_CPU
+from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 from trainer.record.run_record import code_sha256
 

@@ -13,7 +13,7 @@ import pytest
 from autotune.base.clock import SystemClock
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import GpmWindow, GpuProcess, Unavailable
-from tests.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor
+from testbed.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor
 
 GIB = 2**30
 PERCENT_AND_MIB_PER_S = {2: 90.0, 3: 50.0, 5: 40.0, 10: 30.0, 21: 3.0}

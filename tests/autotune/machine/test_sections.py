@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from autotune.machine import values
 from autotune.machine.decide import Unsuitable
 from autotune.machine.sections import doctor_text
-from tests.fakes import FakeHost
+from testbed.fakes import FakeHost
 
 GPU = values.GpuStatus(
     facts=values.GpuFacts(

@@ -12,7 +12,7 @@ from autotune.machine.values import (
     SlurmFacts,
     Unavailable,
 )
-from tests import fakes
+from testbed import fakes
 
 GIB = 2**30
 CAP = "sw_power_cap"

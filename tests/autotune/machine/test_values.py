@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.machine import values
-from tests.fakes import CARD, COUNTERS, HOST, SAMPLE
+from testbed.fakes import CARD, COUNTERS, HOST, SAMPLE
 
 NO_SLURM = values.SlurmFacts(
     job_id=None,

@@ -16,7 +16,7 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import within_kernels
 from autotune.memory.values import Term
-from tests.simulators.allocator import SPECIAL_IDS
+from testbed.simulators.allocator import SPECIAL_IDS
 from trainer.config.train_config import ModelSettings
 from trainer.model.encoder import build_config
 

@@ -18,11 +18,11 @@ from autotune.trials.values import (
     OutOfMemory,
     TimedOut,
 )
-from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.trials.examples import STEP
-from tests.autotune.workers.feeds import runner_on
-from tests.conftest import write_dataset
-from tests.fakes import FakeClock, FakeMachine
+from testbed.datasets import write_dataset
+from testbed.examples.feeds import runner_on
+from testbed.examples.profiles import FINGERPRINT
+from testbed.examples.trials import STEP
+from testbed.fakes import FakeClock, FakeMachine
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ParallelSettings, TrainConfig
 from trainer.data.dataset import SpecialIds, read_manifest

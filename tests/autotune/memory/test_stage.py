@@ -7,11 +7,11 @@ from autotune.memory.sections import reasons_of
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
 from autotune.trials import session
+from testbed.examples.profiles import but, example_profile
+from testbed.fakes import FakeClock
+from testbed.simulators.explorations import additive
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.profiles.examples import but, example_profile
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import FakeClock
-from tests.simulators.explorations import additive
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 

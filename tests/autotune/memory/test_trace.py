@@ -14,7 +14,7 @@ from autotune.memory.decide.memory_model import fit_memory_model
 from autotune.memory.jobs import trace as trace_job
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
-from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
+from testbed.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config.train_config import TrainConfig
 from trainer.model import precision
 

@@ -16,8 +16,8 @@ from autotune.network.values import (
     RankCompute,
 )
 from autotune.trials.values import Crashed, Measured, Outcome, Trial
-from tests.autotune.workers.feeds import runner_on
-from tests.fakes import FakeClock
+from testbed.examples.feeds import runner_on
+from testbed.fakes import FakeClock
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)

@@ -8,6 +8,7 @@ from autotune.network import scaling
 from autotune.network.measure import measured_row
 from autotune.network.values import Link
 from autotune.profiles.decide.batch_split import split_global_batch
+from testbed.examples.profiles import but, example_profile
 from tests.autotune.network.gradient_syncs import (
     COMPUTE,
     CONFIG,
@@ -15,7 +16,6 @@ from tests.autotune.network.gradient_syncs import (
     Cluster,
     tuning_on,
 )
-from tests.autotune.profiles.examples import but, example_profile
 
 CARD = scaling.Assumed(bits_per_s=25e9)
 SHAPE = {

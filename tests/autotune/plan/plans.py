@@ -1,8 +1,8 @@
 """Profiles of plans: whose memory was traced, of GPUs, and without evidence."""
 
 from autotune.profiles.values import Evidence
+from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
-from tests.autotune.profiles.examples import but
 
 ON_A_CARD = {
     "device": "cuda",

@@ -10,10 +10,10 @@ from autotune.plan.inputs import PlanRequest, plan
 from autotune.plan.values import Goal
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
+from testbed.datasets import write_dataset
+from testbed.examples.profiles import but
 from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
-from tests.autotune.profiles.examples import but
-from tests.conftest import write_dataset
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 from trainer.model import flops

@@ -7,10 +7,10 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog, made_on, trial_log_sha256
 from autotune.trials.values import MadeOn
-from tests.autotune.profiles.examples import but
-from tests.autotune.report.example import example_profile as full_example
+from testbed.examples.profiles import but
+from testbed.examples.trials import records_of_example
+from testbed.examples.tuning import example_profile as full_example
 from tests.autotune.report.test_command import _change
-from tests.autotune.trials.examples import records_of_example
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from autotune.errors import BadInput
 from autotune.profiles.decide.explain import explanations, meaning_of, of_key
 from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.report.example import example_profile as tuned_profile
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.tuning import example_profile as tuned_profile
 from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.export import export_profile, own_export, program
 from autotune.profiles.decide.export.program import exported_batch
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
 from trainer.config import train_config
 
 MODERNBERT = train_config.ModelSettings(name="m", config={"model_type": "modernbert"})

@@ -3,7 +3,7 @@ import shlex
 import pytest
 
 from autotune.profiles.decide.follow_up import command, probe_again, probe_command
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
 
 
 def again(train=None, **others):

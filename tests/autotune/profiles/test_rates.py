@@ -14,10 +14,10 @@ from autotune.profiles.decide.rates import (
     tuned_rate,
     verdict_of,
 )
+from testbed.examples.profiles import but
+from testbed.examples.profiles import example_profile as small_profile
+from testbed.examples.tuning import example_inputs
 from tests.autotune.advice.runs import add_evidence, noisy, run_of
-from tests.autotune.profiles.examples import but
-from tests.autotune.profiles.examples import example_profile as small_profile
-from tests.autotune.report.example import example_inputs
 
 
 def test_what_comes_closest_to_training_is_taken_and_a_rate_of_slots_counts_what_holds_tokens():

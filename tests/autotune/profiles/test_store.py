@@ -20,10 +20,10 @@ from autotune.profiles.values import Evidence, profile_to_toml
 from autotune.trials.trial_log import TrialLog, read_trial_records, trial_log_sha256
 from autotune.workers.stage import add_workers
 from autotune.workers.values import JointChoice
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.trials import record, records_of_example
+from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials.examples import record, records_of_example
-from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 
 RUNNER = SimpleNamespace(trial_log=SimpleNamespace(directory=Path("nowhere")))

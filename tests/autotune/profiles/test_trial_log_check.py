@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from autotune.profiles.decide.trial_log_check import check_trial_log, compare
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import TrialRecord
-from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
-from tests.autotune.trials.examples import record, records_of_example
+from testbed.examples.profiles import FINGERPRINT, but, example_profile
+from testbed.examples.trials import record, records_of_example
 
 EXAMPLE = records_of_example()
 

@@ -12,7 +12,7 @@ from autotune.profiles.values import (
     profile_from_tables,
     profile_to_toml,
 )
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
 from trainer.config.train_config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"

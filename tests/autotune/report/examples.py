@@ -7,9 +7,9 @@ from pathlib import Path
 
 from autotune.base.document import Beside, Document, Section
 from autotune.report.values import ReportedProfile, ReportedRun
-from tests.autotune.profiles.examples import example_profile
-from tests.trainer.checkpoint.checkpoints import end_of, header_of
-from tests.trainer.rows import row_of
+from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.profiles import example_profile
+from testbed.examples.run_rows import row_of
 from trainer.record.run_record import Run
 
 

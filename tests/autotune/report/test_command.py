@@ -5,7 +5,7 @@ import pytest
 
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import Evidence, present_sha256, profile_to_toml
-from tests.autotune.report.example_files import write_example
+from testbed.examples.tuning_files import write_example
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from autotune.base.render import markdown_text
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
 from autotune.trials.values import Contaminated
-from tests.autotune.profiles.examples import but
-from tests.autotune.report.example import (
+from testbed.examples.profiles import but
+from testbed.examples.trials import record
+from testbed.examples.tuning import (
     example_bottleneck,
     example_inputs,
     example_profile,
 )
 from tests.autotune.report.examples import reported, reported_run
-from tests.autotune.trials.examples import record
 
 FULL = example_profile("d").evidence
 DISTURBED = replace(

@@ -23,11 +23,11 @@ from autotune.profiles.values import Evidence
 from autotune.report.page import report_document, report_facts
 from autotune.report.runs import MOST_EVENTS, loss_points
 from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report
-from tests.autotune.profiles.examples import but
-from tests.autotune.report.example import example_inputs, example_profile
+from testbed.examples.profiles import but
+from testbed.examples.run_rows import row_of
+from testbed.examples.trials import record
+from testbed.examples.tuning import example_inputs, example_profile
 from tests.autotune.report.examples import blocks_of, of_kind, reported, reported_run
-from tests.autotune.trials.examples import record
-from tests.trainer.rows import row_of
 from trainer.health.events import happened
 
 NULL = "0.0 (nullgpu)"

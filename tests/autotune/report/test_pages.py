@@ -26,8 +26,8 @@ from autotune.base.wording import hours
 from autotune.profiles.sections import commands
 from autotune.profiles.values import TrialLogCheck
 from autotune.report.page import report_document, report_facts
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.report.example import example_inputs
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.tuning import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.config.train_config import ParallelSettings
 from trainer.health.events import happened

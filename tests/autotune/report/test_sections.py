@@ -35,9 +35,9 @@ from autotune.workers.sections import (
     workers_text,
 )
 from autotune.workers.values import JointChoice
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.tuning import example_profile as full_profile
 from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.report.example import example_profile as full_profile
 from tests.autotune.report.examples import of_kind, reported
 
 

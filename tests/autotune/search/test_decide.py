@@ -17,7 +17,7 @@ from autotune.search.decide import (
     micro_batches,
     posterior,
 )
-from tests.simulators.explorations import UNEXPLORED
+from testbed.simulators.explorations import UNEXPLORED
 
 AXES = {
     "precision": ("fp32", "bf16"),

@@ -15,7 +15,7 @@ from autotune.search.measure import (
     evidence,
 )
 from autotune.trials.values import Crashed, OutOfMemory
-from tests.simulators.explorations import (
+from testbed.simulators.explorations import (
     CELLS,
     FEW,
     GLOBAL_ROWS,

@@ -14,11 +14,11 @@ from autotune.speed.decide import data_sheet_rates
 from autotune.trials import session
 from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
+from testbed.examples.profiles import but
+from testbed.fakes import CARD, FakeClock, FakeMachine
+from testbed.simulators.explorations import additive
 from tests.autotune.memory.test_measure import trace_figures
-from tests.autotune.profiles.examples import but
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from tests.fakes import CARD, FakeClock, FakeMachine
-from tests.simulators.explorations import additive
 from trainer.config import resolve
 from trainer.config.train_config import ModelSettings, TrainConfig
 

@@ -21,7 +21,7 @@ from autotune.speed.measure import known_rates, measure_rates, rates_path, write
 from autotune.speed.values import Kernel, MachineRates, StepWork
 from autotune.trials.values import Crashed, Measured
 from benchmarks.speed import rank_order_share
-from tests.fakes import FakeMachine
+from testbed.fakes import FakeMachine
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds

@@ -22,7 +22,7 @@ from autotune.trials.values import (
     TimedOut,
     Trial,
 )
-from tests.fakes import (
+from testbed.fakes import (
     CARD,
     SAMPLE,
     FakeClock,

@@ -111,7 +111,7 @@ def test_what_a_rank_cannot_use_is_no_measurement(kind):
 
 
 def status_of(file, text, **place):
-    assert not run_job("tests.failing_job", file, {"fault": f"raise {text}"}, place)
+    assert not run_job("testbed.failing_job", file, {"fault": f"raise {text}"}, place)
     return json.loads(file.read_text())["status"]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
-from tests.fakes import FakeMachine
+from testbed.fakes import FakeMachine
 
 OUTCOMES: dict[str, Any] = {
     "none": Measured(figures={"fault": "none"}),
@@ -44,7 +44,7 @@ def machine(request, forking):
 def _fault(fault: str, **measured) -> Trial:
     limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
     return Trial(
-        job="tests.failing_job",
+        job="testbed.failing_job",
         measured={"fault": fault} | limits | measured,
         timeout_s=1.0,
     )
@@ -106,7 +106,7 @@ def write():
     time.sleep(1)
     open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
 threading.Thread(target=write).start()
-machine.run(Trial(job="tests.failing_job", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
+machine.run(Trial(job="testbed.failing_job", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline_s = time.monotonic() + 60

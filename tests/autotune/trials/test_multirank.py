@@ -18,8 +18,8 @@ from autotune.trials.values import (
     TimedOut,
     Trial,
 )
-from tests.conftest import write_dataset
-from tests.simulators.hosts import hosts, together
+from testbed.datasets import write_dataset
+from testbed.simulators.hosts import hosts, together
 
 LINKS = {
     "sizes_bytes": [4096, 65536],

@@ -15,9 +15,9 @@ from autotune.trials.decide.plausibility import (
     rates_of_trial,
 )
 from autotune.trials.values import Measured, Trial
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.tuning import example_profile as tuned_profile
 from tests.autotune.advice.runs import run_of
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.report.example import example_profile as tuned_profile
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 

@@ -63,7 +63,7 @@ def run(started_server):
     """Runs a step trial, and sees to it that nothing is left of it."""
 
     def run_trial(what: dict, timeout_s: float = 120, **place):
-        job = "tests.failing_job" if place else "step"
+        job = "testbed.failing_job" if place else "step"
         outcome = started_server.run(
             Trial(job=job, measured=what, local=place, timeout_s=timeout_s)
         )
@@ -180,7 +180,7 @@ def _under_torchrun(what: dict, out: Path) -> set[str]:
         "--standalone",
         "--nproc-per-node=2",
     ]
-    job = ["-m", "tests.failing_job", str(trial), str(out)]
+    job = ["-m", "testbed.failing_job", str(trial), str(out)]
     ended = subprocess.run(
         [*command, *job],
         capture_output=True,

@@ -4,10 +4,10 @@ from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.trials.runner import LEAVING_S
 from autotune.trials.trial_log import TrialLog, made_on, read_trial_records
 from autotune.trials.values import Measured, Trial
-from tests.autotune.profiles.examples import FINGERPRINT
-from tests.autotune.trials.examples import STEP
-from tests.autotune.workers.feeds import runner_on
-from tests.fakes import FakeClock, FakeMachine
+from testbed.examples.feeds import runner_on
+from testbed.examples.profiles import FINGERPRINT
+from testbed.examples.trials import STEP
+from testbed.fakes import FakeClock, FakeMachine
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 

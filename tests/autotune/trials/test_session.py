@@ -13,10 +13,10 @@ from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import TimedOut
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
+from testbed.examples.profiles import FINGERPRINT, but, example_profile
+from testbed.examples.trials import record
+from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.profiles.examples import FINGERPRINT, but, example_profile
-from tests.autotune.trials.examples import record
-from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 
 EXAMPLE = example_profile()

@@ -12,7 +12,7 @@ from autotune.trials.values import (
     describe,
     outcome_from_json,
 )
-from tests.autotune.trials.examples import FEED, STEP, record
+from testbed.examples.trials import FEED, STEP, record
 
 
 def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_are_those_of_one():

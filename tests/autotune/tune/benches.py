@@ -8,10 +8,10 @@ from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import requested_config
 from autotune.trials.session import Session
 from autotune.trials.values import Outcome, Trial
+from testbed.examples.feeds import ON_CPU
+from testbed.fakes import FakeClock, FakeHost, FakeMachine
+from testbed.simulators.explorations import Rate, machine_of
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
-from tests.autotune.workers.feeds import ON_CPU
-from tests.fakes import FakeClock, FakeHost, FakeMachine
-from tests.simulators.explorations import Rate, machine_of
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import read_manifest
 

@@ -7,8 +7,8 @@ from autotune.trials.values import FinishedTrial, Measured, Trial
 from autotune.tune import live_view
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage
-from tests.autotune.trials.examples import FEED
-from tests.fakes import FakeClock
+from testbed.examples.trials import FEED
+from testbed.fakes import FakeClock
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from autotune.tune.pipeline import (
     measure_between_nodes,
 )
 from autotune.workers.values import SweepRequest
-from tests.autotune.profiles.examples import but, example_profile
+from testbed.examples.profiles import but, example_profile
+from testbed.fakes import FakeClock
 from tests.autotune.tune.test_sections import worth
-from tests.fakes import FakeClock
 from trainer.config.train_config import ModelSettings
 from trainer.errors import TrainerError
 

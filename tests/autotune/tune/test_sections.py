@@ -5,8 +5,8 @@ from autotune.profiles.decide.rates import tuned_rate
 from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
-from tests.autotune.profiles.examples import but, example_profile
-from tests.autotune.trials.examples import FEED
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.trials import FEED
 
 
 def stages():

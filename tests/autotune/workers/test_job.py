@@ -12,7 +12,7 @@ import torch
 
 from autotune.trials.values import Measured, TrainingFigures, Trial
 from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks

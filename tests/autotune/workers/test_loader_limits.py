@@ -12,7 +12,7 @@ from autotune.workers.decide.loader_limits import (
     LoaderLimits,
     batch_bytes,
 )
-from tests.fakes import FakeHost
+from testbed.fakes import FakeHost
 
 MIB = 2**20
 CPUS = {"cpus_slurm": 3, "cpus_quota": 3.5, "cpus_affinity": 3}

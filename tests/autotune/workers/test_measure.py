@@ -20,9 +20,7 @@ from autotune.trials.values import (
 )
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import evidence, gpu_source, training_trial
-from tests.autotune.machine.test_measured_device import H200
-from tests.autotune.trials.examples import FEED
-from tests.autotune.workers.feeds import (
+from testbed.examples.feeds import (
     CONFIG,
     LIMITS,
     ON_CPU,
@@ -32,7 +30,9 @@ from tests.autotune.workers.feeds import (
     loader_of,
     sweep_on,
 )
-from tests.fakes import FakeMachine
+from testbed.examples.trials import FEED
+from testbed.fakes import FakeMachine
+from tests.autotune.machine.test_measured_device import H200
 
 GPU = {
     "samples": 10,

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 
 from autotune.base.process import start as start_child
-from tests.conftest import write_dataset
-from tests.simulators.programs import run_program
+from testbed.datasets import write_dataset
+from testbed.programs import run_program
 from tests.system.faults.kills import children_of, start
 
 Kill = Callable[[list[str], int, random.Random, float], int]

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from autotune.base.process import start as start_child
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,

@@ -24,7 +24,7 @@ import numpy as np
 import tomlkit
 
 from autotune.cli import run
-from tests.simulators.programs import run_program
+from testbed.programs import run_program
 from trainer.config.tables import canonical_sha256
 from trainer.data.dataset import read_manifest
 

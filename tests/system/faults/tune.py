@@ -30,7 +30,7 @@ from autotune.base.process import start
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_from_tables
 from autotune.trials.trial_log import read_trial_log
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from tests.system.faults.kills import children_of
 
 TINY = {

@@ -22,7 +22,7 @@ from autotune.cluster.torchrun import (
     read_addresses,
     resolve_own_name,
 )
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.checkpoints import (
+from testbed.examples.checkpoints import (
     CONTENT,
     entries,
     refusing,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.checkpoint.checkpoints import state_of, write_checkpoint
+from testbed.examples.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
 from trainer.checkpoint import format
 from trainer.checkpoint.manager import CheckpointManager, state_bytes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoint.checkpoints import (
+from testbed.examples.checkpoints import (
     end_of,
     header_of,
     leave,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from tests.trainer.checkpoint.checkpoints import state_of
+from testbed.examples.checkpoints import state_of
 from tests.trainer.oracles import (
     SHAPES,
     config_of,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
 from trainer.data import dataset as reading
 from trainer.data.dataset import TokenDataset, read_manifest
 from trainer.errors import BadConfig

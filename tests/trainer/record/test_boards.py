@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.trainer.checkpoint.checkpoints import header_of, leave
-from tests.trainer.rows import evaluation_of, row_of
+from testbed.examples.checkpoints import header_of, leave
+from testbed.examples.run_rows import evaluation_of, row_of
 from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
@@ -115,7 +115,7 @@ def test_wandb_without_a_key_or_a_server_writes_files(tmp_path, how):
     )
     code = (
         "import pathlib, sys; from trainer.record.boards import open_boards; from"
-        " tests.trainer.checkpoint.checkpoints import header_of; told = []; (board,) ="
+        " testbed.examples.checkpoints import header_of; told = []; (board,) ="
         " open_boards(['wandb'], pathlib.Path(sys.argv[1]), header_of(), 1,"
         " told.append); board.add(1, {'train/loss': 2.5}); board.close();"
         " print([one.message for one in told])"

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import trainer
-from tests.conftest import write_dataset
-from tests.trainer.checkpoint.checkpoints import (
+from testbed.datasets import write_dataset
+from testbed.examples.checkpoints import (
     end_of,
     header_of,
     leave,
     resolved_of,
     write_checkpoint,
 )
+from testbed.examples.run_rows import evaluation_of, event_of, row_of, startup_of
 from tests.trainer.oracles import config_of, training_of
-from tests.trainer.rows import evaluation_of, event_of, row_of, startup_of
 from trainer.checkpoint.format import read_checkpoint
 from trainer.checkpoint.resume import Start
 from trainer.config.train_config import DataSettings

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.conftest import write_dataset
+from testbed.datasets import write_dataset
+from testbed.examples.checkpoints import resolved_of
 from tests.system.faults.corpora import content
-from tests.trainer.checkpoint.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.dataset import read_manifest

@@ -1,0 +1,1 @@
+"""Examples of profiles, trials, runs and checkpoints, to change in a test."""

@@ -1,0 +1,282 @@
+"""Predict and find the largest micro-batch of a configuration where torch sees
+pretended GPUs, and train it there.
+
+``python -m testbed.nullgpu.memory CASE [ROWS]`` is what runs there.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.base.clock import SystemClock
+from autotune.base.defaults import HEADROOM_SHARE
+from autotune.errors import AutotuneError
+from autotune.machine.gpu_models import find_gpu_model
+from autotune.machine.nvml import NvmlMonitor
+from autotune.memory.decide.batch_search import bracket
+from autotune.memory.decide.memory_model import Expected, expected_on_gpu
+from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
+from autotune.profiles.decide.batch_split import with_headroom
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import TrialLog
+from autotune.trials.values import Measured
+from testbed.corpora import real_lengths, synthetic_manifest, write_corpus
+from trainer.config.presets import model_settings
+from trainer.config.train_config import (
+    Attention,
+    Checkpointing,
+    Head,
+    Layout,
+    ModelSettings,
+    ParallelSettings,
+    Precision,
+    Strategy,
+    TrainConfig,
+)
+from trainer.data.global_batch import SequenceStatistics
+
+VOCAB_SIZE = 30_522
+TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
+MAX_MICRO_BATCH_SIZE = 16_384
+ROBERTA = {
+    "model_type": "roberta",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration."""
+
+    model: str
+    gpu: str = "h100-nvl-94gb"
+    precision: Precision = "bf16"
+    attention: Attention = "varlen"
+    dropout: float = 0.0
+    activation_checkpointing: Checkpointing = "none"
+    compiled: bool = False
+    layout: Layout = "packed"
+    mlm_head: Head = "sparse"
+    width: int = 512
+    documents: float = 4.0
+    micro_batches: int = 2
+    ranks: int = 1
+    strategy: Strategy = "ddp"
+    trained: bool = False
+    """Whether it is also trained."""
+
+    @property
+    def name(self) -> str:
+        """What sets it apart."""
+        usual = Case(model=self.model)
+        own = {
+            key: value
+            for key, value in asdict(self).items()
+            if value != getattr(usual, key)
+        }
+        words = [
+            f"{key} {value}"
+            for key, value in own.items()
+            if key not in {"model", "trained"}
+        ]
+        return ", ".join([self.model, *words])
+
+
+def on_pretended_gpus(case: Case) -> dict[str, Any]:
+    """Run one configuration where torch sees pretended GPUs."""
+    from testbed.nullgpu.environment import make
+    from testbed.nullgpu.machine import Machine
+
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(
+            environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu
+        )
+
+        def inside(*words: str) -> dict[str, Any]:
+            told = json.dumps(asdict(case))
+            ended = machine.run(
+                "-m", "testbed.nullgpu.memory", told, *words, timeout_s=3600
+            )
+            answer: dict[str, Any] = (
+                json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
+            )
+            return answer or {"error": str(ended)[-2000:]}
+
+        found = inside()
+        if case.trained and (largest := found.get("largest_micro_batch_size")):
+            found["chosen_rows"] = with_headroom(largest, HEADROOM_SHARE)
+            found["trained"] = inside(str(found["chosen_rows"]))
+    return found
+
+
+def probed(case: Case) -> dict[str, Any]:
+    """Predict a configuration and find its largest micro-batch."""
+    probe, expected = _request(case)
+    started_s = time.monotonic()
+    with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
+        machine.start()
+        runner = TrialRunner(
+            machine=machine,
+            trial_log=TrialLog(Path(folder), "memory"),
+            site="",
+            clock=SystemClock(),
+        )
+        search = Search(probe=probe, runner=runner)
+        crashed = None
+        try:
+            search.predict()
+            search.find()
+        except AutotuneError as error:
+            crashed = error.message[-600:]
+        state = bracket(search.tried)
+        found: dict[str, Any] = {
+            "gpu": case.gpu,
+            "compiled": case.compiled,
+            "predicted_rows": (
+                None
+                if search.estimate is None
+                else search.estimate.max_micro_batch_size
+            ),
+            "largest_micro_batch_size": state.feasible_max,
+            "verified": state.infeasible_min == state.feasible_max + 1,
+            "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
+            "not_traced": search.not_traced,
+            "crashed": crashed,
+        }
+        for done in runner.finished:
+            if (
+                isinstance(done.outcome, Measured)
+                and done.trial.measured["config"]["micro_batch_size"]
+                == state.feasible_max
+            ):
+                outside = done.outcome.figures["non_pytorch_bytes"]
+                found["allocator_peak_bytes"] = (
+                    done.outcome.figures["peak_bytes"] - outside
+                )
+                if search.prediction is not None:
+                    traced = round(search.prediction.peak_bytes(state.feasible_max))
+                    found["predicted_peak_bytes"] = (
+                        traced - expected.usual.non_pytorch_bytes
+                    )
+    return found | {"seconds": round(time.monotonic() - started_s, 1)}
+
+
+def _request(case: Case) -> tuple[Probe, Expected]:
+    """What is probed, under all of the GPU's memory, and what is assumed to lie outside
+    the allocator."""
+    monitor = NvmlMonitor()
+    gpu = monitor.devices()[0]
+    used = monitor.used_bytes(gpu.uuid)
+    monitor.close()
+    assert isinstance(used, int)
+    expected = expected_on_gpu(
+        gpu.compute_capability, case.ranks, find_gpu_model(case.gpu).usable_bytes
+    )
+    config = TrainConfig(
+        model=_settings(case.model),
+        seq_length_tokens=case.width,
+        layout=case.layout,
+        attention_dropout=case.dropout,
+        precision=case.precision,
+        device="cuda",
+        activation_checkpointing=case.activation_checkpointing,
+        attention=case.attention,
+        mlm_head=case.mlm_head,
+        compile=case.compiled,
+        parallel=ParallelSettings(strategy=case.strategy),
+    )
+    request = ProbeRequest(
+        config=config,
+        data=Path(),
+        reports=Path(),
+        accumulate=case.micro_batches > 1,
+        headroom_share=0.0,
+        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
+    )
+    probe = Probe(
+        request=request,
+        config=config,
+        manifest=synthetic_manifest(VOCAB_SIZE),
+        memory_budget_bytes=gpu.total_bytes - used,
+        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
+        local_ranks=case.ranks,
+        rows=SequenceStatistics(
+            mean_non_padding_tokens=case.width,
+            mean_samples=1.0,
+            most_documents=case.documents,
+        ),
+        expected=expected,
+    )
+    return probe, expected
+
+
+def trained(case: Case, rows: int) -> dict[str, Any]:
+    """Take steps on packed sequences of real lengths; return how often the allocator
+    had to try again."""
+    import torch
+
+    from trainer.build import build_training
+    from trainer.checkpoint.tensors import make_state
+    from trainer.data.dataset import TokenDataset
+    from trainer.data.global_batch import make_plan
+    from trainer.data.loader import MicroBatchSource, micro_batch_plans
+    from trainer.distributed.ranks import join_ranks, open_libraries
+
+    config = step_config(_request(case)[0], rows)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = TokenDataset.open(
+            write_corpus(
+                Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)
+            )
+        )
+        ranks = join_ranks(config, environment={})
+        open_libraries(ranks)  # as a training begins
+        training = build_training(
+            config, VOCAB_SIZE, dataset.manifest.special_ids, ranks
+        )
+        plan = make_plan(config, len(dataset), world_size=1)
+        source = MicroBatchSource(dataset, config, plan)
+        make_state(training)
+        plans = list(micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS))
+        first = source.__getitems__(plans[0])
+        training.module.expect_documents(first)
+        training.step.rehearse(first)
+        batches = []
+        for one in plans:
+            batches.append(source.__getitems__(one))
+            if len(batches) == config.global_batch_size // config.micro_batch_size:
+                training.step.run(batches, config.learning_rate)
+                batches = []
+    stats = torch.cuda.memory_stats()
+    return {
+        "steps": TRAINED_STEPS,
+        "retries": int(stats["num_alloc_retries"]),
+        "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
+    }
+
+
+def _settings(name: str) -> ModelSettings:
+    return (
+        ModelSettings(name="roberta", config=ROBERTA)
+        if name == "roberta"
+        else model_settings(name)
+    )
+
+
+if __name__ == "__main__":
+    CASE = Case(**json.loads(sys.argv[1]))
+    print(
+        json.dumps(
+            probed(CASE) if len(sys.argv) < 3 else trained(CASE, int(sys.argv[2]))
+        )
+    )

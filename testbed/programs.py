@@ -1,0 +1,48 @@
+"""Programs that a benchmark or a simulator runs to their end."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.base.process import start
+
+TORCHAO = Path(sys.prefix) / "fp8"
+"""Folder of torchao, which is not installed otherwise: transformers would import it in
+every process."""
+
+
+class CannotMeasure(Exception):
+    """A program that was to be measured did not run to its end."""
+
+
+def run_program(
+    command: Sequence[str], *, timeout_s: float = 600.0, **options: Any
+) -> str:
+    """Run a program to its end, which is also this process's; return what it printed.
+
+    Raises:
+        CannotMeasure: If it cannot be started, fails or takes too long.
+    """
+    shown = " ".join(["python", *command[1:4]])
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "encoding": "utf-8",
+    }
+    try:
+        with start(command, **pipes | options) as process:
+            try:
+                out, told = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotMeasure(f"{shown}: {error}") from error
+    if process.returncode:
+        raise CannotMeasure(
+            f"{shown} ended with code {process.returncode}:\n{(told or '')[-2000:]}"
+        )
+    return str(out)

@@ -1,0 +1,1 @@
+"""Simulated machines, clusters, loaders and tunings, whose true answer is known."""
