@@ -21,7 +21,13 @@ from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import expected_on_cpu
-from autotune.memory.measure import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
+from autotune.memory.measure import (
+    FIT_STEPS,
+    Probe,
+    ProbeRequest,
+    ProbeSearch,
+    step_trial,
+)
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
@@ -97,7 +103,7 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
             site="bench",
             clock=SystemClock(),
         )
-        search = Search(probe=probe, runner=runner)
+        search = ProbeSearch(probe=probe, runner=runner)
         started_s = time.perf_counter()
         search.predict()
         traced_s = time.perf_counter() - started_s

@@ -162,8 +162,8 @@ class BaselineRunner:
                 vocab_size=self.manifest.vocab_size,
                 special_ids=self.manifest.special_ids,
                 memory_budget_bytes=self.memory_budget_bytes,
-                warmup_steps=FIT_STEPS[0],
-                timed_steps=FIT_STEPS[1],
+                warmup_steps=FIT_STEPS.warmup,
+                timed_steps=FIT_STEPS.timed,
                 local_ranks=ranks,
                 documents_per_sequence=1.0,
             )

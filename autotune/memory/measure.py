@@ -1,9 +1,14 @@
-"""Probe of one model: the largest micro-batch under the budget, verified on both sides, then the throughput curve."""
+"""Probe of one model: verify the largest micro-batch, then measure its throughput.
+
+The largest micro-batch is verified on both sides: it ran under the memory budget, and
+one sequence more ran out of memory. Smaller sizes give the throughput curve.
+"""
 
 import contextlib
 import functools
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.batch_search import (
     MAX_FAILURES,
     Prediction,
+    SizeTrial,
     bracket,
     predict_bytes,
 )
@@ -52,15 +58,28 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Manifest
 from trainer.data.global_batch import SequenceStatistics
 
-FIT_STEPS = (1, 1)
-"""Warm-up and timed steps, each followed by an evaluation, of a trial that tests if a
-size fits."""
-CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
-"""Warm-up and timed steps of a point of the throughput curve."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """Optimizer steps of a trial."""
+
+    warmup: int
+    timed: int
+
+
+FIT_STEPS = StepCounts(warmup=1, timed=1)
+"""Steps, each followed by an evaluation, of a trial that tests if a size fits."""
+CURVE_STEPS = {
+    "cpu": StepCounts(warmup=1, timed=4),
+    "cuda": StepCounts(warmup=3, timed=10),
+}
+"""Steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 """Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is
 slower."""
-_MOST_CHOICES = 3
+_SUSTAINED_MARGIN = 1.1
+"""Steps of that trial over the number that should take its time, as steps differ."""
+_MAX_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 
 
@@ -100,7 +119,7 @@ class Probe:
     """Memory used on each GPU before this program, by NVML; None on a CPU."""
     local_ranks: int = 1
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
-    rows: SequenceStatistics | None = None
+    sequence_stats: SequenceStatistics | None = None
     """Statistics of the dataset's sequences; None for full sequences of one
     document."""
     expected: Expected | None = None
@@ -114,18 +133,17 @@ class Probe:
     @property
     def documents_per_sequence(self) -> float:
         """Documents per sequence in the fullest micro-batches."""
-        return (
-            self.rows.most_documents
-            if self.rows is not None and self.config.layout == "packed"
-            else 1.0
-        )
+        if self.sequence_stats is None or self.config.layout != "packed":
+            return 1.0
+        return self.sequence_stats.most_documents
 
     def trace(self, machine: Machine) -> MemoryEstimate:
-        """Trace the model's step.
+        """Trace the model's step, and predict its memory near the largest micro-batch.
 
-        Predict its memory near the largest micro-batch. Raise ``CannotTrace`` on
-        failure.
+        Raises:
+            CannotTrace: If the memory can only be measured.
         """
+        assert self.expected is not None
         request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -134,36 +152,35 @@ class Probe:
             micro_batches=self.micro_batches,
             ranks=self.local_ranks,
         )
-        assert self.expected is not None
-        budget, usual = self.memory_budget_bytes, self.expected.usual
         return estimate_model(
             request,
             machine,
-            budget,
-            usual,
+            self.memory_budget_bytes,
+            self.expected.usual,
             max_micro_batch_size=self.request.max_micro_batch_size,
         )
 
 
 @dataclass(slots=True, kw_only=True)
-class Search(SizeSearch):
+class ProbeSearch(SizeSearch):
     """State of a running probe."""
 
     probe: Probe
     estimate: MemoryEstimate | None = None
     not_traced: str | None = None
+    """Reason for a missing trace."""
 
     def __post_init__(self) -> None:
-        config, request = self.probe.config, self.probe.request
-        self.name, self.on_gpu = config.model.name, config.device == "cuda"
-        self.budget_bytes, self.max_size = (
-            self.probe.memory_budget_bytes,
-            request.max_micro_batch_size,
-        )
+        config = self.probe.config
+        self.name = config.model.name
+        self.on_gpu = config.device == "cuda"
+        self.budget_bytes = self.probe.memory_budget_bytes
+        self.max_size = self.probe.request.max_micro_batch_size
 
     def predict(self) -> None:
         """Trace the model; if that fails, let trials alone guide the search."""
-        if (expected := self.probe.expected) is None:
+        expected = self.probe.expected
+        if expected is None:
             return
         if self.estimate is None:
             self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
@@ -172,15 +189,16 @@ class Search(SizeSearch):
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        fit, usual = self.estimate.fit, expected.usual
+        fit = self.estimate.fit
+
+        # A search asks for the same sizes again and again, and each replays a trace.
+        @functools.cache
+        def predicted_bytes(micro_batch_size: int) -> float:
+            return float(peak_bytes(fit, micro_batch_size, expected.usual))
+
+        range_bytes = expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes
         self.prediction = Prediction(
-            peak_bytes=functools.cache(
-                lambda rows: float(peak_bytes(fit, rows, usual))
-            ),
-            unsure_bytes=(
-                expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes
-            )
-            / 4,
+            peak_bytes=predicted_bytes, unsure_bytes=range_bytes / 4
         )
 
     def trial_of(self, size: int, attempt: int) -> Trial:
@@ -196,13 +214,13 @@ class Search(SizeSearch):
     def curve(self, sizes: list[int]) -> list[CurvePoint]:
         """Measure throughput from the largest size down, as far as time allows.
 
-        At least the largest.
+        The largest size is always measured.
         """
         *smaller, largest = sizes
         points = [self._point(largest)]
         with contextlib.suppress(OutOfTime):
-            for rows in reversed(smaller):
-                points.insert(0, self._point(rows))
+            for size in reversed(smaller):
+                points.insert(0, self._point(size))
         return points
 
     def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
@@ -210,194 +228,208 @@ class Search(SizeSearch):
 
         If the chosen size was not measured, add it to the curve.
         """
-        limit, rows, ranks = (
-            curve[-1].micro_batch_size,
-            self.probe.config.global_batch_size,
-            self.probe.local_ranks,
+        choose_from = functools.partial(
+            choose_micro_batch,
+            curve,
+            feasible_max,
+            global_batch_size=self.probe.config.global_batch_size,
+            ranks=self.probe.local_ranks,
         )
-        sizes = range(1, limit + 1)
-        for _ in range(_MOST_CHOICES):
-            choice = choose_micro_batch(
-                curve, feasible_max, global_batch_size=rows, ranks=ranks, sizes=sizes
-            )
-            if any(
-                point.micro_batch_size == choice.micro_batch_size for point in curve
-            ):
+        all_sizes = range(1, curve[-1].micro_batch_size + 1)
+        for _ in range(_MAX_CHOICES):
+            choice = choose_from(sizes=all_sizes)
+            if _point_of(curve, choice.micro_batch_size) is not None:
                 return choice
             try:
                 curve.append(self._point(choice.micro_batch_size))
             except OutOfTime:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
-        return choose_micro_batch(
-            curve, feasible_max, global_batch_size=rows, ranks=ranks
-        )
+        return choose_from()
 
     def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
         """Run the chosen micro-batch until the GPU is as warm as in training.
 
-        None on a CPU, or if time runs out.
+        Returns:
+            Its throughput; None on a CPU, or if time runs out.
         """
         device = self.probe.config.device
-        if not (
-            seconds := min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
-        ):
+        seconds = min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
+        if not seconds:
             return None
-        # A little more, as steps differ.
-        steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))
+        steps = StepCounts(
+            warmup=CURVE_STEPS[device].warmup,
+            timed=max(1, math.ceil(_SUSTAINED_MARGIN * seconds / chosen.step_s)),
+        )
         with contextlib.suppress(OutOfTime):
-            return self._point(
-                chosen.micro_batch_size,
-                (CURVE_STEPS[device][0], steps),
-                f" for {seconds:g} s",
-            )
+            return self._point(chosen.micro_batch_size, steps, f" for {seconds:g} s")
         return None
 
     def _point(
-        self, rows: int, steps: tuple[int, int] | None = None, how_long: str = ""
+        self, micro_batch_size: int, steps: StepCounts | None = None, duration: str = ""
     ) -> CurvePoint:
+        """Measure the throughput of one micro-batch size, which is known to fit.
+
+        Raises:
+            Undecided: If it runs out of memory or fails too often.
+        """
         # Allocator settings that make a CPU's limit exact slow it down; speed is
         # measured without, as the size fits.
         budget_bytes = self.budget_bytes if self.on_gpu else None
-        label = f"{plural(rows, 'sequence')}, throughput{how_long}"
+        label = f"{plural(micro_batch_size, 'sequence')}, throughput{duration}"
         for attempt in range(MAX_FAILURES):
-            # Of one micro-batch, which accumulation repeats.
-            steps = steps or CURVE_STEPS[self.probe.config.device]
+            # A step of one micro-batch, which accumulation repeats.
             trial = step_trial(
-                self.probe, rows, steps, budget_bytes, attempt=attempt, micro_batches=1
+                self.probe,
+                micro_batch_size,
+                steps or CURVE_STEPS[self.probe.config.device],
+                budget_bytes,
+                attempt=attempt,
+                micro_batches=1,
             )
             again = f", attempt {attempt + 1}" if attempt else ""
             outcome = self.runner.run(trial, f"{self.name}: {label}{again}", timed=True)
             if not isinstance(outcome, Crashed | Contaminated):
                 break
         if isinstance(outcome, OutOfMemory):
-            what = (
-                f"micro-batch size {rows} fitted at first, but not in the throughput"
-                f" trial: {outcome.detail}"
-            )
             raise Undecided(
-                what, next_step="Leave more memory free: add --headroom 0.1"
+                f"micro-batch size {micro_batch_size} fitted at first, but not in the"
+                f" throughput trial: {outcome.detail}",
+                next_step="Leave more memory free: add --headroom 0.1",
             )
         figures = StepFigures.of(
             self.runner.require_measured(f"the trial {label!r}", outcome)
         )
+        tokens_per_step = figures.padded_tokens_per_step
         step_s = statistics.median(figures.step_s)
-        spread = of_windows(
-            [figures.padded_tokens_per_step / seconds for seconds in figures.step_s]
-        ).interval()
+        rates = [tokens_per_step / seconds for seconds in figures.step_s]
+        interval = of_windows(rates).interval()
         return CurvePoint(
-            micro_batch_size=rows,
-            padded_tokens_per_s=figures.padded_tokens_per_step / step_s,
+            micro_batch_size=micro_batch_size,
+            padded_tokens_per_s=tokens_per_step / step_s,
             step_s=step_s,
             timed_steps=len(figures.step_s),
-            padded_tokens_per_s_low=spread.low,
-            padded_tokens_per_s_high=spread.high,
+            padded_tokens_per_s_low=interval.low,
+            padded_tokens_per_s_high=interval.high,
         )
 
     def does_not_fit(self) -> ExceedsMemory:
-        """Return the error for a model of which not even one sequence fits: its memory, largest term, and remedies."""
+        """Return the error for a model of which not even one sequence fits.
+
+        It names the memory that one sequence needs, the largest term, and remedies.
+        """
         probe = self.probe
-        tokens, budget = (
-            probe.config.seq_length_tokens,
-            format_bytes(probe.memory_budget_bytes),
-        )
         outcome = self.runner.run(
             step_trial(probe, 1, FIT_STEPS, None),
             f"{self.name}: 1 sequence without a limit",
         )
-        need = (
-            f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
-            if isinstance(outcome, Measured)
-            else ""
-        )
-        helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
-        if terms := self.terms_bytes(1):
-            term, size = max(terms.items(), key=lambda item: item[1])
-            need += f"; largest part: {term}, {format_bytes(size)} (predicted)"
-            if (
-                term.startswith(ACTIVATIONS)
-                and probe.config.activation_checkpointing != "full"
-            ):
-                helps.insert(0, "add --activation-checkpointing full")
-            # Otherwise the terms are a share already.
-            if self.estimate is not None and (
-                probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1
-            ):
-                largest = self.estimate.fit.largest_parameter_bytes
-                shared = fewest_that_share(
-                    terms, probe.memory_budget_bytes, largest_layer_bytes=largest
-                )
-                helps += [] if shared is None else [f"shard the state: {shared}"]
+        need = ""
+        if isinstance(outcome, Measured):
+            need = f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
+        terms = self.terms_bytes(1)
+        if terms:
+            largest_term = max(terms, key=terms.__getitem__)
+            size = format_bytes(terms[largest_term])
+            need += f"; largest part: {largest_term}, {size} (predicted)"
+        remedies = self._remedies(terms)
+        budget = format_bytes(probe.memory_budget_bytes)
         return ExceedsMemory(
-            f"one sequence of {tokens} tokens of {self.name!r} exceeds the memory"
-            f" budget of {budget}{need}",
-            next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
+            f"one sequence of {probe.config.seq_length_tokens} tokens of"
+            f" {self.name!r} exceeds the memory budget of {budget}{need}",
+            next_step=f"{', '.join(remedies[:-1]).capitalize()}, or {remedies[-1]}.",
         )
 
-    def terms_bytes(self, rows: int) -> dict[str, int]:
-        """Return the predicted memory of a micro-batch by term.
+    def _remedies(self, terms_bytes: Mapping[str, int]) -> list[str]:
+        """Return what may make one sequence fit, given its predicted memory by term."""
+        remedies = [
+            "raise --memory",
+            "shorten --seq-length",
+            "choose a smaller --model",
+        ]
+        if not terms_bytes:
+            return remedies
+        config = self.probe.config
+        largest_term = max(terms_bytes, key=terms_bytes.__getitem__)
+        if (
+            largest_term.startswith(ACTIVATIONS)
+            and config.activation_checkpointing != "full"
+        ):
+            remedies.insert(0, "add --activation-checkpointing full")
+        # Under any other strategy, the terms of several ranks are a share already.
+        whole_state = config.parallel.strategy == "ddp" or self.probe.local_ranks == 1
+        if self.estimate is not None and whole_state:
+            sharding = fewest_that_share(
+                terms_bytes,
+                self.probe.memory_budget_bytes,
+                largest_layer_bytes=self.estimate.fit.largest_parameter_bytes,
+            )
+            if sharding is not None:
+                remedies.append(f"shard the state: {sharding}")
+        return remedies
 
-        Empty without a trace.
-        """
+    def terms_bytes(self, micro_batch_size: int) -> dict[str, int]:
+        """Return the predicted memory of a micro-batch by term; empty if not traced."""
         if self.estimate is None or self.probe.expected is None:
             return {}
-        return dict(
-            memory_breakdown(
-                self.estimate.fit, rows, self.probe.expected.usual
-            ).terms_bytes
+        breakdown = memory_breakdown(
+            self.estimate.fit, micro_batch_size, self.probe.expected.usual
         )
+        return dict(breakdown.terms_bytes)
 
 
 def probe_model(
     probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
 ) -> tuple[TrainConfig, ProbeEvidence]:
-    """Predict, find and verify the largest micro-batch in fresh processes, and measure the throughput curve.
+    """Predict, find and verify the largest micro-batch, and measure the curve.
 
-    ``traced`` is the result of ``probe.trace``, if known. Returns the settings with the
-    chosen micro-batch as well. Raise ``ExceedsMemory`` if not even one sequence fits,
-    ``Undecided`` if trials failed for another reason.
+    Every trial is a fresh process.
+
+    Args:
+        probe: The model and its limits.
+        runner: Runs the trials.
+        traced: Result of ``probe.trace``, if known.
+
+    Returns:
+        The settings with the chosen micro-batch, and the evidence for it.
+
+    Raises:
+        ExceedsMemory: If not even one sequence fits.
+        Undecided: If trials failed for another reason than memory.
     """
-    search = Search(probe=probe, runner=runner, estimate=traced)
+    search = ProbeSearch(probe=probe, runner=runner, estimate=traced)
     search.predict()
     search.find()
-    found, estimate, prediction = (
-        bracket(search.tried),
-        search.estimate,
-        search.prediction,
-    )
-    if not (feasible_max := found.feasible_max):
+    verified = bracket(search.tried)
+    feasible_max = verified.feasible_max
+    if not feasible_max:
         raise search.does_not_fit()
     limit = with_headroom(feasible_max, probe.request.headroom_share)
-    curve = [] if runner.pretended else search.curve(curve_sizes(limit))
-    untimed = (
-        "the largest size that leaves the headroom free; on a pretended GPU no"
-        " throughput is measured"
-    )
-    choice = (
-        search.choose(curve, feasible_max)
-        if curve
-        else MicroBatchChoice(micro_batch_size=limit, reason=untimed)
-    )
-    chosen = [
-        point for point in curve if point.micro_batch_size == choice.micro_batch_size
-    ]
-    # Before ``seconds``, which includes its time.
-    sustained = search.sustained(chosen[0]) if chosen else None
-    rows = probe.rows
+    curve: list[CurvePoint] = []
+    if runner.pretended:
+        choice = MicroBatchChoice(
+            micro_batch_size=limit,
+            reason=(
+                "the largest size that leaves the headroom free; on a pretended GPU no"
+                " throughput is measured"
+            ),
+        )
+    else:
+        curve = search.curve(curve_sizes(limit))
+        choice = search.choose(curve, feasible_max)
+    chosen = _point_of(curve, choice.micro_batch_size)
+    # Before the evidence reads ``runner.seconds``, which includes this trial.
+    sustained = None if chosen is None else search.sustained(chosen)
+    estimate, prediction = search.estimate, search.prediction
+    traced_peak_bytes = None
+    if prediction is not None:
+        traced_peak_bytes = round(prediction.peak_bytes(feasible_max))
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
-        infeasible_min=found.infeasible_min,
+        infeasible_min=verified.infeasible_min,
         not_traced=search.not_traced,
-        # The higher of two trials of a size.
-        feasible_peak_bytes=max(
-            one.peak_bytes or 0
-            for one in search.tried
-            if one.micro_batch_size == feasible_max
-        ),
+        feasible_peak_bytes=_highest_peak_bytes(search.tried, feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
-        traced_peak_bytes=(
-            None if prediction is None else round(prediction.peak_bytes(feasible_max))
-        ),
+        traced_peak_bytes=traced_peak_bytes,
         traced_micro_batch_size=(
             None if estimate is None else estimate.max_micro_batch_size
         ),
@@ -408,37 +440,61 @@ def probe_model(
         gradient_accumulation_steps=probe.micro_batches,
         sustained=sustained,
         seconds=round(runner.seconds, 3),
-        mean_tokens_per_sequence=(
-            probe.config.seq_length_tokens
-            if rows is None
-            else rows.mean_non_padding_tokens
-        ),
+        mean_tokens_per_sequence=_mean_tokens_per_sequence(probe),
         curve=curve,
         knee_micro_batch_sizes=list(knee_interval(curve) or ()),
         choice=choice.reason,
     )
-    return (
-        probe.config.model_copy(update={"micro_batch_size": choice.micro_batch_size}),
-        evidence,
+    update = {"micro_batch_size": choice.micro_batch_size}
+    return probe.config.model_copy(update=update), evidence
+
+
+def _point_of(curve: Sequence[CurvePoint], micro_batch_size: int) -> CurvePoint | None:
+    """Return the point of a size; None if it was not measured."""
+    for point in curve:
+        if point.micro_batch_size == micro_batch_size:
+            return point
+    return None
+
+
+def _highest_peak_bytes(tried: Sequence[SizeTrial], micro_batch_size: int) -> int:
+    """Return the peak of a size: the higher one if it was tried twice."""
+    return max(
+        trial.peak_bytes or 0
+        for trial in tried
+        if trial.micro_batch_size == micro_batch_size
     )
+
+
+def _mean_tokens_per_sequence(probe: Probe) -> float:
+    """Return the non-padding tokens per sequence: all, if there are no statistics."""
+    if probe.sequence_stats is None:
+        return probe.config.seq_length_tokens
+    return probe.sequence_stats.mean_non_padding_tokens
 
 
 def step_config(
-    probe: Probe, rows: int, *, micro_batches: int | None = None
+    probe: Probe, micro_batch_size: int, *, micro_batches: int | None = None
 ) -> TrainConfig:
-    """Return the trainer's settings of a trial with ``rows`` sequences per micro-batch."""
+    """Return the trainer's settings of a trial of a micro-batch size.
+
+    A step has ``micro_batches`` on each rank, by default those of the probe.
+    """
     global_batch_size = (
-        rows * probe.local_ranks * (micro_batches or probe.micro_batches)
+        micro_batch_size * probe.local_ranks * (micro_batches or probe.micro_batches)
     )
     return probe.config.model_copy(
-        update={"micro_batch_size": rows, "global_batch_size": global_batch_size}
+        update={
+            "micro_batch_size": micro_batch_size,
+            "global_batch_size": global_batch_size,
+        }
     )
 
 
 def step_trial(
     probe: Probe,
-    rows: int,
-    steps: tuple[int, int],
+    micro_batch_size: int,
+    steps: StepCounts,
     budget_bytes: int | None,
     *,
     attempt: int = 0,
@@ -448,18 +504,19 @@ def step_trial(
 
     Each attempt is another trial.
     """
-    asked = StepRequest(
-        config=step_config(probe, rows, micro_batches=micro_batches),
+    request = StepRequest(
+        config=step_config(probe, micro_batch_size, micro_batches=micro_batches),
         vocab_size=probe.manifest.vocab_size,
         special_ids=probe.manifest.special_ids,
         memory_budget_bytes=budget_bytes,
-        warmup_steps=steps[0],
-        timed_steps=steps[1],
+        warmup_steps=steps.warmup,
+        timed_steps=steps.timed,
         local_ranks=probe.local_ranks,
         documents_per_sequence=probe.documents_per_sequence,
         attempt=attempt,
     )
-    used, timeout_s = probe.device_used_before_bytes, probe.request.trial_timeout_s
-    return asked.trial(
-        timeout_s=timeout_s, device_used_before_bytes=used, first_attempt=not attempt
+    return request.trial(
+        timeout_s=probe.request.trial_timeout_s,
+        device_used_before_bytes=probe.device_used_before_bytes,
+        first_attempt=not attempt,
     )

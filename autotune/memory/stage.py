@@ -1,4 +1,8 @@
-"""Probe phase of tuning: the largest micro-batch of each model under a memory budget, as a profile."""
+"""Probe phase of tuning: the largest micro-batch of each model, as a profile.
+
+A model's settings are completed with the defaults of the site before any trial, and its
+profile is written before the next model is probed.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +15,11 @@ from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
-from autotune.memory.decide.memory_model import expected_on_cpu, expected_on_gpu
+from autotune.memory.decide.memory_model import (
+    Expected,
+    expected_on_cpu,
+    expected_on_gpu,
+)
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.sections import ProbedModel
@@ -40,99 +48,135 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics
 from trainer.health.events import utc_now
 
+_EXPECTED_TRIALS = 12
+"""Trials of a probe, for its progress bar."""
+
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
     """Return settings of a step in which only the requested ones are set.
 
-    None leaves one unset.
+    None leaves a setting unset.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
 
 def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> None:
-    """Raise ``BadInput`` if the device has less memory, or fewer GPUs, than requested."""
-    for one in requests:
+    """Check that the device has the memory and the GPUs that are requested.
+
+    Raises:
+        BadInput: If it has less memory, or fewer GPUs.
+    """
+    for request in requests:
         memory_budget(
-            site, one.memory_bytes, one.as_gpu, ranks=local_ranks(site, one.ranks)
+            site,
+            request.memory_bytes,
+            request.as_gpu,
+            ranks=local_ranks(site, request.ranks),
         )
 
 
 def probe_models(
-    bench: Session,
+    session: Session,
     requests: Sequence[ProbeRequest],
     out: Path | None,
     ends_s: float | None = None,
 ) -> list[ProbedModel]:
-    """Probe each model, and write its profile, to the file or directory ``out``, before the next one is probed."""
-    paths = profile_paths(
-        out, [request.config.model.name for request in requests], bench.site.name
+    """Probe each model, and write its profile before the next one is probed.
+
+    Args:
+        session: Site, dataset and machine.
+        requests: One for each model.
+        out: File or directory of the profiles; None for the default.
+        ends_s: Time after which no trial begins, in seconds since 1970.
+
+    Raises:
+        OutOfTime: If the time is up before every model is probed.
+    """
+    names = [request.config.model.name for request in requests]
+    paths = profile_paths(out, names, session.site.name)
+    probed = []
+    for request, path in zip(requests, paths, strict=True):
+        probe = prepare(session, request)
+        probed.append(probe_one(session, probe, path, budget_ends_s=ends_s))
+    return probed
+
+
+def prepare(session: Session, request: ProbeRequest) -> Probe:
+    """Complete the settings of a probe before any trial.
+
+    The dataset's statistics are read, and set the global batch in sequences.
+    """
+    probe = settled_probe(session, request)
+    sequence_stats = sequence_statistics(
+        probe.config, TokenDataset(request.data, session.manifest)
     )
-    pairs = zip(requests, paths, strict=True)
-    return [
-        probe_one(bench, prepare(bench, request), path, budget_ends_s=ends_s)
-        for request, path in pairs
-    ]
-
-
-def prepare(bench: Session, request: ProbeRequest) -> Probe:
-    """Complete the settings, read the dataset's statistics, and set the global batch, before any trial."""
-    probe = settled_probe(bench, request)
-    rows = sequence_statistics(probe.config, TokenDataset(request.data, bench.manifest))
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
-    global_batch_size = global_batch_size_of(tokens, rows.mean_non_padding_tokens)
-    split_global_batch(global_batch_size, 1, probe.local_ranks)
-    left = (
-        f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
-        " --memory)"
+    global_batch_size = global_batch_size_of(
+        tokens, sequence_stats.mean_non_padding_tokens
     )
+    # Raises an error now if the global batch is too small for the ranks.
+    split_global_batch(global_batch_size, 1, probe.local_ranks)
+    reserve = ""
+    if session.site.gpu is not None and request.memory_bytes is None:
+        reserve = (
+            f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget"
+            " with --memory)"
+        )
     sys.stderr.write(
         f"{probe.config.model.name}: memory budget"
-        f" {format_bytes(probe.memory_budget_bytes)} per rank"
-        f"{left if bench.site.gpu is not None and request.memory_bytes is None else ''}\n"
+        f" {format_bytes(probe.memory_budget_bytes)} per rank{reserve}\n"
     )
     config = probe.config.model_copy(update={"global_batch_size": global_batch_size})
-    return replace(probe, config=config, global_batch_tokens=tokens, rows=rows)
-
-
-def settled_probe(bench: Session, request: ProbeRequest) -> Probe:
-    """Return a probe completed with the defaults of this site, without statistics of the dataset."""
-    site, gpu, config = bench.site, bench.site.gpu, request.config
-    together = local_ranks(site, request.ranks)
-    expected = (
-        expected_on_gpu(gpu.compute_capability, together, site.cuda_bytes)
-        if gpu
-        else expected_on_cpu()
+    return replace(
+        probe,
+        config=config,
+        global_batch_tokens=tokens,
+        sequence_stats=sequence_stats,
     )
-    defaults = {
-        "layout": default_layout(config.model),
-        "precision": default_precision(site.device),
-    }
-    settled: dict[str, Any] = {
-        name: one
-        for name, one in defaults.items()
-        if name not in config.model_fields_set
-    }
-    settled |= {"device": site.device, "global_batch_tokens": None}
-    if config.compile is None:
-        settled["compile"] = (
-            site.device == "cuda" and missing_for_compile("cuda") is None
-        )
+
+
+def settled_probe(session: Session, request: ProbeRequest) -> Probe:
+    """Return a probe with the site's defaults, but no statistics of the dataset."""
+    site = session.site
+    ranks = local_ranks(site, request.ranks)
+    expected = None
+    if request.traced:
+        expected = _expected_overheads(site, ranks)
     return Probe(
         request=request,
-        config=config.model_copy(update=settled),
-        manifest=bench.manifest,
+        config=_settled_config(request.config, site),
+        manifest=session.manifest,
         memory_budget_bytes=memory_budget(
-            site, request.memory_bytes, request.as_gpu, ranks=together
+            site, request.memory_bytes, request.as_gpu, ranks=ranks
         ),
-        device_used_before_bytes=bench.used_before(together),
-        local_ranks=together,
-        expected=expected if request.traced else None,
+        device_used_before_bytes=session.used_before(ranks),
+        local_ranks=ranks,
+        expected=expected,
     )
+
+
+def _expected_overheads(site: MeasuredDevice, ranks: int) -> Expected:
+    if site.gpu is None:
+        return expected_on_cpu()
+    return expected_on_gpu(site.gpu.compute_capability, ranks, site.cuda_bytes)
+
+
+def _settled_config(config: TrainConfig, site: MeasuredDevice) -> TrainConfig:
+    """Return the settings with the site's defaults of those that are not set."""
+    settled: dict[str, Any] = {"device": site.device, "global_batch_tokens": None}
+    if "layout" not in config.model_fields_set:
+        settled["layout"] = default_layout(config.model)
+    if "precision" not in config.model_fields_set:
+        settled["precision"] = default_precision(site.device)
+    if config.compile is None:
+        can_compile = site.device == "cuda" and missing_for_compile("cuda") is None
+        settled["compile"] = can_compile
+    return config.model_copy(update=settled)
 
 
 def probe_one(
-    bench: Session,
+    session: Session,
     probe: Probe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -140,18 +184,18 @@ def probe_one(
 ) -> ProbedModel:
     """Probe one model and write its profile.
 
-    Raise ``OutOfTime`` after ``budget_ends_s``, in seconds since 1970.
+    Raises:
+        OutOfTime: After ``budget_ends_s``, in seconds since 1970.
     """
     check_writable(path.parent)
-    profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
+    profile, trials = profile_of_probe(session, probe, path, traced, budget_ends_s)
     profile = keep_workers(profile, path)
-    return ProbedModel(
-        path=path, previous=write_profile(path, profile), profile=profile, trials=trials
-    )
+    previous = write_profile(path, profile)
+    return ProbedModel(path=path, previous=previous, profile=profile, trials=trials)
 
 
 def profile_of_probe(
-    bench: Session,
+    session: Session,
     probe: Probe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -159,33 +203,36 @@ def profile_of_probe(
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model.
 
-    Return its profile, not yet written to ``path``, and the trials.
+    Returns:
+        Its profile, which is not yet written to ``path``, and the trials.
     """
-    model, request = probe.config.model, probe.request
-    here = bench.fingerprint(model)
-    with bench.display.show(f"probe {model.name}") as update:
-        runner = bench.runner(report_directory(path, request.reports), here, update, 12)
+    model = probe.config.model
+    fingerprint = session.fingerprint(model)
+    reports = report_directory(path, probe.request.reports)
+    with session.display.show(f"probe {model.name}") as update:
+        runner = session.runner(reports, fingerprint, update, _EXPECTED_TRIALS)
         runner.budget_ends_s = budget_ends_s
-        train, found = probe_model(probe, runner, traced)
+        train, evidence = probe_model(probe, runner, traced)
     data = DataSettings(
-        path=relative_data_path(request.data, path),
-        dataset_hash=bench.manifest.dataset_hash,
+        path=relative_data_path(probe.request.data, path),
+        dataset_hash=session.manifest.dataset_hash,
     )
+    trial_log = trial_log_provenance(runner, fingerprint, train.seq_length_tokens)
     profile = Profile(
         train=train.model_copy(update={"data": data}),
         constraints=Constraints(
             memory_budget_bytes=probe.memory_budget_bytes,
-            headroom_share=request.headroom_share,
+            headroom_share=probe.request.headroom_share,
             global_batch_tokens=probe.global_batch_tokens,
         ),
-        fingerprint=here,
+        fingerprint=fingerprint,
         provenance=Provenance(
             tool_version=__version__,
             created_utc=utc_now(),
             commands=["probe"],
-            slurm_job_id=bench.site.slurm.job_id,
-            **trial_log_provenance(runner, here, train.seq_length_tokens),
+            slurm_job_id=session.site.slurm.job_id,
+            **trial_log,
         ),
-        evidence=Evidence(probe=found),
+        evidence=Evidence(probe=evidence),
     )
     return profile, tuple(runner.finished)

@@ -196,7 +196,10 @@ def explore_request(
         )
         try:
             found = replace(
-                probe, request=asked, rows=rows[kind.layout], config=config
+                probe,
+                request=asked,
+                sequence_stats=rows[kind.layout],
+                config=config,
             ).trace(bench.machine)
         except CannotTrace:
             return {"max": None}

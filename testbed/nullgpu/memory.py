@@ -19,7 +19,7 @@ from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.memory_model import Expected, expected_on_gpu
-from autotune.memory.measure import Probe, ProbeRequest, Search, step_config
+from autotune.memory.measure import Probe, ProbeRequest, ProbeSearch, step_config
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
@@ -131,7 +131,7 @@ def probed(case: Case) -> dict[str, Any]:
             site="",
             clock=SystemClock(),
         )
-        search = Search(probe=probe, runner=runner)
+        search = ProbeSearch(probe=probe, runner=runner)
         crashed = None
         try:
             search.predict()
@@ -210,7 +210,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         memory_budget_bytes=gpu.total_bytes - used,
         device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         local_ranks=case.ranks,
-        rows=SequenceStatistics(
+        sequence_stats=SequenceStatistics(
             mean_non_padding_tokens=case.width,
             mean_samples=1.0,
             most_documents=case.documents,

@@ -134,7 +134,7 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     probe = prepared(settings={"global_batch_tokens": None})
     assert probe.global_batch_tokens == 524_288
     assert probe.config.global_batch_size == pytest.approx(
-        524_288 / probe.rows.mean_non_padding_tokens, abs=0.5
+        524_288 / probe.sequence_stats.mean_non_padding_tokens, abs=0.5
     )
 
 

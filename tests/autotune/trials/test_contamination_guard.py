@@ -153,8 +153,15 @@ def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
     hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
     both = (FIT_STEPS, CURVE_STEPS["cuda"])
     fits, timed = (
-        replace(TRIAL, measured={"rows": 8, "warmup_steps": w, "timed_steps": t})
-        for w, t in both
+        replace(
+            TRIAL,
+            measured={
+                "rows": 8,
+                "warmup_steps": steps.warmup,
+                "timed_steps": steps.timed,
+            },
+        )
+        for steps in both
     )
     assert Watchdog(hot, outcome=outcome).machine.run(fits) is outcome
     assert isinstance(
