@@ -36,7 +36,7 @@ from testbed.corpora import (
     write_corpus,
 )
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_rows
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_sequences
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
@@ -169,7 +169,7 @@ def packing_efficiency(samples: int) -> dict[str, float]:
         for first in range(0, samples, plan.block_samples)
     ]
     blocks = [block for block in blocks if len(block) == plan.block_samples] or blocks
-    rows = sum(int(pack_rows(block, ROW_TOKENS).max()) + 1 for block in blocks)
+    rows = sum(int(pack_sequences(block, ROW_TOKENS).max()) + 1 for block in blocks)
     tokens = sum(int(block.sum()) for block in blocks)
     full = sum(int((block == ROW_TOKENS).sum()) for block in blocks)
     return {

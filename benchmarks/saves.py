@@ -106,7 +106,7 @@ class SavingTrainer:
                 self._training,
                 ranks,
                 attempt=1,
-                tell_event=self._told,
+                report_event=self._told,
             )
             for way, settings in kept.items()
         }

@@ -31,7 +31,7 @@ from trainer.health.watchdog import (
     SIGNALS,
     Watchdog,
     end_with_parent,
-    heard_signals,
+    exit_signals,
 )
 from trainer.record.boards import check_installed
 from trainer.record.progress import ignore_closed_streams, progress, show_row
@@ -66,7 +66,7 @@ def main() -> int:
     start = Start()
     try:
         # Until the watchdog handles them, they end the process cleanly.
-        for number in heard_signals():
+        for number in exit_signals():
             signal.signal(number, _raise_signalled)
         data, expected = arguments.data, arguments.expect_profile_sha256
         resolved = resolve(
@@ -85,7 +85,7 @@ def main() -> int:
             if resolved.config.data.stage_to is None:
                 read_manifest(resolved.data_dir)  # before a run directory is made
             writer, start = choose_run(
-                arguments.out, arguments.resume, resolved, opened=opened.append
+                arguments.out, arguments.resume, resolved, on_open=opened.append
             )
             clock.ended("restore")
             _print_settings(resolved, writer.directory / RUN_FILE)
@@ -152,10 +152,10 @@ class _Job:
     def run(self) -> int:
         """Join the process group and train; return the exit code."""
         from trainer.distributed.ranks import (
+            is_lost_rank_error,
             join_ranks,
             leave_ranks,
-            longest_join_s,
-            lost_ranks,
+            process_group_timeout_s,
         )
         from trainer.health.failures import explain
         from trainer.loop import train
@@ -163,7 +163,8 @@ class _Job:
         # Until all ranks have joined the process group, one may still be staging its
         # data.
         self._watch = Watchdog(
-            timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving
+            timeout_s=process_group_timeout_s(self.resolved.config),
+            record=self._record_leaving,
         )
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -209,7 +210,7 @@ class _Job:
             )
         except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
             code, reason, next_step = explain(
-                error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed)
+                error, lost=is_lost_rank_error(error, rehearsed=self.clock.rehearsed)
             )
             if code == DeviceOutOfMemory.exit_code:
                 docs = DeviceOutOfMemory.docs

@@ -20,7 +20,7 @@ from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
-from trainer.distributed.ranks import Ranks, SharedModule, share_module
+from trainer.distributed.ranks import ParallelModule, Ranks, parallelise
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.model.attention import (
@@ -146,7 +146,7 @@ class Training:
     """Model with its optimizer and step, ready for training."""
 
     module: MaskedLM
-    shared: SharedModule
+    parallel_module: ParallelModule
     optimizer: torch.optim.Optimizer
     step: TrainStep
     work: ModelWork
@@ -249,15 +249,19 @@ def build_training(
             f"gradients are synchronised in {config.parallel.gradient_dtype}"
         )
     work = model_work(model)  # before its weights are sharded
-    shared = share_module(module, module.layers, config, ranks)
-    optimizer = make_optimizer(shared.module, config, ranks)
+    parallel_module = parallelise(module, module.layers, config, ranks)
+    optimizer = make_optimizer(parallel_module.module, config, ranks)
     module.weights_changed()  # DDP has sent those of rank 0
     step = TrainStep(
-        shared, optimizer, config, ranks, weights_changed=module.weights_changed
+        parallel_module,
+        optimizer,
+        config,
+        ranks,
+        weights_changed=module.weights_changed,
     )
     return Training(
         module=module,
-        shared=shared,
+        parallel_module=parallel_module,
         optimizer=optimizer,
         step=step,
         work=work,

@@ -11,7 +11,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.distributed.ranks import Ranks, give_up_gathered
+from trainer.distributed.ranks import Ranks, reshard_weights
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import EvaluationRow
 
@@ -70,7 +70,7 @@ def evaluate(
             sums += torch.cat(
                 [torch.stack([loss_sum.double(), correct.double()]), counts]
             )
-    give_up_gathered(module)
+    reshard_weights(module)
     module.train()
     ranks.all_reduce_async(sums)()
     loss, hits, predicted, rows_seen = sums.tolist()

@@ -20,14 +20,14 @@ from trainer.checkpoint.tensors import export_model, make_state
 from trainer.config.resolve import ResolvedConfig, with_compile
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import in_rows, make_plan
+from trainer.data.global_batch import make_plan, with_batch_in_sequences
 from trainer.data.loader import MicroBatch, MicroBatchLoader
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.health.controller import HealthController, Verdict, tell
-from trainer.health.events import Action, Diagnosis, happened
+from trainer.health.controller import HealthController, HealthDecision, encode_requests
+from trainer.health.events import Action, Diagnosis, new_event
 from trainer.health.watchdog import REQUEUE, TimeBudget, Watchdog, slurm_left_s
 from trainer.preflight import check_directory, check_ranks, describe_run, open_dataset
 from trainer.record.boards import open_boards
@@ -92,14 +92,14 @@ class _Run:
         if not_compiled is not None:
             next_step = "Install it, or accept this with --set train.compile=false"
             remarks.append(
-                happened(
+                new_event(
                     0, "preflight", not_compiled, level="warning", next_step=next_step
                 )
             )
         self._validation = TokenDataset(
             dataset.directory, dataset.manifest, "validation"
         )
-        self._config = config = in_rows(resolved.config, dataset)
+        self._config = config = with_batch_in_sequences(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
         open_libraries(ranks)
         self._training = build_training(
@@ -110,7 +110,7 @@ class _Run:
                 f"weights of {config.model.config['model_type']!r} are cast to bf16 in"
                 f" every micro-batch: {why}"
             )
-            remarks.append(happened(0, "preflight", message, level="info"))
+            remarks.append(new_event(0, "preflight", message, level="info"))
         if config.checkpoint.enabled:
             there = (
                 len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY))
@@ -148,7 +148,7 @@ class _Run:
             self._training,
             ranks,
             attempt=attempt,
-            tell_event=writer.append,
+            report_event=writer.append,
             progressed=watch.heartbeat,
         )
         self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
@@ -193,10 +193,10 @@ class _Run:
                     time.monotonic() - began_s - self._evaluated_s
                 )
             # On a GPU, the metrics of the last steps are still unchecked.
-            if not self._in_trouble(self._controller.look(all_of_them=True)):
+            if not self._in_trouble(self._controller.check(wait_for_all=True)):
                 return self._finish()
 
-    def _in_trouble(self, verdict: Verdict) -> bool:
+    def _in_trouble(self, verdict: HealthDecision) -> bool:
         """Roll back or give up if a verdict requires it; return whether it did."""
         if verdict.trouble is not None:
             self._act(verdict)
@@ -220,7 +220,7 @@ class _Run:
             raise BadConfig(f"{what}{state.dataset_hash[:12]}…", next_step=next_step)
         self._checkpoints.restore(path, manifest)
         self._done, self._loader.position = state.step, state.position
-        self._controller.go_on(state.health, state.skipped_steps)
+        self._controller.restore(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._controller.health.reset_rollback_count()
         self._meter.noise.parts = state.noise_scale
@@ -231,7 +231,7 @@ class _Run:
         self._loader.start_at(self._loader.position)
         first = self._loader.wait_for_first()
         self._ended("first_batch")
-        self._loader.compare_first()
+        self._loader.check_first_step()
         overflows = self._training.module.overflows
         make_state(self._training)  # before any activation, against fragmentation
         self._training.module.expect_documents(first[0])
@@ -250,7 +250,7 @@ class _Run:
         self._clock.ended(phase)
         self._watch.heartbeat(self._done)
 
-    def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
+    def _step(self, batches: Sequence[MicroBatch]) -> HealthDecision:
         config, done = self._config, self._done + 1
         interval_steps = config.evaluation.interval_steps
         evaluation_due = bool(
@@ -271,14 +271,14 @@ class _Run:
             config, self._done
         ) * self._controller.health.learning_rate_share(self._done)
         leads = self._ranks.leads
-        over = leads and self._budget.over(
+        over = leads and self._budget.is_over(
             save_s=self._checkpoints.save_s, evaluation_due=evaluation_due
         )
         due, signalled = (
             leads and self._checkpoints.is_due_by_time(),
-            self._watch.asked_by,
+            self._watch.first_signal,
         )
-        flags = tell(
+        flags = encode_requests(
             rank=self._ranks.rank,
             signal_number=signalled,
             time_is_over=over,
@@ -286,11 +286,11 @@ class _Run:
         )
         limits = self._controller.health.limits()
         result = self._training.step.run(
-            batches, self._lr, part_of_it=row_due, limits=limits, values=flags
+            batches, self._lr, measure_partial=row_due, limits=limits, values=flags
         )
         self._done = done
         self._controller.add(done, result, self._loader.samples)
-        verdict = self._controller.look()
+        verdict = self._controller.check()
         self._meter.add(batches, result)
         self._graphs.stepped()
         self._watch.heartbeat(done)
@@ -303,12 +303,12 @@ class _Run:
         self._tell_startup()
         return verdict
 
-    def _act(self, verdict: Verdict) -> str | None:
+    def _act(self, verdict: HealthDecision) -> str | None:
         """Roll back, give up or save as a verdict requires.
 
         Return the reason to exit, if any.
         """
-        self._checkpoints.tell_finished()
+        self._checkpoints.report_finished()
         trouble = verdict.trouble
         if trouble is not None and trouble.action is Action.GIVE_UP:
             self._checkpoints.wait()
@@ -316,7 +316,7 @@ class _Run:
         if trouble is not None:
             self._roll_back(trouble, verdict.at_step)
         elif verdict.stop_reason is None and self._checkpoints.is_due(
-            self._done, verdict.save_asked_at
+            self._done, verdict.save_requested_at
         ):
             return self._save_if_well()
         return verdict.stop_reason
@@ -325,7 +325,7 @@ class _Run:
         """Save, unless the metrics of the remaining steps require a rollback or an exit; return that reason."""
         # Needed on a GPU with a save every two steps, where nothing else reads the
         # requests of ranks.
-        verdict = self._controller.look(all_of_them=True)
+        verdict = self._controller.check(wait_for_all=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
             self._save()
@@ -334,7 +334,7 @@ class _Run:
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
         """Restore the last good checkpoint, and skip the data since then."""
         path, manifest = self._checkpoints.newest_good()
-        behind, to = self._loader.whole_position(), manifest.state
+        behind, to = self._loader.job_position(), manifest.state
         self._checkpoints.restore(path, manifest)
         self._controller.roll_back(to.health, at_step=at_step, to_step=to.step)
         undone, self._done = self._done, to.step
@@ -357,14 +357,14 @@ class _Run:
         )
         told = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
         self._writer.append(
-            happened(to.step, "rolled_back", message, values=values, **told)
+            new_event(to.step, "rolled_back", message, values=values, **told)
         )
         self._save()
 
     def _save(self, *, wait: bool = False) -> None:
         state = TrainingState(
             step=self._done,
-            position=self._loader.whole_position(),
+            position=self._loader.job_position(),
             config=self._resolved.config.model_dump(mode="json"),
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
@@ -381,14 +381,14 @@ class _Run:
 
     def _leave(self, reason: str) -> RunExit:
         """Save, and return an exit after which a restart resumes the run."""
-        in_trouble = self._in_trouble(self._controller.look(all_of_them=True))
+        in_trouble = self._in_trouble(self._controller.check(wait_for_all=True))
         self._write_rows(all_of_them=True)
         if self._checkpoints.enabled and not in_trouble:
             self._save(wait=True)
         self._checkpoints.wait()
         saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
         self._writer.append(
-            happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}")
+            new_event(self._done, "stopped", f"{reason}: step {self._done} is {saved}")
         )
         self._writer.close()
         newest = self._checkpoints.newest or self._start.origin

@@ -20,7 +20,7 @@ from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
-from trainer.health.events import EventRow, happened, utc_now
+from trainer.health.events import EventRow, new_event, utc_now
 from trainer.model.flops import peak_flops_per_s, product_format
 from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader, code_sha256
 from trainer.record.writer import RunWriter
@@ -42,7 +42,7 @@ _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 def _remark(message: str, next_step: str) -> EventRow:
     """Return a warning event, which does not stop training from starting."""
-    return happened(0, "preflight", message, level="warning", next_step=next_step)
+    return new_event(0, "preflight", message, level="warning", next_step=next_step)
 
 
 def check_ranks(

@@ -39,7 +39,7 @@ from autotune.trials.values import (
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import Manifest, TokenDataset
-from trainer.data.global_batch import in_rows, sequence_statistics
+from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
 
 TUNED: RecipeName = "tuned"
 
@@ -48,7 +48,7 @@ def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
 ) -> tuple[dict[RecipeName, Recipe], dict[RecipeName, float | None]]:
     """Return the recipes, the tuned one first, and the share of non-padding tokens of each; limits as of ``paper``."""
-    rows = in_rows(tuned, dataset).global_batch_size
+    rows = with_batch_in_sequences(tuned, dataset).global_batch_size
     tokens = (
         tuned.global_batch_tokens
         or round(rows * sequence_statistics(tuned, dataset).mean_non_padding_tokens)

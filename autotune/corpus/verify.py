@@ -14,7 +14,7 @@ import numpy.typing as npt
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLengthEffect
 from autotune.corpus.workplace import StageMeter
 from trainer.data import dataset as disk
-from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_rows, permute
+from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_sequences, permute
 from trainer.data.dataset import (
     LengthHistogram,
     Manifest,
@@ -292,7 +292,9 @@ def _seq_length_effect(
     # As the input pipeline packs them.
     block = max(MIN_BLOCK_SAMPLES, seq_length_tokens)
     blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
-    rows = sum(int(pack_rows(part, seq_length_tokens).max()) + 1 for part in blocks)
+    rows = sum(
+        int(pack_sequences(part, seq_length_tokens).max()) + 1 for part in blocks
+    )
     real = int(cut.sum())
     padded = real / (len(cut) * seq_length_tokens)
     packed = real / (rows * seq_length_tokens)

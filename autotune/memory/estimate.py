@@ -233,7 +233,7 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceC
         for name in ("mean_non_padding_tokens", "mean_samples")
     }
     return SequenceContents(
-        documents=rows.most_documents if layout == "packed" else 1.0, **said
+        documents=rows.max_documents if layout == "packed" else 1.0, **said
     )
 
 

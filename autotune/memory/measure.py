@@ -135,7 +135,7 @@ class Probe:
         """Documents per sequence in the fullest micro-batches."""
         if self.sequence_stats is None or self.config.layout != "packed":
             return 1.0
-        return self.sequence_stats.most_documents
+        return self.sequence_stats.max_documents
 
     def trace(self, machine: Machine) -> MemoryEstimate:
         """Trace the model's step, and predict its memory near the largest micro-batch.

@@ -35,7 +35,7 @@ from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset, read_manifest
-from trainer.data.global_batch import in_rows
+from trainer.data.global_batch import with_batch_in_sequences
 from trainer.health.events import utc_now
 from trainer.record.progress import progress
 
@@ -181,7 +181,7 @@ def _network_request(
             update={"micro_batch_size": before.default_micro_batch_size}
         )
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        train = in_rows(train, dataset)
+        train = with_batch_in_sequences(train, dataset)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
         what = (

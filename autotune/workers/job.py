@@ -18,7 +18,7 @@ from autotune.workers.values import TrainingRequest
 from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import in_rows, make_plan
+from trainer.data.global_batch import make_plan, with_batch_in_sequences
 from trainer.data.loader import (
     DataWait,
     MicroBatch,
@@ -67,7 +67,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         # As torchrun sets it, so that ranks do not compete for cores.
         torch.set_num_threads(1)
     dataset = TokenDataset.open(Path(local["data_dir"]))
-    config = in_rows(asked.config, dataset)
+    config = with_batch_in_sequences(asked.config, dataset)
     micro_batches = min(
         MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
     )
@@ -160,7 +160,7 @@ class TrainingStep:
             self._step.run(batches, learning_rate(self._config, self._taken)),
         )
         self.losses.append(self._last.loss)
-        self.wait.gave(self._last.updated)
+        self.wait.device_busy_until(self._last.updated)
         self._taken += 1
         if before is not None:
             before.updated.wait()
@@ -210,7 +210,7 @@ class ReplayedStep:
                 max(time.perf_counter(), self._free_s)
             )[0]
             self._free_s = begins_s + self._micro_batch_s * self._share(batch)
-            self.wait.gave(_Until(self._free_s))
+            self.wait.device_busy_until(_Until(self._free_s))
             batches.append(batch)
         self._busy_until(begins_s)
         return batches
@@ -357,7 +357,7 @@ def timed_window(
         return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
 
     read_before = footprint.storage_read_bytes()
-    consumer.wait.read()
+    consumer.wait.take_waited_s()
     taken, todo = (
         0,
         round(ranks.all_reduce_max(filling(window_s / FIRST_PART, step_s, least))[0]),
@@ -375,7 +375,7 @@ def timed_window(
     end_s = time.monotonic()
     read_after = footprint.storage_read_bytes()
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
-    waited_s = ranks.all_reduce_sum(consumer.wait.read())[0]
+    waited_s = ranks.all_reduce_sum(consumer.wait.take_waited_s())[0]
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = (
         None if read_before is None or read_after is None else read_after - read_before

@@ -213,7 +213,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
         sequence_stats=SequenceStatistics(
             mean_non_padding_tokens=case.width,
             mean_samples=1.0,
-            most_documents=case.documents,
+            max_documents=case.documents,
         ),
         expected=expected,
     )

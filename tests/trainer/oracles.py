@@ -11,7 +11,7 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
-from trainer.distributed.optimizer import own_optimizer
+from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.ranks import DeviceEvent, join_ranks
 from trainer.distributed.step import StepResult
 
@@ -169,8 +169,8 @@ def result_of(
         sums=sums,
         partial=partial,
         began=began,
-        asked=began,
-        counted=began,
+        count_requested=began,
+        count_received=began,
         departed=departed,
         reduced=computed,
         updated=computed,
@@ -184,7 +184,7 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
     def look(*_):
         named, divisor = (
             training.module.named_parameters(),
-            own_optimizer(training.optimizer).grad_scale,
+            unwrap_optimizer(training.optimizer).grad_scale,
         )
         seen.update(
             {

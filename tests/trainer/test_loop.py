@@ -52,7 +52,7 @@ class _Asked(Watchdog):
         self._after = after
 
     @property
-    def asked_by(self):
+    def first_signal(self):
         return signal.SIGTERM.value if self.step >= self._after else None
 
 

@@ -11,7 +11,7 @@ import pytest
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer import preflight
-from trainer.data.loader import compare_data
+from trainer.data.loader import check_no_shared_samples
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.record.writer import RunWriter
@@ -57,12 +57,16 @@ def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_sl
 
 
 def test_samples_that_two_ranks_got_are_refused_with_both_named():
-    compare_data([])
-    compare_data([np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])])
+    check_no_shared_samples([])
+    check_no_shared_samples(
+        [np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])]
+    )
     with pytest.raises(BadConfig, match="ranks 1 and 2 received 2 samples in common"):
-        compare_data([np.array([9]), np.array([1, 2, 3]), np.array([3, 4, 2])])
+        check_no_shared_samples(
+            [np.array([9]), np.array([1, 2, 3]), np.array([3, 4, 2])]
+        )
     with pytest.raises(BadConfig, match="a rank received a sample twice"):
-        compare_data([np.array([9]), np.array([1, 1])])
+        check_no_shared_samples([np.array([9]), np.array([1, 1])])
 
 
 MEMORY = {"gpu_total_bytes": 80 * 2**30}

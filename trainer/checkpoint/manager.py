@@ -29,7 +29,7 @@ from trainer.checkpoint.tensors import (
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import TrainerError, TrainingFailed
-from trainer.health.events import EventRow, happened
+from trainer.health.events import EventRow, new_event
 
 _LOWEST_PRIORITY = 19
 """Niceness of the writing thread while nothing waits for it, so that training comes
@@ -56,12 +56,12 @@ class CheckpointManager:
         ranks: Ranks,
         *,
         attempt: int,
-        tell_event: Callable[[EventRow], None],
+        report_event: Callable[[EventRow], None],
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = directory / disk.CHECKPOINTS_DIRECTORY
         self._settings, self.enabled = config.checkpoint, config.checkpoint.enabled
-        self._training, self._ranks, self._tell_event = training, ranks, tell_event
+        self._training, self._ranks, self._tell_event = training, ranks, report_event
         self._attempt, self._progressed = attempt, progressed
         # Below the process group's timeout, so that a waiting rank can still report
         # which rank is late.
@@ -286,7 +286,7 @@ class CheckpointManager:
                     " the disk."
                 )
                 self._finished.append(
-                    happened(
+                    new_event(
                         step,
                         "not_removed",
                         message,
@@ -304,7 +304,7 @@ class CheckpointManager:
         if problem is None:
             self.save_s, self.newest = seconds, name
             self._finished.append(
-                happened(step, "saved", f"saved {name}{told}", values=values)
+                new_event(step, "saved", f"saved {name}{told}", values=values)
             )
             return
         why = (
@@ -326,10 +326,10 @@ class CheckpointManager:
         )
         told_more = {"level": "error", "causes": causes, "next_step": next_step}
         self._finished.append(
-            happened(step, "save_failed", message, values=values, **told_more)
+            new_event(step, "save_failed", message, values=values, **told_more)
         )
 
-    def tell_finished(self) -> None:
+    def report_finished(self) -> None:
         """Report the events of finished saves."""
         while self._finished:  # the thread may add one meanwhile
             self._tell_event(self._finished.popleft())
@@ -346,12 +346,12 @@ class CheckpointManager:
             if not self.busy:
                 self._progressed()  # a rank that writes reports progress while writing
         self._join()
-        self.tell_finished()
+        self.report_finished()
 
     def abandon(self) -> None:
         """Wait a limited time for a save in progress: other ranks are gone, and this one is about to exit."""
         self._join(_ABANDONED_S)
-        self.tell_finished()
+        self.report_finished()
 
     def has_saved(self, step: int) -> bool:
         """Return whether the state after a step is saved, as rank 0 knows it.
@@ -386,7 +386,7 @@ class CheckpointManager:
         for passed_over, why in corrupt:
             message = f"checkpoint {passed_over.name} is corrupt and is skipped: {why}"
             self._tell_event(
-                happened(
+                new_event(
                     0, "corrupt", message, level="error", next_step="Check that disk."
                 )
             )

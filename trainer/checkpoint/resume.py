@@ -17,7 +17,7 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import dotted
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
-from trainer.health.events import EventRow, happened
+from trainer.health.events import EventRow, new_event
 from trainer.record.run_record import (
     RUN_FILE,
     RunExit,
@@ -29,7 +29,7 @@ from trainer.record.run_record import (
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
-Opened = Callable[[RunWriter], None]
+OnOpen = Callable[[RunWriter], None]
 _SAME_DATA = (
     "model.config",
     "model.null_keys",
@@ -79,7 +79,7 @@ class Start:
     train."""
     gave_up: bool = False
     """True if the previous start gave up and the configuration was changed since."""
-    elsewhere: bool = False
+    from_other_run: bool = False
     """True if the checkpoint belongs to another run."""
 
     @property
@@ -88,7 +88,9 @@ class Start:
         if self.checkpoint is None:
             return None
         return (
-            str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
+            str(self.checkpoint.absolute())
+            if self.from_other_run
+            else self.checkpoint.name
         )
 
 
@@ -109,13 +111,13 @@ def choose_run(
     resolved: ResolvedConfig,
     environment: Mapping[str, str] = os.environ,
     *,
-    opened: Opened = lambda writer: None,
+    on_open: OnOpen = lambda writer: None,
 ) -> tuple[RunWriter, Start]:
     """Open the run directory and choose the checkpoint to start from.
 
     Call it only on rank 0.
 
-    ``opened`` receives the run's writer as soon as it exists, so that later failures
+    ``on_open`` receives the run's writer as soon as it exists, so that later failures
     can be recorded. Raise ``BadConfig`` if the directory cannot be used, or its run
     does not match the configuration, ``DiskTrouble`` if the file system fails,
     ``TrainingFailed`` if the run gave up under this same configuration.
@@ -129,10 +131,10 @@ def choose_run(
             out = _run_of(job_name(environment), resolved)
         directory = out or default_run_directory(resolved.config.model.name)
         if resume not in {AUTO, NEVER}:
-            return _from_path(Path(resume), out, resolved, opened)
+            return _from_path(Path(resume), out, resolved, on_open)
         if resume == AUTO and (directory / RUN_FILE).is_file():
-            return _go_on(directory, resolved, opened)
-        return _writer(directory, opened, again=False), Start()
+            return _go_on(directory, resolved, on_open)
+        return _writer(directory, on_open, again=False), Start()
     except OSError as error:
         next_step = (
             "Run the same command again once the file system is available: it resumes."
@@ -158,7 +160,7 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
 
 
 def _go_on(
-    directory: Path, resolved: ResolvedConfig, opened: Opened
+    directory: Path, resolved: ResolvedConfig, on_open: OnOpen
 ) -> tuple[RunWriter, Start]:
     """Resume a run from its newest intact checkpoint.
 
@@ -177,7 +179,7 @@ def _go_on(
             f"{directory} gave up before with the same settings: {over.reason}",
             next_step=next_step,
         )
-    writer = _writer(directory, opened, again=True)
+    writer = _writer(directory, on_open, again=True)
     root = directory / disk.CHECKPOINTS_DIRECTORY
     disk.clear_leftovers(root)
     events: list[EventRow] = []
@@ -190,7 +192,7 @@ def _go_on(
             f"checkpoint {path.name} is corrupt and is skipped: {why}; kept as"
             f" {aside.name}"
         )
-        events.append(happened(0, "resumed", message, level="error"))
+        events.append(new_event(0, "resumed", message, level="error"))
     if gave_up:
         # Checkpoints of the failed attempt, whose names would be newer than those saved
         # from here on.
@@ -207,7 +209,7 @@ def _go_on(
         return writer, Start(finished=over)
     told = "; ".join((f"resumed from {path.name}", *changes))
     events.append(
-        happened(step, "resumed", told, level="warning" if changes else "info")
+        new_event(step, "resumed", told, level="warning" if changes else "info")
     )
     return writer, Start(
         checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up
@@ -240,7 +242,7 @@ def _from_origin(
         raise BadConfig(what, next_step=next_step)
     why = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
-        told = happened(
+        told = new_event(
             0,
             "resumed",
             f"{directory} has {why}; starting from scratch",
@@ -248,18 +250,18 @@ def _from_origin(
         )
         return Start(events=(*events, told))
     path, manifest = _read(Path(origin))
-    told = happened(
+    told = new_event(
         manifest.state.step,
         "resumed",
         f"{directory} has {why}; starting again from {path}",
     )
     return Start(
-        checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True
+        checkpoint=path, manifest=manifest, events=(*events, told), from_other_run=True
     )
 
 
 def _from_path(
-    path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened
+    path: Path, out: Path | None, resolved: ResolvedConfig, on_open: OnOpen
 ) -> tuple[RunWriter, Start]:
     """Resume a run in its directory, or start another run from one of its checkpoints."""
     is_checkpoint = (path / disk.MANIFEST_FILE).is_file()
@@ -287,7 +289,7 @@ def _from_path(
             f"{run} has newer checkpoints than {path.name}", next_step=next_step
         )
     if in_place or out is None:
-        return _go_on(run, resolved, opened)
+        return _go_on(run, resolved, on_open)
     again = (out / RUN_FILE).is_file()
     if again:
         origin = read_first_header(out).resumed_from
@@ -298,12 +300,12 @@ def _from_path(
                 next_step=next_step,
             )
         if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
-            return _go_on(out, resolved, opened)  # the same command was run again
+            return _go_on(out, resolved, on_open)  # the same command was run again
     found, corrupt = (
         (_read(path), []) if is_checkpoint else disk.newest_checkpoint(root)
     )
     told = "a checkpoint is corrupt and is skipped: "
-    events = [happened(0, "resumed", told + why, level="error") for _, why in corrupt]
+    events = [new_event(0, "resumed", told + why, level="error") for _, why in corrupt]
     if found is None:
         raise BadConfig(
             f"{root} has no intact checkpoint",
@@ -312,15 +314,18 @@ def _from_path(
     directory, manifest = found
     changes = _compare(manifest.state, resolved, directory)
     events.append(
-        happened(
+        new_event(
             manifest.state.step,
             "resumed",
             "; ".join((f"started from {directory}", *changes)),
         )
     )
-    writer = _writer(out, opened, again=again)
+    writer = _writer(out, on_open, again=again)
     return writer, Start(
-        checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True
+        checkpoint=directory,
+        manifest=manifest,
+        events=tuple(events),
+        from_other_run=True,
     )
 
 
@@ -378,7 +383,7 @@ def _compare(
     return [f"train.{key} is now {now[key]}, it was {then.get(key)}" for key in changed]
 
 
-def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
+def _writer(directory: Path, on_open: OnOpen, *, again: bool) -> RunWriter:
     try:
         writer = RunWriter(directory, active=True, again=again)
     except OSError as error:
@@ -388,5 +393,5 @@ def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
             f"cannot write {directory}: {error.strerror}",
             next_step="Choose another --out.",
         ) from error
-    opened(writer)
+    on_open(writer)
     return writer

@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from trainer.build import Training
 from trainer.checkpoint.format import CheckpointManifest, Part, TensorEntry
 from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
-from trainer.distributed.optimizer import own_optimizer
+from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.files import DISK_BLOCK_BYTES, sync
@@ -81,7 +81,7 @@ def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
 
     Zero1 shards the state.
     """
-    module, optimizer = training.module, own_optimizer(training.optimizer)
+    module, optimizer = training.module, unwrap_optimizer(training.optimizer)
     lasting = module.state_dict().keys()
     buffers = (
         (name, buffer) for name, buffer in module.named_buffers() if name in lasting
@@ -136,7 +136,7 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> TensorShard:
 
 def make_state(training: Training) -> None:
     """Create the optimizer state as its first step would, so that a checkpoint can be loaded into it."""
-    optimizer = own_optimizer(training.optimizer)
+    optimizer = unwrap_optimizer(training.optimizer)
     for parameter in (
         one for group in optimizer.param_groups for one in group["params"]
     ):

@@ -78,7 +78,7 @@ def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
     return result
 
 
-def pack_rows(lengths: Int64, seq_length_tokens: int) -> Int64:
+def pack_sequences(lengths: Int64, seq_length_tokens: int) -> Int64:
     """Pack samples into sequences by best fit decreasing: longest first, each into the fullest sequence with room.
 
     Open sequences are grouped by their free tokens, with one bit for each number that
@@ -240,7 +240,7 @@ def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segm
     )
     if plan.layout != "packed":
         return segments
-    packed = pack_rows(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
+    packed = pack_sequences(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
     numbers = np.arange(int(packed.max(initial=-1)) + 1)
     # In seeded random order, as best fit leaves long samples in the first sequences,
     # short ones in the last.

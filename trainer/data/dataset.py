@@ -397,7 +397,7 @@ class TokenDataset:
         self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, count)
         return ids
 
-    def forget(self) -> None:
+    def drop_page_cache(self) -> None:
         """Drop the files from the page cache, as far as the kernel allows, so that the next reads come from disk."""
         for fd in self._fds:
             with contextlib.suppress(OSError):

@@ -25,7 +25,7 @@ _SAME_IN_PLAN = (
 )
 
 
-def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
+def with_batch_in_sequences(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
     """Return the configuration with its global batch in sequences, by means estimated from a part of the dataset."""
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
@@ -41,7 +41,7 @@ class SequenceStatistics:
 
     mean_non_padding_tokens: float
     mean_samples: float
-    most_documents: float
+    max_documents: float
     """Samples per sequence in the fullest micro-batches of 32 sequences: six standard
     deviations above the mean."""
 
@@ -71,7 +71,7 @@ def sequence_statistics(
     return SequenceStatistics(
         mean_non_padding_tokens=tokens / len(counts),
         mean_samples=mean,
-        most_documents=most,
+        max_documents=most,
     )
 
 

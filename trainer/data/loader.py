@@ -289,7 +289,7 @@ class MicroBatchLoader:
         self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
         """Position after the last step taken; lanes of other ranks are out of date, see
-        ``whole_position``."""
+        ``job_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         """Numbers of the samples in this rank's part of the last step taken."""
 
@@ -318,7 +318,7 @@ class MicroBatchLoader:
         self._loader = itertools.chain(first, self._loader)
         return first
 
-    def compare_first(self) -> None:
+    def check_first_step(self) -> None:
         """Raise ``BadConfig`` if two ranks share samples in the next step.
 
         Call ``wait_for_first`` before.
@@ -331,7 +331,7 @@ class MicroBatchLoader:
         numbers = np.concatenate(
             [one.epochs * len(self._dataset) + one.samples for one in segments]
         )
-        compare_data(self._ranks.all_gather_object(numbers))
+        check_no_shared_samples(self._ranks.all_gather_object(numbers))
 
     def next_step(
         self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
@@ -355,7 +355,7 @@ class MicroBatchLoader:
             if empty_rows >= self._plan.lanes:
                 return []
 
-    def whole_position(self) -> Position:
+    def job_position(self) -> Position:
         """Return the position of the whole job, joined from those of all ranks."""
         return join_positions(self._ranks.all_gather_object(self.position))
 
@@ -392,11 +392,11 @@ class DataWait:
                 self._last = None
         return batches
 
-    def gave(self, last: DeviceEvent) -> None:
+    def device_busy_until(self, last: DeviceEvent) -> None:
         """Note the event at which the device's work so far ends."""
         self._last = last
 
-    def read(self) -> float:
+    def take_waited_s(self) -> float:
         """Return the seconds waited since the last call.
 
         If a GPU ran out of work, wait until it passed that point.
@@ -410,7 +410,7 @@ class DataWait:
         return waited_s
 
 
-def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
+def check_no_shared_samples(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     """Raise ``BadConfig`` if two ranks compute the same sample.
 
     Numbers identify sample and epoch, for every rank.

@@ -72,7 +72,7 @@ def make_optimizer(
     return torch.optim.AdamW(groups, **options)
 
 
-def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the AdamW that updates this rank's parameters, unwrapped from ``ZeroRedundancyOptimizer``."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own

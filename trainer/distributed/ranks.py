@@ -298,7 +298,7 @@ def join_ranks(
         # torchrun limits every rank to one thread unless you set OMP_NUM_THREADS.
         torch.set_num_threads(max(1, cpus // ranks.local_world_size))
     if ranks.world_size > 1:
-        timeout = datetime.timedelta(seconds=longest_join_s(config))
+        timeout = datetime.timedelta(seconds=process_group_timeout_s(config))
         # gloo for tensors on the host, so that agreeing on a number does not wait for
         # the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -329,7 +329,7 @@ def open_libraries(ranks: Ranks) -> None:
         torch.cuda.synchronize(device)
 
 
-def longest_join_s(config: TrainConfig) -> float:
+def process_group_timeout_s(config: TrainConfig) -> float:
     """Return the process group's timeout, in seconds: above the ``Watchdog``'s and that of staging on another node."""
     return (
         max(
@@ -353,7 +353,7 @@ def leave_ranks(*, together: bool) -> None:
     dist.destroy_process_group()
 
 
-def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
+def is_lost_rank_error(error: Exception, *, rehearsed: bool = True) -> bool:
     """Return whether an error means that another rank is unreachable.
 
     Before a step was ``rehearsed``, which creates every communicator, an NCCL system
@@ -420,7 +420,7 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedModule:
+class ParallelModule:
     """Module wrapped for the parallel strategy, with its gradient synchronisation."""
 
     module: nn.Module
@@ -437,9 +437,9 @@ class SharedModule:
         return contextlib.nullcontext()
 
 
-def share_module(
+def parallelise(
     module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks
-) -> SharedModule:
+) -> ParallelModule:
     """Wrap a module for its parallel strategy; with a single rank, leave it unchanged.
 
     ``module`` is on this rank's device, with the same weights on every rank; fsdp2
@@ -447,9 +447,11 @@ def share_module(
     """
     parallel = config.parallel
     if ranks.world_size == 1:
-        return SharedModule(module=module, traffic=None)
+        return ParallelModule(module=module, traffic=None)
     if parallel.strategy == "fsdp2":
-        return SharedModule(module=_shard(module, layers, config, ranks), traffic=None)
+        return ParallelModule(
+            module=_shard(module, layers, config, ranks), traffic=None
+        )
     # The older name warns if torch has the newer one.
     newer = (
         "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -471,13 +473,13 @@ def share_module(
         static_graph=parallel.static_graph,
         **unchanged_buffers,
     )
-    return SharedModule(
+    return ParallelModule(
         module=wrapped,
         traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device),
     )
 
 
-def give_up_gathered(module: nn.Module) -> None:
+def reshard_weights(module: nn.Module) -> None:
     """Reshard the weights after a forward without a backward; for fsdp2 only."""
     if isinstance(module, FSDPModule):
         module.reshard()

@@ -17,8 +17,14 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
-from trainer.distributed.optimizer import own_optimizer
-from trainer.distributed.ranks import DeviceEvent, Ranks, SharedModule, mark, to_device
+from trainer.distributed.optimizer import unwrap_optimizer
+from trainer.distributed.ranks import (
+    DeviceEvent,
+    ParallelModule,
+    Ranks,
+    mark,
+    to_device,
+)
 from trainer.health.monitor import NO_LIMITS, Limits
 
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -53,9 +59,9 @@ class StepResult:
     """Gradient of a part of the step; None if the step has only one part, or with
     fsdp2."""
     began: DeviceEvent
-    asked: DeviceEvent
+    count_requested: DeviceEvent
     """Event before the device waits for the number of predicted tokens of all ranks."""
-    counted: DeviceEvent
+    count_received: DeviceEvent
     """Event after the device has waited for the number of predicted tokens of all
     ranks."""
     departed: DeviceEvent | None
@@ -71,7 +77,7 @@ class TrainStep:
 
     def __init__(
         self,
-        shared: SharedModule,
+        shared: ParallelModule,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         ranks: Ranks,
@@ -121,7 +127,7 @@ class TrainStep:
         micro_batches: Sequence[MicroBatch],
         lr: float,
         *,
-        part_of_it: bool = False,
+        measure_partial: bool = False,
         limits: Limits = NO_LIMITS,
         values: Sequence[float] = (),
     ) -> StepResult:
@@ -129,7 +135,7 @@ class TrainStep:
 
         The loss of every token has the same weight: each rank divides by the number of
         predicted tokens of all ranks and micro-batches, which stays on the device. With
-        ``part_of_it``, a single rank also measures the gradient of its first
+        ``measure_partial``, a single rank also measures the gradient of its first
         micro-batch; under DDP, each rank always measures its own gradient. ``values``
         are summed over ranks, together with the number of tokens.
         """
@@ -138,8 +144,8 @@ class TrainStep:
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
         sums = to_device([float(own_tokens), *values], device)
-        loss, partial, asked, counted = self._forward_and_backward(
-            batches, own_tokens, sums, part_of_it=part_of_it
+        loss, partial, count_requested, count_received = self._forward_and_backward(
+            batches, own_tokens, sums, measure_partial=measure_partial
         )
         reduced = mark(device)
         departed = None
@@ -161,8 +167,8 @@ class TrainStep:
             sums=sums[1:],
             partial=partial,
             began=began,
-            asked=asked,
-            counted=counted,
+            count_requested=count_requested,
+            count_received=count_received,
             departed=departed,
             reduced=reduced,
             updated=mark(device),
@@ -174,7 +180,7 @@ class TrainStep:
         own_tokens: int,
         sums: torch.Tensor,
         *,
-        part_of_it: bool,
+        measure_partial: bool,
     ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
         """Accumulate the gradients of all micro-batches and ranks.
 
@@ -191,9 +197,9 @@ class TrainStep:
             with self._shared.synchronise(last or self._learning):
                 loss = self._shared.module(batch)
                 if number == 0:
-                    asked = mark(sums.device)
+                    count_requested = mark(sums.device)
                     summed()
-                    counted = mark(sums.device)
+                    count_received = mark(sums.device)
                     weight = 1 / sums[0].clamp(min=1)
                 loss_sum += loss.detach()
                 if last:
@@ -205,7 +211,7 @@ class TrainStep:
                 (loss * (weight * self._ranks.world_size)).backward()
             share = batch.predicted_tokens / max(1, own_tokens)
             if (
-                part_of_it
+                measure_partial
                 and number == 0
                 and not last
                 and self._ranks.world_size == 1
@@ -218,7 +224,7 @@ class TrainStep:
                     share=share,
                 )
         all_summed()
-        return loss_sum, partial, asked, counted
+        return loss_sum, partial, count_requested, count_received
 
     def _update(
         self, lr: float, loss: torch.Tensor, limits: Limits
@@ -239,7 +245,7 @@ class TrainStep:
         divisor = ((norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
         # Fused optimizers divide gradients by the first, and skip the update if the
         # second is 1, as for loss scaling.
-        own: Any = own_optimizer(self._optimizer)
+        own: Any = unwrap_optimizer(self._optimizer)
         own.grad_scale, own.found_inf = divisor.float(), (~fine).float()
         self._optimizer.step()
         self._weights_changed()

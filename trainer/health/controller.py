@@ -23,7 +23,7 @@ from trainer.health.monitor import HealthMonitor
 from trainer.health.watchdog import SIGNALS
 
 
-def tell(
+def encode_requests(
     *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
 ) -> list[float]:
     """Return a rank's requests as numbers to be summed over ranks."""
@@ -37,8 +37,8 @@ def tell(
     ]
 
 
-def agreed(told: Sequence[float]) -> tuple[str | None, bool]:
-    """Decode the sums over all ranks of ``tell``: return the reason to save and exit, if any, and whether to save."""
+def decode_requests(told: Sequence[float]) -> tuple[str | None, bool]:
+    """Decode the sums over all ranks of ``encode_requests``: return the reason to save and exit, if any, and whether to save."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
     reason = (
         "the time limit (train.stop_after_s, or the SLURM job's) is near"
@@ -63,7 +63,7 @@ reacts within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HealthDecision:
     """Decision after a step; the same on every rank."""
 
     worst: Diagnosis | None
@@ -72,7 +72,7 @@ class Verdict:
     """Step of that finding, counted from 1."""
     stop_reason: str | None
     """Reason to save and exit, if any."""
-    save_asked_at: int | None
+    save_requested_at: int | None
     """Step at which the clock of rank 0 requested a save, if any."""
 
     @property
@@ -89,9 +89,12 @@ class HealthController:
     """Controller of a run's health; every rank must call it at the same steps."""
 
     def __init__(
-        self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]
+        self,
+        config: TrainConfig,
+        ranks: Ranks,
+        report_event: Callable[[EventRow], None],
     ) -> None:
-        self._config, self._ranks, self._tell_event = config, ranks, tell_event
+        self._config, self._ranks, self._tell_event = config, ranks, report_event
         self._in_flight: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
         self._samples: dict[int, npt.NDArray[np.int64]] = {}
         self.health = HealthMonitor(config.health, config.max_grad_norm)
@@ -115,24 +118,24 @@ class HealthController:
         self._in_flight.append((step, numbers, mark(self._ranks.device)))
         self._samples[step] = samples
 
-    def look(self, *, all_of_them: bool = False) -> Verdict:
+    def check(self, *, wait_for_all: bool = False) -> HealthDecision:
         """Check the steps whose numbers have arrived and return the verdict.
 
-        ``all_of_them`` waits for all steps.
+        ``wait_for_all`` waits for all steps.
         """
         found: list[tuple[int, Diagnosis]] = []
         stop_reason: str | None = None
-        save_asked_at: int | None = None
-        left = 0 if all_of_them else _STEPS_BEHIND[self._ranks.device.type]
+        save_requested_at: int | None = None
+        left = 0 if wait_for_all else _STEPS_BEHIND[self._ranks.device.type]
         ready = len(self._in_flight) - left
-        ready = 0 if ready < self._together and not all_of_them else ready
+        ready = 0 if ready < self._together and not wait_for_all else ready
         if ready > 0:
             self._in_flight[ready - 1][2].wait()
         for _ in range(ready):
             step, numbers, _copied = self._in_flight.popleft()
             loss, grad_norm, applied, *told = numbers.tolist()
             self.skipped_steps += not applied
-            findings = self.health.look(
+            findings = self.health.check(
                 step, loss=loss, grad_norm=grad_norm, applied=bool(applied)
             )
             own = self._samples.pop(step)
@@ -146,22 +149,22 @@ class HealthController:
             for one in findings:
                 self._tell_event(one.event(step, samples))
             found += [(step, one) for one in findings]
-            reason, save_is_due = agreed(told)
-            stop_reason, save_asked_at = (
+            reason, save_is_due = decode_requests(told)
+            stop_reason, save_requested_at = (
                 stop_reason or reason,
-                step if save_is_due else save_asked_at,
+                step if save_is_due else save_requested_at,
             )
         at_step, worst = max(
             found, key=lambda one: list(Action).index(one[1].action), default=(0, None)
         )
-        return Verdict(
+        return HealthDecision(
             worst=worst,
             at_step=at_step,
             stop_reason=stop_reason,
-            save_asked_at=save_asked_at,
+            save_requested_at=save_requested_at,
         )
 
-    def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
+    def restore(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
         """Restore the state from a checkpoint."""
         self.health = HealthMonitor(
             self._config.health, self._config.max_grad_norm, saved

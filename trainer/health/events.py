@@ -35,7 +35,7 @@ class EventRow(StrictTable):
     """Dataset indices of the step's samples, over all ranks."""
 
 
-def happened(
+def new_event(
     step: int,
     kind: str,
     message: str,
@@ -114,7 +114,7 @@ class Diagnosis:
             "samples": list(samples),
             "causes": list(causes),
         }
-        return happened(
+        return new_event(
             step,
             self.kind.value,
             self.message,

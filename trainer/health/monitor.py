@@ -86,7 +86,7 @@ class HealthMonitor:
         )
         return Limits(loss=loss, grad_norm=grad_norm)
 
-    def look(
+    def check(
         self, step: int, *, loss: float, grad_norm: float, applied: bool
     ) -> list[Diagnosis]:
         """Return the findings of a step, counted from 1.
@@ -119,7 +119,7 @@ class HealthMonitor:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         found = [self._escalated(one) for one in found]
         if applied and math.isfinite(loss):
-            found += self._plateau.look(step, loss)
+            found += self._plateau.check(step, loss)
         return found
 
     @property
@@ -317,7 +317,10 @@ def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
     """Return the current level of values and their robust standard deviation, both corrected for a falling trend."""
     whole, scatter = centre_and_scatter(sorted(values))
     half = len(values) // 2
-    first, second = middle(sorted(values[:half])), middle(sorted(values[-half:]))
+    first, second = (
+        median_of_sorted(sorted(values[:half])),
+        median_of_sorted(sorted(values[-half:])),
+    )
     if second >= first:
         return whole, scatter
     slope = (second - first) / (len(values) - half)
@@ -334,19 +337,25 @@ def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
     differences = sorted(
         [abs(one - other) for one, other in itertools.pairwise(blocks)]
     )
-    sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
-    return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
+    sigma = (
+        SIGMAS_PER_MAD * median_of_sorted(differences) / math.sqrt(2)
+        if differences
+        else 0.0
+    )
+    return median_of_sorted(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(
+        len(blocks)
+    )
 
 
 def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
     """Return the median and the robust standard deviation of sorted values."""
-    centre = middle(ordered)
+    centre = median_of_sorted(ordered)
     # Two runs in order, which sorting only has to merge.
     deviations = sorted([abs(value - centre) for value in ordered])
-    return centre, SIGMAS_PER_MAD * middle(deviations)
+    return centre, SIGMAS_PER_MAD * median_of_sorted(deviations)
 
 
-def middle(ordered: Sequence[float]) -> float:
+def median_of_sorted(ordered: Sequence[float]) -> float:
     """Return the median of sorted values."""
     half = len(ordered) // 2
     if len(ordered) % 2:
@@ -386,7 +395,7 @@ class Plateau:
         )
         self.blocks, self.block = list(self.blocks), list(self.block)
 
-    def look(self, step: int, loss: float) -> list[Diagnosis]:
+    def check(self, step: int, loss: float) -> list[Diagnosis]:
         """Return the findings for a step's loss, counted from 1.
 
         Call it once for each step, in order.
@@ -394,7 +403,7 @@ class Plateau:
         self.block.append(loss)
         if len(self.block) < self.block_steps:
             return []
-        self.blocks.append(middle(sorted(self.block)))
+        self.blocks.append(median_of_sorted(sorted(self.block)))
         self.block = []
         steps = len(self.blocks) * self.block_steps
         window_steps = max(self.window_steps, steps // 2)

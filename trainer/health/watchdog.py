@@ -78,7 +78,7 @@ class Watchdog:
         # The interpreter writes a signal's number there at once, whatever the main
         # thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in (*heard_signals(), signal.SIGTSTP):
+        for number in (*exit_signals(), signal.SIGTSTP):
             signal.signal(number, lambda *_: None)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
@@ -101,7 +101,7 @@ class Watchdog:
             self.step = step
 
     @property
-    def asked_by(self) -> int | None:
+    def first_signal(self) -> int | None:
         """Number of the first signal, or None."""
         return None if self._first is None else self._first[0]
 
@@ -203,7 +203,7 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def heard_signals() -> tuple[signal.Signals, ...]:
+def exit_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that request an exit; under ``nohup``, without SIGHUP."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(
@@ -241,7 +241,7 @@ class TimeBudget:
         """Durations of the last steps, in seconds, without evaluations."""
         self.evaluation_s = 0.0
 
-    def over(self, *, save_s: float, evaluation_due: bool) -> bool:
+    def is_over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Return whether to stop now to have enough time left for a save, and for an evaluation if one is due."""
         # Four steps, as numbers are read some steps later, a save that may take longer,
         # and 2 s to exit.

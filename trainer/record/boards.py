@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.tables import canonical_sha256
 from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
-from trainer.health.events import EventRow, happened
+from trainer.health.events import EventRow, new_event
 from trainer.record.run_record import (
     RUN_FILE,
     TENSORBOARD_DIRECTORY,
@@ -153,7 +153,7 @@ class WandbBoard:
                 f" {directory / WANDB_DIRECTORY}/offline-run-*"
             )
             tell(
-                happened(
+                new_event(
                     header.resumed_step,
                     "board_failed",
                     message,

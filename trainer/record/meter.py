@@ -248,7 +248,7 @@ class Meter:
     def restart(self) -> None:
         """Begin a new interval now, and discard one that was not closed."""
         self._interval = _Interval(began=mark(self._ranks.device))
-        self._wait.read()
+        self._wait.take_waited_s()
 
     def forget(self) -> None:
         """Restart, and discard rows that were not read, after their steps were rolled back."""
@@ -274,7 +274,7 @@ class Meter:
             interval.padded_tokens += batch.ids_BS.numel()
             interval.flops += self._work.step_flops(lengths, batch.predicted_tokens)
         interval.results.append(result)
-        self._wait.gave(result.updated)
+        self._wait.device_busy_until(result.updated)
         if (part := result.partial) is not None:
             interval.partials.append(
                 (part.share, part.square.double(), result.grad_norm.square().double())
@@ -291,7 +291,7 @@ class Meter:
             self._ranks.world_size,
         )
         interval.known, interval.pace = {"step": step, **known}, self._pace
-        interval.data_wait_s = self._wait.read() / len(interval.results)
+        interval.data_wait_s = self._wait.take_waited_s() / len(interval.results)
         interval.ended = mark(device)
         # Only this rank's own entries; all others are zero, so that the sum over ranks
         # has every rank's.
@@ -350,7 +350,9 @@ class Meter:
         )
         told = self._look_at_pace(row, computed_s, waits_s)
         seconds = row.ended.seconds_since(row.began)
-        counting_s = fmean(one.counted.seconds_since(one.asked) for one in row.results)
+        counting_s = fmean(
+            one.count_received.seconds_since(one.count_requested) for one in row.results
+        )
         sent = [(one, one.departed or one.reduced) for one in row.results]
         compute_s = (
             fmean(departed.seconds_since(one.began) for one, departed in sent)

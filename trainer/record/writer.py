@@ -14,7 +14,7 @@ from trainer.config.tables import StrictTable
 from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
 from trainer.files import LockHeld, append_whole, open_locked, write_atomically
-from trainer.health.events import EventRow, happened
+from trainer.health.events import EventRow, new_event
 from trainer.record import run_record
 from trainer.record.run_record import (
     EXIT_FILE,
@@ -165,7 +165,7 @@ class RunWriter:
                 "Free disk space or raise the quota; the metrics are then written."
             )
             self._show(
-                happened(
+                new_event(
                     row.step,
                     "record_waits",
                     message,
@@ -208,7 +208,7 @@ class RunWriter:
 def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
     """Return the event of a board that failed, after which training continues without it."""
     message = f"cannot log to {name}: {error}; training continues without it"
-    return happened(
+    return new_event(
         step,
         "board_failed",
         message,

@@ -282,7 +282,7 @@ def seconds_per_sample(directory: Path) -> float | None:
         samples = permute(np.arange(count, dtype=np.uint64), len(dataset), 1, 0).astype(
             np.int64
         )
-        dataset.forget()
+        dataset.drop_page_cache()
         started_s = time.perf_counter()
         for sample in samples.tolist():
             dataset.read(sample, _MEASURED_TOKENS)

@@ -97,7 +97,7 @@ class OwnStep:
         self._optimizer_steps.clear()
         self._step(batch) if self._takes_batch else self._step()
         before, self._before = self._before, mark(self._device)
-        self.wait.gave(self._before)
+        self.wait.device_busy_until(self._before)
         if before is not None:
             before.wait()
         return [batch]

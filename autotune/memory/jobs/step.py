@@ -17,10 +17,10 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import (
     DeviceEvent,
     Ranks,
-    give_up_gathered,
     join_ranks,
     leave_ranks,
     mark,
+    reshard_weights,
 )
 
 PREPARED = 4
@@ -130,7 +130,7 @@ def _evaluate(
     )
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device))[0])
-    give_up_gathered(training.module)
+    reshard_weights(training.module)
     training.module.train()
 
 

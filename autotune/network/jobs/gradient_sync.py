@@ -15,7 +15,7 @@ from trainer.build import build_training
 from trainer.checkpoint.tensors import make_state
 from trainer.config.train_config import gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import in_rows
+from trainer.data.global_batch import with_batch_in_sequences
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import DeviceEvent, Ranks, mark, open_libraries
 from trainer.distributed.step import StepResult
@@ -37,11 +37,11 @@ def run(
         GradientSyncRequest.of(measured),
         TokenDataset.open(Path(local["data_dir"])),
     )
-    config = in_rows(asked.config, dataset)
+    config = with_batch_in_sequences(asked.config, dataset)
     memory, manifest = Memory(ranks), dataset.manifest
     open_libraries(ranks)
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-    traffic = training.shared.traffic
+    traffic = training.parallel_module.traffic
     if not asked.synchronise:
         if traffic is None:
             raise ValueError(
@@ -55,7 +55,9 @@ def run(
     training.module.expect_documents(first)
     training.step.rehearse(first)
     passes = (
-        _LastPass(training.shared.module, ranks.device) if traffic is not None else None
+        _LastPass(training.parallel_module.module, ranks.device)
+        if traffic is not None
+        else None
     )
     results, tokens, owns = [], [], []
     for number in range(WARM_UP_STEPS + asked.steps):
@@ -152,8 +154,8 @@ def _of_passes(
     # By step and rank, for the spread between ranks and between steps.
     by_rank = [
         ranks.all_gather_float(
-            result.asked.seconds_since(result.began)
-            + ready[-1][1].seconds_since(result.counted)
+            result.count_requested.seconds_since(result.began)
+            + ready[-1][1].seconds_since(result.count_received)
         )
         for result, (_, _, ready) in zip(results, passes, strict=True)
     ]

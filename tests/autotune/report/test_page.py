@@ -28,7 +28,7 @@ from testbed.examples.run_rows import row_of
 from testbed.examples.trials import record
 from testbed.examples.tuning import example_inputs, example_profile
 from tests.autotune.report.examples import blocks_of, of_kind, reported, reported_run
-from trainer.health.events import happened
+from trainer.health.events import new_event
 
 NULL = "0.0 (nullgpu)"
 
@@ -238,7 +238,7 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
 
 def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
     warned = [
-        happened(step, "spike", "odd", level="warning")
+        new_event(step, "spike", "odd", level="warning")
         for step in range(MOST_EVENTS + 5)
     ]
     runs = tuple(reported_run(warned if n == 0 else (), name=f"r{n}") for n in range(7))

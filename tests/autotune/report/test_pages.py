@@ -30,7 +30,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.config.train_config import ParallelSettings
-from trainer.health.events import happened
+from trainer.health.events import new_event
 
 SECTIONS = [
     "Result",
@@ -271,9 +271,9 @@ def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_har
     path, command, message, shown
 ):
     events = [
-        happened(5, "saved", "saved step-000000005"),
-        happened(7, "spike", message, level="warning"),
-        happened(
+        new_event(5, "saved", "saved step-000000005"),
+        new_event(7, "spike", message, level="warning"),
+        new_event(
             8,
             "save_failed",
             "cannot save step 8: No space left on device",

@@ -34,7 +34,7 @@ def manager_of(training, tmp_path, told):
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
         return CheckpointManager(
-            directory, config, training, ranks, attempt=1, tell_event=told.append
+            directory, config, training, ranks, attempt=1, report_event=told.append
         )
 
     return make
@@ -272,7 +272,7 @@ def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next
         for name, value in training.module.named_parameters()
     }
     manager.save(state_of(3), rollbacks=0)
-    manager.tell_finished()
+    manager.report_finished()
     assert manager.busy
     assert (told, format.list_checkpoints(root)) == ([], [])
     with torch.no_grad():

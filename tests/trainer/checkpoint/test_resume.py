@@ -43,7 +43,7 @@ def chosen(out, resume="auto", config=CONFIG, environment=None):
     opened = []
     try:
         return choose_run(
-            out, resume, resolved_of(config), environment or {}, opened=opened.append
+            out, resume, resolved_of(config), environment or {}, on_open=opened.append
         )
     finally:
         for writer in opened:
@@ -385,7 +385,7 @@ def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(
     with monkeypatch.context() as patch:
         patch.setattr(Path, method, refusing(name, errno.ESTALE, method))
         with pytest.raises(DiskTrouble) as caught:
-            choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
+            choose_run(run, "auto", resolved_of(CONFIG), {}, on_open=opened.append)
     (writer,) = opened  # which can then write down how that start ended
     assert (writer.directory, writer.attempt) == (run, 2)
     leave(writer)
@@ -435,7 +435,7 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_
     ):
         writer, start = chosen(fork, resume)
         assert (writer.directory, writer.attempt) == (fork, attempt)
-        assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (
+        assert (start.checkpoint, start.manifest.state.step, start.from_other_run) == (
             origin,
             5,
             True,
@@ -452,4 +452,4 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again_if_
         fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json")
     )
     _, start = chosen(fork, str(origin))
-    assert (start.origin, start.elsewhere) == ("step-000000006", False)
+    assert (start.origin, start.from_other_run) == ("step-000000006", False)

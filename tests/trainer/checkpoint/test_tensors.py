@@ -192,7 +192,11 @@ def test_frozen_parameters_are_kept_without_an_optimizers_state(
             training,
             optimizer=optimizer,
             step=TrainStep(
-                training.shared, optimizer, CONFIG, RANKS, weights_changed=lambda: None
+                training.parallel_module,
+                optimizer,
+                CONFIG,
+                RANKS,
+                weights_changed=lambda: None,
             ),
         )
 

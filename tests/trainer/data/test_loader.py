@@ -236,10 +236,10 @@ def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_pr
     whole = loader_of(
         layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3)
     )
-    assert whole.whole_position() == whole.position
+    assert whole.job_position() == whole.position
     whole.start_at(whole.position)
     before = steps_of(whole, 3)
-    position = whole.whole_position()
+    position = whole.job_position()
     assert position == whole.position
     assert (position.steps, position.rows) == (3, 24)
     after = steps_of(whole, 3)
@@ -251,7 +251,7 @@ def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_pr
     again = loader_of(layout=layout)
     again.start_at(position)
     first = again.wait_for_first()  # which takes nothing
-    again.compare_first()
+    again.check_first_step()
     assert again.position == position
     assert [content(batch) for batch in first] == after[0][0]
     assert (steps_of(again, 3), again.position) == (after, whole.position)
@@ -343,19 +343,21 @@ def test_the_wait_for_data_is_what_the_device_stood_still(
     """The device had come to the end of its work, or not, whenever it is asked."""
     wait = DataWait(lambda: DeviceEvent(came_s))
     if answers is not None:
-        wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=answers)))
+        wait.device_busy_until(Mock(moment=ENDED_S, reached=Mock(side_effect=answers)))
     assert wait.take(slow_loader, count) == ["batch"] * count
-    assert wait.read() == pytest.approx(waited_s)
-    assert wait.read() == 0.0
+    assert wait.take_waited_s() == pytest.approx(waited_s)
+    assert wait.take_waited_s() == 0.0
 
 
 def test_a_device_that_ran_dry_has_nothing_until_it_is_given_more(slow_loader):
     wait = DataWait(lambda: DeviceEvent(CAME_S))
-    wait.gave(Mock(moment=ENDED_S, reached=Mock(side_effect=[False, True])))
+    wait.device_busy_until(
+        Mock(moment=ENDED_S, reached=Mock(side_effect=[False, True]))
+    )
     wait.take(slow_loader, 1)
-    assert wait.read() == pytest.approx(CAME_S - ENDED_S)
+    assert wait.take_waited_s() == pytest.approx(CAME_S - ENDED_S)
     wait.take(slow_loader, 1)
-    assert wait.read() == pytest.approx(SLOW_S)
-    wait.gave(DeviceEvent(1.0))  # of a CPU, which is always ready
+    assert wait.take_waited_s() == pytest.approx(SLOW_S)
+    wait.device_busy_until(DeviceEvent(1.0))  # of a CPU, which is always ready
     wait.take(slow_loader, 1)
-    assert wait.read() == pytest.approx(SLOW_S)
+    assert wait.take_waited_s() == pytest.approx(SLOW_S)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, micro_batches
 from trainer.data import batch_plan
-from trainer.data.global_batch import in_rows, sequence_statistics
+from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
 from trainer.data.sampler import UNKNOWN, Position, SequenceSampler, join_positions
 
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
@@ -344,7 +344,9 @@ def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_
     problem,
 ):
     seq_length_tokens, lengths = problem
-    rows = batch_plan.pack_rows(np.array(lengths, dtype=np.int64), seq_length_tokens)
+    rows = batch_plan.pack_sequences(
+        np.array(lengths, dtype=np.int64), seq_length_tokens
+    )
     assert rows.tolist() == _slow_best_fit(lengths, seq_length_tokens)
     filled = np.sort(np.bincount(rows, weights=lengths))
     assert all(0 < tokens <= seq_length_tokens for tokens in filled)
@@ -354,7 +356,7 @@ def test_the_rows_are_those_of_best_fit_by_trying_every_row_and_no_two_could_be_
 @pytest.mark.parametrize("lengths", [[9], [0], [3, -1]])
 def test_a_sample_that_no_row_can_hold_is_refused(lengths):
     with pytest.raises(ValueError, match="1 to 8"):
-        batch_plan.pack_rows(np.array(lengths), 8)
+        batch_plan.pack_sequences(np.array(lengths), 8)
 
 
 @pytest.mark.parametrize(
@@ -400,9 +402,9 @@ def test_a_rows_mean_is_that_of_what_is_trained_on_and_turns_tokens_or_samples_i
         ("global_batch_tokens", "global_batch_samples"), means, strict=True
     ):
         assert (
-            in_rows(
+            with_batch_in_sequences(
                 config.model_copy(update={name: round(20 * mean)}), dataset
             ).global_batch_size
             == 20
         )
-    assert in_rows(config, dataset) is config
+    assert with_batch_in_sequences(config, dataset) is config

@@ -67,13 +67,13 @@ def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_ask
         oracles.micro_batches(dataset, config),
     )
     assert training.step.run(batches, 0.0).partial is None
-    partial = training.step.run(batches, 0.0, part_of_it=True).partial
+    partial = training.step.run(batches, 0.0, measure_partial=True).partial
     assert partial.share == pytest.approx(
         batches[0].predicted_tokens / sum(one.predicted_tokens for one in batches)
     )
     _, alone = oracles.gradients_of(training, batches[:1])
     assert float(partial.square) == pytest.approx(oracles.norm_of(alone) ** 2, rel=1e-5)
-    assert training.step.run(batches[:1], 0.0, part_of_it=True).partial is None
+    assert training.step.run(batches[:1], 0.0, measure_partial=True).partial is None
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
 from trainer.health import controller
-from trainer.health.controller import HealthController, agreed, tell
+from trainer.health.controller import HealthController, decode_requests, encode_requests
 from trainer.health.events import Action
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -22,7 +22,7 @@ def summed(*told):
 
 
 def said(rank, signal_number=None, *, over=False, save=False):
-    return tell(
+    return encode_requests(
         rank=rank, signal_number=signal_number, time_is_over=over, save_is_due=save
     )
 
@@ -43,7 +43,7 @@ def said(rank, signal_number=None, *, over=False, save=False):
 def test_signals_are_named_with_their_rank_or_number_and_explain_more_than_the_time(
     told, reason
 ):
-    assert agreed(summed(*told)) == (reason, False)
+    assert decode_requests(summed(*told)) == (reason, False)
 
 
 @given(
@@ -57,7 +57,7 @@ def test_training_stops_and_saves_exactly_when_some_rank_says_so(ranks):
         said(rank, number, over=over, save=due)
         for rank, (number, over, due) in enumerate(ranks)
     )
-    stop_reason, save_is_due = agreed(summed(*told))
+    stop_reason, save_is_due = decode_requests(summed(*told))
     assert (stop_reason is not None) == any(
         number is not None or over for number, over, _ in ranks
     )
@@ -112,7 +112,7 @@ def ordinary(controller_of, events, ranks):
         controller = controller_of(**health)
         for step in range(1, 21):
             add(controller, step, 2.0 + 0.01 * (step % 5))
-            assert controller.look().worst is None
+            assert controller.check().worst is None
         assert (events, ranks.gather.call_count) == ([], 0)
         return controller
 
@@ -128,8 +128,8 @@ def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(
     )
     controller.add(1, result, np.array([1]))
     result.grad_norm.zero_()
-    assert controller.look().worst.values["grad_norm"] == 1 + 2**-50
-    assert controller.look(all_of_them=True).worst is None
+    assert controller.check().worst.values["grad_norm"] == 1 + 2**-50
+    assert controller.check(wait_for_all=True).worst is None
     assert len(events) == 1
 
 
@@ -140,20 +140,20 @@ def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_a
     controller, read = controller_of(on_non_finite="skip"), []
     for step in range(1, 5):
         add(controller, step, math.nan, applied=False)
-        read.append(controller.look().at_step)
+        read.append(controller.check().at_step)
     assert read == [0, 0, 1, 2]
-    assert (controller.look(all_of_them=True).at_step, controller.skipped_steps) == (
+    assert (controller.check(wait_for_all=True).at_step, controller.skipped_steps) == (
         3,
         4,
     )
-    assert controller.look(all_of_them=True).at_step == 0
+    assert controller.check(wait_for_all=True).at_step == 0
 
 
 def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
     controller = ordinary()
     add(controller, 21, 50.0, samples=[7, 5])
     add(controller, 22, samples=[6])
-    verdict = controller.look()
+    verdict = controller.check()
     assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (
         Action.WARN,
         21,
@@ -176,7 +176,7 @@ def test_the_strongest_of_several_steps_rules(ordinary):
     # The first of them.
     for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):
         add(controller, step, loss, applied=False)
-    verdict = controller.look()
+    verdict = controller.check()
     assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)
     assert "the loss of step 22 is 50" in verdict.trouble.message
     assert verdict.trouble.next_step
@@ -188,11 +188,11 @@ def test_what_ranks_told_is_read_with_the_step(controller_of):
         (QUIET, said(0, save=True), said(0, signal.SIGTERM)), start=1
     ):
         add(controller, step, told=told)
-    verdict = controller.look()
-    assert (verdict.worst, verdict.stop_reason, verdict.save_asked_at) == (
+    verdict = controller.check()
+    assert (verdict.worst, verdict.stop_reason, verdict.save_requested_at) == (
         None,
         "SIGTERM on rank 0",
         2,
     )
     add(controller, 4, told=said(0, over=True))
-    assert "time limit" in controller.look().stop_reason
+    assert "time limit" in controller.check().stop_reason

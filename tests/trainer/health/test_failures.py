@@ -5,7 +5,7 @@ import torch
 from torch.distributed import DistBackendError, DistStoreError, TCPStore
 
 from trainer.__main__ import publish_failure, read_failure
-from trainer.distributed.ranks import lost_ranks
+from trainer.distributed.ranks import is_lost_rank_error
 from trainer.health.failures import explain, out_of_memory
 
 MIB = 2**20
@@ -146,7 +146,7 @@ def nccl(code, last=""):
     ],
 )
 def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_later):
-    assert (lost_ranks(error, rehearsed=False), lost_ranks(error)) == (
+    assert (is_lost_rank_error(error, rehearsed=False), is_lost_rank_error(error)) == (
         lost_at_first,
         lost_later,
     )

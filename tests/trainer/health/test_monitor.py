@@ -18,7 +18,7 @@ def monitor(**changes):
 
 
 def look(health, step, loss=2.0, grad_norm=0.5, *, applied=True):
-    return health.look(step, loss=loss, grad_norm=grad_norm, applied=applied)
+    return health.check(step, loss=loss, grad_norm=grad_norm, applied=applied)
 
 
 def as_the_device(health, step, loss=2.0, grad_norm=0.5, limits=None):

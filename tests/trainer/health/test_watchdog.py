@@ -77,7 +77,7 @@ def test_signals_that_come_within_a_second_are_one_request_that_is_noted_and_the
     process, tmp_path
 ):
     one = process(
-        "time.sleep(0.7)\nprint(watching.asked_by,"
+        "time.sleep(0.7)\nprint(watching.first_signal,"
         " watching.step)\nwatching.stop()\nsys.exit(9)"
     )
     one.send_signal(signal.SIGUSR1)
@@ -100,8 +100,8 @@ def test_a_terminal_that_goes_asks_to_leave_but_not_under_nohup(
     process, handler, heard
 ):
     one = process(
-        "while watching.asked_by is None:"
-        " time.sleep(0.01)\nprint(watching.asked_by)\nwatching.stop()",
+        "while watching.first_signal is None:"
+        " time.sleep(0.01)\nprint(watching.first_signal)\nwatching.stop()",
         before=f"import signal; signal.signal(signal.SIGHUP, signal.SIG_{handler})\n",
     )
     one.send_signal(signal.SIGHUP)
@@ -114,7 +114,7 @@ def test_a_terminal_that_goes_asks_to_leave_but_not_under_nohup(
 def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(
     process, tmp_path, number
 ):
-    one = process("while watching.asked_by is None: time.sleep(0.01)\nsleep_in_c()")
+    one = process("while watching.first_signal is None: time.sleep(0.01)\nsleep_in_c()")
     one.send_signal(number)
     time.sleep(1.6)
     one.send_signal(number)
@@ -250,9 +250,9 @@ def test_a_budget_is_over_when_saving_and_leaving_would_be_late_for_the_nearer_e
     budget = TimeBudget(stop_after_s, 450.0, slurm_left_s)  # the process began 50 s ago
     now[0] += min(left_s, 1e12) - 17.1
     # One and a half saves, and 2 s to leave.
-    assert not budget.over(save_s=10.0, evaluation_due=False)
+    assert not budget.is_over(save_s=10.0, evaluation_due=False)
     now[0] += 0.2
-    assert budget.over(save_s=10.0, evaluation_due=False) == (left_s < math.inf)
+    assert budget.is_over(save_s=10.0, evaluation_due=False) == (left_s < math.inf)
 
 
 def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reserved(
@@ -265,7 +265,7 @@ def test_the_slowest_of_the_recent_steps_and_an_evaluation_that_is_due_are_reser
 
     def over_in(seconds):
         now[0] += seconds
-        return [budget.over(save_s=0.0, evaluation_due=due) for due in (False, True)]
+        return [budget.is_over(save_s=0.0, evaluation_due=due) for due in (False, True)]
 
     assert over_in(50 - 38 - 0.1) == [False, True]
     budget.step_s.append(1.0)  # the slow one is long ago

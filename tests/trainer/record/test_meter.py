@@ -18,7 +18,7 @@ from trainer.health.monitor import (
     centre_and_scatter,
     level_and_scatter,
     median_and_error,
-    middle,
+    median_of_sorted,
 )
 from trainer.record.meter import (
     ROWS,
@@ -54,7 +54,7 @@ def test_a_row_holds_the_interval_since_the_last(rig):
     for _ in range(2):
         taken = meter.take(batches, 2)
         tokens += sum(batch.non_padding_tokens for batch in taken)
-        meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
+        meter.add(taken, training.step.run(taken, 1e-3, measure_partial=True))
     row = _close(meter)
     assert (row.non_padding_tokens, row.padded_tokens) == (round(tokens / 2), 8 * 64)
     assert row.packing_efficiency == pytest.approx(tokens / (2 * 8 * 64))
@@ -102,7 +102,7 @@ def test_numbers_that_are_none_and_a_share_of_no_known_peak_are_missing_from_the
 def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
     training, meter, batches = rig
     taken = meter.take(batches, 2)
-    meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
+    meter.add(taken, training.step.run(taken, 1e-3, measure_partial=True))
     _close(meter)
     before = meter.noise.parts
     assert before != [0.0, 0.0]
@@ -358,7 +358,7 @@ def test_what_stays_within_the_bounds_is_never_said(share, ratios):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_the_middle_is_the_median(values):
-    assert middle(sorted(values)) == pytest.approx(statistics.median(values))
+    assert median_of_sorted(sorted(values)) == pytest.approx(statistics.median(values))
 
 
 @pytest.mark.parametrize("seed", range(5))
